@@ -1,0 +1,112 @@
+"""Devices: from what a user types to one torch device per worker.
+
+`--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible ones),
+``cuda:1``, ``mps``. Workers are dealt over the list in turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quorate.errors import SettingError
+
+MOST_CPU_WORKERS = 8
+
+
+def worker_devices(
+    devices: str | Sequence[str] | None, workers: int | None
+) -> tuple[torch.device, ...]:
+    """One device per worker.
+
+    Args:
+        devices: names, as a list or separated by commas; None means every visible GPU, or the CPU
+            with one worker per core, at most 8.
+        workers: how many workers there are; None means one per entry.
+
+    Raises:
+        SettingError: an unknown or absent device, or a number of workers below one.
+    """
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
+        raise SettingError("workers", workers, "a whole number >= 1", "say how many workers")
+    if workers is not None and workers < 1:
+        raise SettingError("workers", workers, "at least 1", "leave it out for one per device")
+    if devices is None:
+        listed = _default_devices(workers)
+    else:
+        names = devices.split(",") if isinstance(devices, str) else list(devices)
+        listed = [device for name in names for device in _parse(str(name).strip())]
+        if not listed:
+            raise SettingError("devices", devices, "at least one device", "name one: cpu, cuda:0")
+    count = len(listed) if workers is None else workers
+    return tuple(listed[i % len(listed)] for i in range(count))
+
+
+def describe(devices: Sequence[torch.device]) -> str:
+    """``2 cpu workers``, ``cuda:0, cuda:1 x 2``: how many workers on what."""
+    counts = Counter(map(str, devices))
+    if len(counts) == 1:
+        (name, count), *_ = counts.items()
+        return f"{count} {name} worker{'s' if count > 1 else ''}"
+    listed = ", ".join(n if c == 1 else f"{n} x {c}" for n, c in counts.items())
+    return f"{len(devices)} workers on {listed}"
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on the device: tensors, lists, tuples, dicts, nested."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return type(batch)({name: move(value, device) for name, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device) for value in batch)
+    return batch
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _default_devices(workers: int | None) -> list[torch.device]:
+    if torch.cuda.is_available():
+        return _parse("cuda")
+    cores = min(usable_cores(), MOST_CPU_WORKERS)
+    return [torch.device("cpu")] * (cores if workers is None else 1)
+
+
+def _parse(name: str) -> list[torch.device]:
+    known = "cpu, cuda, cuda:N, mps or another device of this torch build"
+    if "+" in name:
+        raise SettingError(
+            "devices", name, "one device per replica", "a replica over several is not supported yet"
+        )
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError("devices", name, known, "check the spelling") from None
+    if device.type == "cpu":
+        if device.index:
+            raise SettingError("devices", name, "cpu", "there is one CPU; see --workers")
+        return [torch.device("cpu")]
+    try:
+        count = torch.get_device_module(device).device_count()
+    except (AttributeError, RuntimeError):
+        count = 0
+    if count == 0:
+        raise SettingError(
+            "devices", name, known, f"torch {torch.__version__} sees no {device.type} device here"
+        )
+    if device.index is None:
+        return [torch.device(device.type, index) for index in range(count)]
+    if device.index >= count:
+        raise SettingError(
+            "devices", name, f"{device.type}:0 to {device.type}:{count - 1}", "name one that exists"
+        )
+    return [device]

@@ -1,0 +1,67 @@
+"""The exceptions of quorate, drawn as a tree.
+
+    QuorateError
+    ├── UserError            the user can mend it: one line, exit code 2
+    │   ├── SettingError     an option: name, got, expected, what to do
+    │   ├── DataError        a dataset or a file: where, got, expected
+    │   ├── LossError        what the loss function returned
+    │   └── CheckpointError  a saved state that is damaged or does not fit
+    └── ProtocolError        a transport broke the coordinator's rules: a bug, with the last events
+
+An exception raised by the user's own code is none of these: it reaches the caller as it is, with a
+note (PEP 678) that says worker, step, shard and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class QuorateError(Exception):
+    """Whatever quorate itself raises."""
+
+
+class UserError(QuorateError):
+    """A mistake that the user can mend. The message is one line; commands exit with 2."""
+
+
+class SettingError(UserError):
+    """An option has a value that cannot work."""
+
+    def __init__(self, name: str, got: object, expected: str, fix: str) -> None:
+        super().__init__(f"{name}: got {got!r}, expected {expected}; {fix}")
+        self.name = name
+
+
+class DataError(UserError):
+    """A dataset or a data file is not what it should be."""
+
+    def __init__(
+        self,
+        where: str | Path,
+        *,
+        got: object,
+        expected: object,
+        offset: int | None = None,
+        fix: str = "",
+    ) -> None:
+        at = "" if offset is None else f" at byte {offset:,}"
+        cure = f"; {fix}" if fix else ""
+        super().__init__(f"{where}{at}: got {got}, expected {expected}{cure}")
+
+
+class LossError(UserError):
+    """The loss function returned something that cannot be trained on."""
+
+
+class CheckpointError(UserError):
+    """A saved state is damaged, or does not fit this model and these settings."""
+
+
+class ProtocolError(QuorateError):
+    """An event that cannot happen in the coordinator's present state."""
+
+    def __init__(self, message: str, events: Iterable[object]) -> None:
+        trail = "\n".join(f"  {event}" for event in events)
+        super().__init__(f"{message}\nlast events, oldest first:\n{trail}")

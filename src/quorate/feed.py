@@ -1,0 +1,226 @@
+"""The feed: rows of the dataset, fetched ahead of the shards that need them.
+
+A sample's randomness is keyed by (seed, epoch, sample index): while ``dataset[i]`` runs, torch's
+default generator, Python's ``random`` and NumPy's global generator are seeded for that sample, in
+whichever thread or process it is loaded. So a shard that is loaded twice is the same twice.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import default_collate as torch_collate
+
+from quorate.errors import DataError
+from quorate.keys import key
+from quorate.plan import Plan, Rows
+from quorate.streams import Stream, Turns
+
+Collate = Callable[[list[Any]], Any]
+Ticket = tuple[int, int]  # (step, shard)
+
+
+class Batch(NamedTuple):
+    """The rows of one shard."""
+
+    rows: Rows  # (b,) int64, indices into the dataset
+    data: Any  # what collate made of them
+
+
+def length(dataset: Any, name: str = "the dataset") -> int:
+    """Its number of rows.
+
+    Raises:
+        DataError: it is no map-style dataset, or is empty.
+    """
+    map_style = "a map-style dataset, with __getitem__ and __len__"
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, torch.utils.data.IterableDataset):
+        raise DataError(name, got=type(dataset).__name__, expected=map_style)
+    try:
+        rows = len(dataset)
+    except (TypeError, NotImplementedError):
+        got = f"{type(dataset).__name__} without a length"
+        raise DataError(name, got=got, expected=map_style) from None
+    if rows == 0:
+        raise DataError(name, got="0 rows", expected="at least one row")
+    return rows
+
+
+class Source:
+    """Loads the rows of any shard: a pure function of (step, shard)."""
+
+    def __init__(self, dataset: Any, plan: Plan, collate: Collate | None = None) -> None:
+        self._dataset = dataset
+        self.plan = plan
+        self._collate = collate or torch_collate
+        self._tensors = type(dataset) is TensorDataset and collate is None
+        self._turns = Turns()
+        self._draws = False  # from torch's generator
+        self._lock = threading.Lock()  # a dataset need not be thread-safe: one file, one position
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def load(self, ticket: Ticket) -> Batch:
+        """Fetch and collate one shard's rows; may raise whatever the dataset raises."""
+        rows = self.plan.shard(*ticket)
+        if self._tensors:
+            index = torch.from_numpy(rows)
+            return Batch(rows, [tensor[index] for tensor in self._dataset.tensors])
+        with self._lock, Stream() as stream:
+            return Batch(rows, self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
+
+    def _load(self, ticket: Ticket, stream: Stream, reseed: Callable[[int], None]) -> Any:
+        step, shard = ticket
+        rows, epoch = self.plan.shard(step, shard).tolist(), self.plan.epoch(step)
+        seed = self.plan.seed
+
+        def rekey(*parts: int | str) -> None:
+            reseed(key(*parts))
+            stream.reseed(key(*parts))
+
+        rekey("rows", seed, step, shard)
+        samples = self._load_together(rows)
+        if samples is None or stream.drawn:
+            # Samples that draw are loaded one by one, so that each has a stream of its own.
+            self._draws = self._draws or stream.drawn
+            samples = []
+            for row in rows:
+                rekey("sample", seed, epoch, row)
+                try:
+                    samples.append(self._dataset[row])
+                except Exception as error:
+                    error.add_note(f"quorate: while loading row {row} of the dataset")
+                    raise
+        rekey("collate", seed, step, shard)
+        return self._collate(samples)
+
+    def _load_together(self, rows: list[int]) -> list[Any] | None:
+        fetch = getattr(self._dataset, "__getitems__", None)
+        if fetch is None or self._draws or self._turns.taken:
+            return None
+        samples: list[Any] = fetch(rows)
+        return samples
+
+
+class Feed:
+    """Loads shards ahead of their use, in the order of the tickets.
+
+    Args:
+        source: what loads them.
+        tickets: the shards in the order in which they will be wanted.
+        ahead: how many shards are held ready at most.
+        loader_workers: processes that load; 0 means a thread of this process. Turn it up if rows
+            take long to decode and the workers wait for input.
+
+    ``take`` may be called by any thread; ``close`` ends the thread and the processes.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        tickets: Iterable[Ticket],
+        *,
+        ahead: int,
+        loader_workers: int = 0,
+    ) -> None:
+        self._source = source
+        self._ahead = ahead
+        self._ready: dict[Ticket, Batch | Exception] = {}
+        self._loaded: Ticket = (-1, -1)  # the last one put into _ready
+        self._ended = False
+        self._changed = threading.Condition()
+        # DataLoader's processes start here, in the caller's thread and before the workers'
+        # threads: a fork of a process with running threads can inherit a lock that stays locked.
+        self._loads = _loads(source, tickets, loader_workers)
+        self._thread = threading.Thread(target=self._run, name="quorate-feed", daemon=True)
+        self._thread.start()
+
+    def take(self, ticket: Ticket) -> Batch:
+        """The rows of a shard; waits for them if need be.
+
+        A shard that was taken before (its worker died, or is slow) is loaded again, by the caller.
+        """
+        with self._changed:
+            while ticket > self._loaded and not self._ended:
+                self._changed.wait()
+            found = self._ready.pop(ticket, None)
+            for old in [t for t in self._ready if t[0] < ticket[0]]:
+                del self._ready[old]  # of a step that is over: nobody will come for it
+            self._changed.notify_all()
+        if found is None:
+            return self._source.load(ticket)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._ready.clear()
+
+    def _run(self) -> None:
+        try:
+            for ticket, batch in self._loads:
+                with self._changed:
+                    while len(self._ready) >= self._ahead and not self._ended:
+                        self._changed.wait()
+                    if self._ended:
+                        return
+                    self._ready[ticket], self._loaded = batch, ticket
+                    self._changed.notify_all()
+        finally:
+            self._loads.close()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+
+def _loads(
+    source: Source, tickets: Iterable[Ticket], loader_workers: int
+) -> Generator[tuple[Ticket, Batch | Exception]]:
+    """Load one ticket after the other; what a dataset raises takes the place of its batch."""
+    attempt = _Attempt(source)
+    if not loader_workers:
+        return (attempt[ticket] for ticket in tickets)
+    loader = DataLoader(
+        attempt,
+        sampler=tickets,  # type: ignore[arg-type]  # any iterable will do without a length
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=loader_workers,
+        worker_init_fn=_ignore_interrupt,
+        generator=torch.Generator(),  # else the process-wide one is drawn from
+    )
+    iterator = iter(loader)
+    return (load for load in iterator)
+
+
+class _Attempt(Dataset[tuple[Ticket, "Batch | Exception"]]):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getitem__(self, ticket: Ticket) -> tuple[Ticket, Batch | Exception]:
+        try:
+            return ticket, self._source.load(ticket)
+        except Exception as error:  # the edge of a thread or process: raised again by take()
+            return ticket, error
+
+
+def _as_it_is(load: Any) -> Any:
+    return load
+
+
+def _ignore_interrupt(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal; the coordinator alone decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,92 @@
+"""The shard plan: which rows of the dataset step t, shard s computes. Pure integers.
+
+Idea 5 of the design: position is a pure function. The order of epoch e depends on (seed, e) alone,
+the rows of step t are a slice of it, and the rows of a shard are a slice of those. Nothing here
+knows how many devices there are, so a resume, another device count or a reissued shard need no
+state beyond the step.
+
+Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quorate.keys import key
+
+Rows = NDArray[np.int64]
+
+
+def permutation(rows: int, seed: int, epoch: int) -> Rows:
+    """The order of an epoch: a permutation of 0..rows-1, int64, the same on every machine.
+
+    Row numbers are sorted by SplitMix64 hashes (Steele, Lea & Flood, OOPSLA 2014) of their number,
+    started from the epoch's key. A library's own shuffle may change between its releases, and a
+    resume on a newer one would then repeat some rows and miss others.
+    """
+    state = np.uint64(key("epoch", seed, epoch)) + np.arange(1, rows + 1, dtype=np.uint64) * (
+        np.uint64(0x9E3779B97F4A7C15)
+    )
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return np.argsort(state, kind="stable").astype(np.int64, copy=False)
+
+
+class Plan:
+    """Rows of every step and shard of a run over one dataset.
+
+    The last batch of an epoch has the rows that are left, so each row counts once per epoch. A
+    batch of fewer rows than shards has one shard per row.
+    """
+
+    def __init__(
+        self, *, rows: int, batch_size: int, shards: int, seed: int = 0, shuffle: bool = True
+    ) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+        self.shards = shards
+        self.seed = seed
+        self.shuffle = shuffle
+        self.steps_per_epoch = -(-rows // batch_size)
+        # The two newest epochs: the feed reads ahead across the border between them.
+        self._order = lru_cache(maxsize=2)(self._make_order)
+
+    def epoch(self, step: int) -> int:
+        """The epoch that step t belongs to, from 0."""
+        return step // self.steps_per_epoch
+
+    def batch_rows(self, step: int) -> int:
+        """B of step t: ``batch_size``, or what is left at the end of an epoch."""
+        start = step % self.steps_per_epoch * self.batch_size
+        return min(self.batch_size, self.rows - start)
+
+    def shards_of(self, step: int) -> int:
+        """V of step t: ``shards``, or B where that is less."""
+        return min(self.shards, self.batch_rows(step))
+
+    def batch(self, step: int) -> Rows:
+        """The rows of step t in order, (B,) int64."""
+        start = step % self.steps_per_epoch * self.batch_size
+        return self._order(self.epoch(step))[start : start + self.batch_size]
+
+    def shard(self, step: int, shard: int) -> Rows:
+        """The rows of shard s of step t: [s*B//V, (s+1)*B//V) of the batch."""
+        b, v = self.batch_rows(step), self.shards_of(step)
+        return self.batch(step)[shard * b // v : (shard + 1) * b // v]
+
+    def _make_order(self, epoch: int) -> Rows:
+        if self.shuffle:
+            return permutation(self.rows, self.seed, epoch)
+        return np.arange(self.rows, dtype=np.int64)
+
+
+def abridged(rows: Rows, most: int = 8) -> str:
+    """Row numbers for a message: ``[4, 17, 2, ... 64 in all]``."""
+    shown = ", ".join(map(str, rows[:most].tolist()))
+    return f"[{shown}{f', ... {len(rows)} in all' if len(rows) > most else ''}]"

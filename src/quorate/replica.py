@@ -1,0 +1,265 @@
+"""A replica: a copy of the model that computes shards, one at a time.
+
+A shard is computed alone. Its random stream is seeded by (seed, step, shard), its BatchNorm
+statistics are those of its own rows, its gradient is weighted by its own weight. So it does not
+matter which replica computes it, when, or how often.
+
+Legend: V shards of a step, P elements of the flat parameter vector.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+from quorate import devices, loss
+from quorate.errors import LossError, SettingError
+from quorate.flat import Flat
+from quorate.loss import Loss, Outcome
+from quorate.shard_sum import ShardSum
+from quorate.streams import Stream, Turns
+
+
+def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that want a gradient, by the user's names; tied ones once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def bind(model: torch.nn.Module, flat: Flat) -> None:
+    """Make the model's trainable parameters views of the flat vectors."""
+    for name, parameter in trainable(model).items():
+        parameter.data = flat.views[name]
+
+
+class Buffers:
+    """The buffers of one module, as vectors: floating-point ones, and the bytes of all others."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        slots = [
+            (module, name)
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer is not None
+        ]
+        seen: set[int] = set()
+        self._floats: list[tuple[torch.nn.Module, str]] = []
+        self._others: list[tuple[torch.nn.Module, str]] = []
+        for module, name in slots:
+            buffer = module._buffers[name]
+            assert buffer is not None
+            if id(buffer) in seen:
+                continue
+            seen.add(id(buffer))
+            (self._floats if buffer.is_floating_point() else self._others).append((module, name))
+
+    def floats(self) -> list[torch.Tensor]:
+        return [_buffer(*slot) for slot in self._floats]
+
+    def others(self) -> list[torch.Tensor]:
+        return [_buffer(*slot) for slot in self._others]
+
+    def copy_(self, source: Buffers) -> None:
+        """Take the values of the same model's buffers elsewhere."""
+        for mine, theirs in ((self.floats(), source.floats()), (self.others(), source.others())):
+            if mine:
+                torch._foreach_copy_(mine, theirs)
+
+    def weighted(self, weight: float) -> torch.Tensor | None:
+        """weight * values of the floating-point buffers, one float64 vector.
+
+        In float64 the product of a float32 value and a row count, and sums of such, are exact, so
+        that a buffer that no shard changed (a table of positions) comes back bit for bit.
+        """
+        values = self.floats()
+        if not values:
+            return None
+        return torch.cat([v.reshape(-1).to(torch.float64) for v in values]).mul_(weight)
+
+    def counts(self) -> torch.Tensor | None:
+        """The bytes of all other buffers."""
+        values = self.others()
+        if not values:
+            return None
+        return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
+
+    def set(self, floats: torch.Tensor | None, counts: torch.Tensor | None) -> None:
+        """Take values as ``weighted(1.0)`` and ``counts()`` would give them."""
+        if floats is not None:
+            values = self.floats()
+            parts = floats.split([v.numel() for v in values])
+            for value, part in zip(values, parts, strict=True):
+                value.copy_(part.view(value.shape))
+        if counts is not None:
+            values = self.others()
+            parts = counts.split([v.numel() * v.element_size() for v in values])
+            for value, part in zip(values, parts, strict=True):
+                value.copy_(part.clone().view(value.dtype).view(value.shape))
+
+
+class Replica:
+    """One copy of the model on one device.
+
+    Args:
+        model: the user's model, the coordinator's; its buffers are read before every shard.
+        parameters: its trainable parameters. A replica on the same device reads them where they
+            are: they change only while no replica computes.
+        loss: the user's loss function.
+        turns: one for all replicas of the process.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Flat,
+        device: torch.device,
+        *,
+        loss: Loss,
+        turns: Turns,
+    ) -> None:
+        self.device = device
+        self._loss = loss
+        self._flat = parameters if parameters.device == device else parameters.layout.new(device)
+        self.model = _copy_of(model, self._flat)
+        self._trainable = trainable(self.model)
+        self._buffers = Buffers(self.model)
+        self._source_buffers = Buffers(model)
+        self._turns = turns
+        self._generator_lock = _lock_of(device)
+        self._free: list[Flat] = []
+        self._version: object = None
+
+    def pull(self, parameters: Flat, version: object) -> None:
+        """Compute from these parameters from now on: the coordinator's, or the averaged ones.
+
+        Those on this replica's device are read where they are; others are copied, once a version.
+        """
+        if parameters.device == self.device:
+            if self._flat is not parameters:
+                bind(self.model, parameters)
+                self._flat = parameters
+        elif version != self._version:
+            self._flat.copy_(parameters)
+            self._version = version
+
+    def gradient(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
+        """Forward and backward over one shard.
+
+        Args:
+            batch: the collated rows, on the host.
+            rows: how many they are: the weight, unless the loss function says otherwise.
+            stream: the calling thread's.
+            seed: of the shard, 64 bits.
+
+        Returns:
+            The shard's weighted sums. Its gradient vectors are this replica's: give them back with
+            ``recycle``.
+        """
+        batch = devices.move(batch, self.device)
+        self.model.train()
+
+        def compute(reseed: Callable[[int], None]) -> tuple[Outcome, dict[str, torch.Tensor]]:
+            reseed(seed)
+            self._reseed(stream, seed)
+            self._buffers.copy_(self._source_buffers)
+            outcome = loss.read(self._loss(self.model, batch), rows=rows, training=True)
+            if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
+                torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(outcome.weight))
+            return outcome, self._take_grads()
+
+        with self._generator_lock:
+            outcome, grads = self._turns.run(compute)
+        if outcome.weight > 0 and not grads:
+            raise LossError(
+                "the loss has no gradient with respect to the model it was given; use the `model` "
+                "argument of the loss function and not a model from outside it"
+            )
+        gradient = self._free.pop() if self._free else self._flat.layout.new(self.device)
+        gradient.fill(grads)
+        return ShardSum(
+            weight=outcome.weight,
+            metrics=outcome.weighted(),
+            gradient=gradient,
+            buffers=self._buffers.weighted(outcome.weight),
+            counts=self._buffers.counts(),
+            missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
+        )
+
+    def evaluation(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
+        """Forward over one shard in evaluation mode, without gradient."""
+        batch = devices.move(batch, self.device)
+        self.model.eval()
+
+        def compute(reseed: Callable[[int], None]) -> Outcome:
+            reseed(seed)
+            self._reseed(stream, seed)
+            self._buffers.copy_(self._source_buffers)
+            return loss.read(self._loss(self.model, batch), rows=rows, training=False)
+
+        with self._generator_lock, torch.no_grad():
+            outcome = self._turns.run(compute)
+        return ShardSum(weight=outcome.weight, metrics=outcome.weighted())
+
+    def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
+        """left + right, in the memory of left; that of right is used again."""
+        left.add(right)
+        self.recycle(right)
+        return left
+
+    def recycle(self, shard_sum: ShardSum) -> None:
+        """Take back the memory of a sum that nobody reads any more."""
+        if shard_sum.gradient is not None:
+            self._free.append(shard_sum.gradient)
+            shard_sum.gradient = None
+
+    def _take_grads(self) -> dict[str, torch.Tensor]:
+        """The gradients by name; the parameters have none afterwards.
+
+        Backward into an absent .grad takes over the tensor it computed, without an addition.
+        """
+        grads = {n: p.grad for n, p in self._trainable.items() if p.grad is not None}
+        for parameter in self._trainable.values():
+            parameter.grad = None
+        return grads
+
+    def _reseed(self, stream: Stream, seed: int) -> None:
+        stream.reseed(seed)
+        if self.device.type != "cpu":
+            with torch.accelerator.device_index(self.device.index or 0):
+                torch.get_device_module(self.device).manual_seed(seed)
+
+
+@cache
+def _lock_of(device: torch.device) -> AbstractContextManager[object]:
+    """Replicas on one accelerator share its generator, and so compute their shards in turn.
+
+    The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
+    """
+    return nullcontext() if device.type == "cpu" else threading.Lock()
+
+
+def _copy_of(model: torch.nn.Module, parameters: Flat) -> torch.nn.Module:
+    """A deep copy whose trainable parameters are views of the flat vectors."""
+    memo: dict[int, Any] = {
+        id(p): torch.nn.Parameter(parameters.views[name]) for name, p in trainable(model).items()
+    }
+    try:
+        return copy.deepcopy(model, memo).to(parameters.device)
+    except Exception as error:
+        raise SettingError(
+            "model",
+            type(model).__name__,
+            "a module that copy.deepcopy can copy, as every worker has a copy of its own",
+            f"deepcopy said: {error}",
+        ) from error
+
+
+def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
+    buffer = module._buffers[name]
+    assert buffer is not None
+    return buffer

@@ -1,0 +1,71 @@
+"""Settings from outside the script: options of ``quorate run``, and the environment.
+
+What a user types at the command beats what the script passes to ``Trainer``. The environment is
+read here and nowhere else, and never written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quorate.errors import SettingError
+
+T = TypeVar("T")
+
+_overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides", default={})
+
+
+@contextmanager
+def overriding(options: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block every ``Trainer`` gets these options, whatever the script passes."""
+    token = _overrides.set(options)
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+def setting(name: str, passed: T) -> T:
+    """The value of an option: the command's, if one was given, else the script's."""
+    value: T = _overrides.get().get(name, passed)
+    return value
+
+
+def whole(name: str, value: object, *, least: int) -> int:
+    """Check a whole number.
+
+    Raises:
+        SettingError: it is no ``int``, or too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingError(name, value, f"a whole number >= {least}", f"pass {name} as an int")
+    if value < least:
+        raise SettingError(name, value, f"a whole number >= {least}", "choose a larger one")
+    return value
+
+
+def real(name: str, value: object, *, above: float, below: float = float("inf")) -> float:
+    """Check a real number between two bounds, both excluded.
+
+    Raises:
+        SettingError: it is no number, or out of bounds.
+    """
+    expected = f"a number > {above:g}" + ("" if below == float("inf") else f" and < {below:g}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SettingError(name, value, expected, f"pass {name} as a float")
+    if not above < value < below:
+        raise SettingError(name, value, expected, "choose one between the bounds")
+    return float(value)
+
+
+def data_dir() -> Path:
+    """Where downloaded data is cached: QUORATE_DATA, else the user's cache directory."""
+    if chosen := os.environ.get("QUORATE_DATA"):
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "quorate"

@@ -1,0 +1,88 @@
+"""The state of training: what the coordinator holds, and what a checkpoint saves."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+
+from quorate.flat import Flat, Layout
+from quorate.optimizer import FlatOptimizer, OptimizerFactory
+from quorate.replica import Buffers, bind, trainable
+from quorate.update import Average, Schedule, Update
+
+
+class State:
+    """Parameters, buffers, optimizer, schedule and average of one model, after some updates.
+
+    Args:
+        model: the user's; its trainable parameters become views of flat vectors on ``device``.
+
+    The other arguments are those of ``Trainer``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        *,
+        optimizer: OptimizerFactory,
+        schedule: Schedule | None,
+        clip_norm: float | None,
+        ema_decay: float | None,
+    ) -> None:
+        self.model = model.to(device)
+        self.global_step = 0  # updates applied so far
+        parameters = trainable(model)
+        self.parameters = Layout(parameters.items()).new(device)
+        for name, parameter in parameters.items():
+            self.parameters.views[name].copy_(parameter.detach())
+        bind(model, self.parameters)
+        self.buffers = Buffers(model)
+        self.optimizer = FlatOptimizer(optimizer, model, self.parameters)
+        self.average = None if ema_decay is None else Average(ema_decay, self.parameters)
+        self.update = Update(
+            self.optimizer,
+            self.buffers,
+            clip_norm=clip_norm,
+            schedule=schedule,
+            average=self.average,
+        )
+
+    def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
+        """The model's state dict under the user's own names: tensors only, in its order.
+
+        Args:
+            parameters: others of the same layout in the place of the plain ones.
+        """
+        found = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
+        if parameters is None:
+            return found
+        own = {id(p): name for name, p in trainable(self.model).items()}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if name in found and id(parameter) in own:  # a tied one is there under each name
+                found[name] = parameters.views[own[id(parameter)]]
+        return found
+
+    def averaged_model(self) -> torch.nn.Module | None:
+        """A copy of the model with the averaged parameters, or None without an average."""
+        if self.average is None:
+            return None
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(self.tensors(self.average.shadow), strict=False)
+        return model
+
+    def go_to(self, global_step: int) -> None:
+        """Bring the schedule to where it is after so many updates.
+
+        A learning rate is a function of the update count alone: the count is replayed, and the
+        checkpoint need not know how a scheduler remembers it.
+        """
+        self.global_step = global_step
+        if self.update.scheduler is not None:
+            with warnings.catch_warnings():
+                # torch expects an optimizer step between two of a schedule.
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+                for _ in range(global_step):
+                    self.update.scheduler.step()

@@ -1,0 +1,214 @@
+"""Random streams: a thread's own default generator, and turns on the generators a process shares.
+
+torch's default CPU generator is one per process. Two towers that draw dropout masks from it get
+masks that depend on who was first. A ``Stream`` gives the thread that enters it a generator of its
+own: every random operation of torch that this thread runs without naming a generator draws from
+the stream, also deep inside C++ (the dropout of an LSTM) and in a backward pass on the CPU. Other
+threads are untouched, and the lock of the process-wide generator, which makes towers wait for each
+other, is not taken.
+
+Python's ``random`` and NumPy's legacy functions cannot be given to a thread. ``Turns`` notices code
+that draws from them, so that such code, and only such code, takes turns.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from functools import cache
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+# The operations that draw random numbers on the CPU, with the position of their generator: every
+# other random operation (dropout, lstm, randn, kaiming_uniform_, ...) is made of these. A test
+# compares the list with the operators of the torch that is installed.
+RANDOM_OPERATORS: dict[str, int] = {
+    "_sample_dirichlet": 1,
+    "_standard_gamma": 1,
+    "bernoulli.out": 1,
+    "bernoulli_.Tensor": 2,
+    "bernoulli_.float": 2,
+    "binomial": 2,
+    "cauchy_": 3,
+    "exponential_": 2,
+    "geometric_": 2,
+    "log_normal_": 3,
+    "multinomial": 3,
+    "multinomial.out": 3,
+    "normal.Tensor_Tensor": 2,
+    "normal.Tensor_Tensor_out": 2,
+    "normal.Tensor_float": 2,
+    "normal.Tensor_float_out": 2,
+    "normal.float_Tensor": 2,
+    "normal.float_Tensor_out": 2,
+    "normal_": 3,
+    "poisson": 1,
+    "random_": 1,
+    "random_.from": 3,
+    "random_.to": 2,
+    "randperm.generator_out": 1,
+    "rrelu_with_noise": 5,
+    "rrelu_with_noise.out": 5,
+    "rrelu_with_noise_": 5,
+    "uniform_": 3,
+}
+
+# A dispatch key that torch itself uses only while torch.export traces, and that a thread can switch
+# on for itself: operators without a kernel for it pass through at no cost.
+_KEY = "PreDispatch"
+
+_local = threading.local()
+
+T = TypeVar("T")
+
+
+class Stream:
+    """The default CPU generator of one thread, for as long as that thread is inside it.
+
+    Example:
+        with Stream() as stream:
+            stream.reseed(key("shard", seed, step, shard))
+            model(x)    # draws from the stream
+
+    Must be entered and left by the same thread. ``torch.manual_seed``, ``get_rng_state`` and
+    ``fork_rng`` (and so ``torch.utils.checkpoint``) mean the stream while a thread is inside.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator()
+        self._seed: int | None = None
+
+    def reseed(self, seed: int) -> None:
+        """Start over from a 64-bit key. Costs nothing until something is drawn."""
+        self._seed = seed
+
+    @property
+    def drawn(self) -> bool:
+        """Whether anything was drawn since ``reseed``."""
+        return self._seed is None
+
+    @property
+    def generator(self) -> torch.Generator:
+        if self._seed is not None:
+            self._generator.manual_seed(self._seed)
+            self._seed = None
+        return self._generator
+
+    def __enter__(self) -> Stream:
+        _intercept()
+        self._guard = torch._C._IncludeDispatchKeyGuard(getattr(torch._C.DispatchKey, _KEY))
+        self._guard.__enter__()
+        self._outer = getattr(_local, "stream", None)
+        _local.stream = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _local.stream = self._outer
+        self._guard.__exit__(kind, error, trace)
+
+
+class _ThreadDefault:
+    """Stands where ``torch.random`` keeps the default generator: the thread's stream, if any."""
+
+    def __init__(self, process_wide: torch.Generator) -> None:
+        self._process_wide = process_wide
+
+    def __getattr__(self, name: str) -> Any:
+        stream = getattr(_local, "stream", None)
+        return getattr(self._process_wide if stream is None else stream.generator, name)
+
+
+@cache
+def _intercept() -> torch.library.Library:
+    """Register, once per process, the kernels that streams are made of.
+
+    They run only in threads that switched their dispatch key on, so there is nothing to undo.
+    """
+    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901 - kept for the process's life
+    off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+    for name, position in RANDOM_OPERATORS.items():
+        packet, _, overload = name.partition(".")
+        if not hasattr(torch.ops.aten, packet):
+            continue  # another torch: the test of this list says which operators it has
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(name, _kernel(operator, position, off), _KEY)
+    torch.random.default_generator = _ThreadDefault(torch.random.default_generator)  # type: ignore[assignment]
+    return library
+
+
+def _kernel(operator: Any, position: int, off: torch._C.DispatchKeySet) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:  # the generator came by position
+            args, kwargs["generator"] = args[:position], args[position]
+        if kwargs.get("generator") is None:
+            first = next((a for a in args if isinstance(a, torch.Tensor)), kwargs.get("out"))
+            if first is None or first.device.type == "cpu":
+                kwargs["generator"] = _local.stream.generator
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            return operator(*args, **kwargs)
+
+    return draw
+
+
+class Turns:
+    """Lets code that draws from the process's shared generators (Python's ``random``, NumPy's
+    legacy functions) do so repeatably, whatever other threads do.
+
+    One ``Turns`` watches one kind of code: a model, a dataset. As long as that code draws nothing
+    it runs freely. Once it is seen to draw, it is run again, and from then on always, with a seed
+    of its own and while nobody else has a turn.
+    """
+
+    def __init__(self) -> None:
+        self.taken = False
+
+    def run(self, work: Callable[[Callable[[int], None]], T]) -> T:
+        """Run ``work(reseed)``, which must give the same result when it is run again.
+
+        ``reseed`` takes a 64-bit key and does nothing as long as nothing is drawn. The states of
+        the generators are afterwards what they were before.
+        """
+        if not self.taken:
+            before = _shared_state()
+            result = work(lambda seed: None)
+            if _same(_shared_state(), before):
+                return result
+            self.taken = True
+        with _turn:
+            before = _shared_state()
+            try:
+                return work(_reseed_shared)
+            finally:
+                random.setstate(before[0])
+                np.random.set_state(before[1])
+
+
+_turn = threading.RLock()  # the generators are the process's, and so is the lock
+_SharedState = tuple[Any, dict[str, Any]]
+
+
+def _shared_state() -> _SharedState:
+    return random.getstate(), np.random.get_state(legacy=False)
+
+
+def _same(one: _SharedState, other: _SharedState) -> bool:
+    numpy, numpy_other = one[1]["state"], other[1]["state"]
+    return (
+        one[0] == other[0]
+        and bool(numpy["pos"] == numpy_other["pos"])
+        and np.array_equal(numpy["key"], numpy_other["key"])
+    )
+
+
+def _reseed_shared(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)

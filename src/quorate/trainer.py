@@ -1,0 +1,511 @@
+"""The trainer: what a user writes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorate import checkpoint, rules
+from quorate.coordinator import Coordinator, Stop
+from quorate.devices import describe, worker_devices
+from quorate.drive import drive
+from quorate.errors import CheckpointError, SettingError, UserError
+from quorate.feed import Collate, Feed, Source, length
+from quorate.job import Evaluation, Training
+from quorate.keys import key
+from quorate.loss import Loss
+from quorate.memory_format import convolves, set_format
+from quorate.optimizer import OptimizerFactory
+from quorate.plan import Plan, abridged
+from quorate.progress import display, metrics
+from quorate.replica import Replica
+from quorate.report import MetricsLog, Report
+from quorate.settings import real, setting, whole
+from quorate.shard_sum import ShardSum
+from quorate.state import State
+from quorate.stop import StopSignals
+from quorate.streams import Stream, Turns
+from quorate.transports import Channel
+from quorate.transports.towers import Towers
+from quorate.tree import TreeSum, tree_sum
+from quorate.update import Schedule
+
+
+class Trainer:
+    """Trains one model on every device, with the same bits on any number of them.
+
+    Args:
+        model: a module, or a function without arguments that makes one. A function is called under
+            ``seed``, so that the initial weights follow from it too.
+        loss: ``loss(model, batch)`` returns the mean loss over the batch's rows, a scalar tensor,
+            or a dict with it under "loss", further scalars under any names (metrics), and "weight"
+            where the means are over n tokens or pixels and not over rows. It must use the model it
+            is given.
+        optimizer: from a list of parameters to a torch optimizer.
+        batch_size: rows per update, over all devices.
+        shards: V, into how many pieces a batch is cut. The result depends on it, and on the number
+            of devices not at all. Default: the number of workers of the first run. More shards on
+            one device need less memory (gradient accumulation); more devices than shards are
+            substitutes.
+        seed: of the order of rows, of dropout, of augmentation.
+        run_dir: where state and metrics are saved, and a run that was interrupted is resumed from.
+            Without it nothing is written.
+        devices: torch device names, as a list or separated by commas. Default: every visible GPU,
+            else one CPU worker per core, at most 8.
+        workers: how many workers, dealt over the devices in turn. Default: one per entry.
+        engine: how workers are reached: "towers", threads of this process.
+        threads: intra-op threads of each worker. The bits depend on it.
+        update: the update rule: "sync", all shards of a step.
+        schedule: from the optimizer to a torch LR scheduler, stepped once per update.
+        clip_norm: bound on the global norm of the mean gradient.
+        ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
+            The averaged weights are evaluated, and saved beside the plain ones.
+        collate: from a list of samples to a batch. Default: torch's.
+        loader_workers: processes that load rows. Turn it up if decoding is slow.
+
+    Raises:
+        SettingError: a value cannot work; nothing was started.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Callable[[], torch.nn.Module],
+        loss: Loss,
+        *,
+        optimizer: OptimizerFactory,
+        batch_size: int,
+        shards: int | None = None,
+        seed: int = 0,
+        run_dir: str | Path | None = None,
+        devices: str | Sequence[str] | None = None,
+        workers: int | None = None,
+        engine: str = "towers",
+        threads: int = 1,
+        update: str = "sync",
+        schedule: Schedule | None = None,
+        clip_norm: float | None = None,
+        ema_decay: float | None = None,
+        collate: Collate | None = None,
+        loader_workers: int = 0,
+    ) -> None:
+        self._devices = worker_devices(setting("devices", devices), setting("workers", workers))
+        self._engine = _engine(setting("engine", engine))
+        self._threads = whole("threads", setting("threads", threads), least=1)
+        self._rule = rules.parse(setting("update", update))
+        self._batch_size = whole("batch_size", batch_size, least=1)
+        shards = setting("shards", shards)
+        self._shards = None if shards is None else whole("shards", shards, least=1)
+        if self._shards is not None and self._shards > self._batch_size:
+            raise _too_many_shards(self._shards, f"{self._batch_size} rows of a batch")
+        self._seed = whole("seed", setting("seed", seed), least=0)
+        run_dir = setting("run_dir", run_dir)
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._collate = collate
+        self._loader_workers = whole("loader_workers", loader_workers, least=0)
+        self._loss = loss
+        self._make_state = partial(
+            State,
+            optimizer=optimizer,
+            schedule=schedule,
+            clip_norm=None if clip_norm is None else real("clip_norm", clip_norm, above=0),
+            ema_decay=None if ema_decay is None else real("ema_decay", ema_decay, above=0, below=1),
+        )
+        self._turns = Turns()
+        self._state: State | None = None
+        self._towers: Towers | None = None
+        self._channel: Channel | None = None
+        self._plan: Plan | None = None
+        self._updating = False
+        self._say: Callable[[str], None] = logging.getLogger("quorate").warning
+        self.model = _made(model, self._seed)
+
+    @property
+    def global_step(self) -> int:
+        """Updates applied so far."""
+        return 0 if self._state is None else self._state.global_step
+
+    @property
+    def averaged_model(self) -> torch.nn.Module | None:
+        """A copy of the model with the averaged weights; None without ``ema_decay``."""
+        return None if self._state is None else self._state.averaged_model()
+
+    def fit(
+        self,
+        dataset: Any,
+        *,
+        epochs: int = 1,
+        steps: int | None = None,
+        validation: Any = None,
+        shuffle: bool = True,
+    ) -> None:
+        """Train until so many epochs are done, counted from the first run in ``run_dir``.
+
+        Shows progress, writes metrics.jsonl, evaluates ``validation`` after each epoch, and saves
+        the state at the end: also after Ctrl-C or SIGTERM (the step under way is finished, then
+        the process is asked to exit as it would have been; a second one stops at once), and after
+        an exception of the user's code.
+
+        Args:
+            dataset: a map-style dataset.
+            epochs: passes over it in all.
+            steps: updates in all; if given, ``epochs`` does not count.
+            validation: a map-style dataset.
+            shuffle: whether each epoch has an order of its own; else the dataset's.
+
+        Raises:
+            UserError: something cannot work; no update was made.
+            KeyboardInterrupt: after Ctrl-C, with everything saved.
+            SystemExit: after SIGTERM, likewise.
+        """
+        if validation is not None:
+            length(validation, "validation")
+        with ExitStack() as stack:
+            screen = stack.enter_context(closing(display()))
+            stack.callback(setattr, self, "_say", self._say)
+            self._say = screen.say
+            stop = stack.enter_context(StopSignals(self.stop))
+            updates = self.updates(dataset, epochs=epochs, steps=steps, shuffle=shuffle)
+            stack.enter_context(closing(updates))
+            stack.callback(self._save_at_end)
+            log: MetricsLog | None = None
+            for report in updates:
+                if log is None and self._run_dir is not None:
+                    log = stack.enter_context(MetricsLog(self._run_dir, report.global_step - 1))
+                screen.update(report)
+                if log is not None:
+                    log.update(report)
+                if report.ends_epoch and validation is not None and not stop.received:
+                    self._validate(validation, report, log)
+        stop.leave()
+
+    def updates(
+        self,
+        dataset: Any,
+        *,
+        epochs: int = 1,
+        steps: int | None = None,
+        shuffle: bool = True,
+    ) -> Generator[Report]:
+        """The loop of ``fit`` as a generator: one report per update, and nothing is saved.
+
+        Workers wait while the caller has a report: parameters may be read then. Leaving the loop
+        ends them; another loop goes on at the next update. Arguments and errors as for ``fit``.
+        """
+        plan = self._planned(length(dataset), shuffle)
+        last_step = whole("epochs", epochs, least=1) * plan.steps_per_epoch
+        if steps is not None:
+            last_step = whole("steps", steps, least=1)
+        with ExitStack() as stack:
+            stack.enter_context(_intra_op_threads(self._threads))
+            source = Source(dataset, plan, self._collate)
+            state = self._prepared(source, restore=True)
+            self._say(self._arithmetic(plan))
+            if state.global_step >= last_step:
+                self._say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
+                return
+            feed = stack.enter_context(self._feed(source, state.global_step, last_step))
+            towers = stack.enter_context(self._crew(state))
+            self._channel = towers.open(Training(plan, feed, state.parameters))
+            stack.callback(setattr, self, "_channel", None)
+            coordinator = Coordinator(
+                shards_of=plan.shards_of,
+                first_step=state.global_step,
+                last_step=last_step,
+                rule=self._rule,
+            )
+            yield from self._applied(state, plan, coordinator, last_step)
+
+    def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]:
+        """Weighted means of the loss function's loss and metrics over every row, each once.
+
+        Args:
+            dataset: a map-style dataset.
+            averaged: whether to use the averaged weights. Default: if there are any.
+
+        Raises:
+            UserError: the dataset is empty, or there are no averaged weights.
+        """
+        rows = length(dataset)
+        plan = Plan(
+            rows=rows,
+            batch_size=min(self._batch_size, rows),
+            shards=self._shards or len(self._devices),
+            seed=self._seed,
+            shuffle=False,
+        )
+        with ExitStack() as stack:
+            stack.enter_context(_intra_op_threads(self._threads))
+            source = Source(dataset, plan, self._collate)
+            state = self._state or self._prepared(source, restore=False)
+            parameters = state.parameters
+            if averaged or (averaged is None and state.average is not None):
+                if state.average is None:
+                    raise SettingError("averaged", averaged, "ema_decay", "set it in Trainer")
+                parameters = state.average.shadow
+            feed = stack.enter_context(self._feed(source, 0, plan.steps_per_epoch))
+            towers = stack.enter_context(self._crew(state))
+            channel = towers.open(Evaluation(plan, feed, parameters))
+            coordinator = Coordinator(
+                shards_of=plan.shards_of,
+                first_step=0,
+                last_step=plan.steps_per_epoch,
+                rule=rules.Sync(),
+            )
+            total = TreeSum(plan.steps_per_epoch, ShardSum.add)
+            for step, parts in drive(coordinator, channel):
+                total.put((0, step), tree_sum(parts, plan.shards_of(step), ShardSum.add))
+        assert total.root is not None
+        return total.root.means()
+
+    def stop(self, reason: str = "stop() was called") -> None:
+        """Finish the step under way, then end ``fit`` or ``updates``. Any thread may call it."""
+        if self._channel is not None:
+            self._channel.post(Stop(reason))
+
+    def save(self) -> Path:
+        """Save the state under ``run_dir``; returns the checkpoint's directory.
+
+        Raises:
+            UserError: there is no ``run_dir``, or nothing was trained yet.
+        """
+        if self._run_dir is None or self._state is None or self._plan is None:
+            raise UserError("nothing to save: set run_dir, and train first")
+        facts = self._facts(self._plan)
+        return checkpoint.save(self._run_dir, self._state, facts)
+
+    # --- preparing --------------------------------------------------------------------------------
+
+    def _planned(self, rows: int, shuffle: bool) -> Plan:
+        if self._shards is None:
+            found = None if self._run_dir is None else checkpoint.find(self._run_dir)
+            workers = min(len(self._devices), self._batch_size, rows)
+            self._shards = workers if found is None else found[1]["shards"]
+        if self._shards > rows:
+            raise _too_many_shards(self._shards, f"{rows} rows of the dataset")
+        self._plan = Plan(
+            rows=rows,
+            batch_size=min(self._batch_size, rows),
+            shards=self._shards,
+            seed=self._seed,
+            shuffle=shuffle,
+        )
+        return self._plan
+
+    def _prepared(self, source: Source, *, restore: bool) -> State:
+        """The state, made on first use: restored if there is a checkpoint, tried on one shard."""
+        if self._state is None:
+            master = self._devices[0]
+            self._state = self._probed(source, master, training=restore)
+        if restore and self._run_dir is not None and self._state.global_step == 0:
+            self._restore(self._run_dir, self._state)
+        return self._state
+
+    def _probed(self, source: Source, master: torch.device, *, training: bool) -> State:
+        """Make the state and compute one shard with it, whose result is thrown away.
+
+        So a mistake in the model or the loss is found before any worker starts, it is known
+        whether the model draws from generators that threads share, and channels_last is tried.
+        """
+        batch = source.load((0, 0))
+        work = Replica.gradient if training else Replica.evaluation
+        formats = [torch.contiguous_format]
+        if convolves(self.model):
+            formats.insert(0, torch.channels_last)
+        for memory_format in formats:
+            set_format(self.model, memory_format)
+            state = self._make_state(self.model, master)
+            replica = self._replica(state, master)
+            try:
+                with Stream() as stream:
+                    work(replica, batch.data, len(batch.rows), stream, key("probe", self._seed))
+            except Exception as error:
+                if memory_format is formats[-1]:
+                    error.add_note(
+                        f"quorate: while trying shard 0 of step 0, rows {abridged(batch.rows)}, "
+                        "before the first step"
+                    )
+                    raise
+            else:
+                if memory_format is not formats[0]:
+                    self._say("channels_last is off: the model does not work with it")
+                break
+        return state
+
+    def _restore(self, run_dir: Path, state: State) -> None:
+        found = checkpoint.find(run_dir)
+        if found is None:
+            return
+        path, record = found
+        assert self._plan is not None
+        here = self._facts(self._plan)
+        for name in ("seed", "shards", "batch_size", "rows", "shuffle", "update"):
+            if record[name] != here[name]:
+                raise CheckpointError(
+                    f"{path}: it was trained with {name}={record[name]!r}, and this run has "
+                    f"{here[name]!r}; use the same, or choose another run_dir"
+                )
+        checkpoint.load(path, record, state)
+        self._say(f"resumed step {state.global_step:,} from {path}")
+        for name in ("threads", "torch", "device_types"):
+            if record[name] != here[name]:
+                self._say(
+                    f"{name} was {record[name]} and is {here[name]}: bits may differ from here on"
+                )
+
+    def _facts(self, plan: Plan) -> dict[str, Any]:
+        return {
+            "epoch": self.global_step // plan.steps_per_epoch,
+            "seed": self._seed,
+            "shards": plan.shards,
+            "batch_size": self._batch_size,
+            "rows": plan.rows,
+            "shuffle": plan.shuffle,
+            "update": self._rule.name,
+            "engine": self._engine,
+            "devices": sorted({str(device) for device in self._devices}),
+            "device_types": sorted({device.type for device in self._devices}),
+            "workers": len(self._devices),
+            "threads": self._threads,
+            "torch": torch.__version__,
+        }
+
+    def _arithmetic(self, plan: Plan) -> str:
+        least, most = plan.batch_size // plan.shards, -(-plan.batch_size // plan.shards)
+        each = f"{least}" if least == most else f"{least}-{most}"
+        threads = f"{self._threads} thread{'s' if self._threads > 1 else ''} each"
+        return (
+            f"{plan.batch_size} rows = {plan.shards} shard{'s' if plan.shards > 1 else ''} x {each} "
+            f"on {describe(self._devices)} ({threads}), {self._rule.name}"
+        )
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def _applied(
+        self, state: State, plan: Plan, coordinator: Coordinator, last_step: int
+    ) -> Iterator[Report]:
+        assert self._channel is not None
+        pace: deque[tuple[float, int]] = deque(maxlen=50)  # (seconds, rows) of the last updates
+        begun = time.monotonic()
+        named: frozenset[str] = frozenset()
+        for step, parts in drive(coordinator, self._channel):
+            self._updating = True
+            applied = state.update.apply(parts, plan.shards_of(step), step + 1)
+            state.global_step = step + 1
+            self._updating = False
+            if new := applied.missing - named:
+                named |= new
+                self._say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
+            pace.append((time.monotonic() - begun, plan.batch_rows(step)))
+            seconds = sum(s for s, _ in pace)
+            yield Report(
+                global_step=state.global_step,
+                epoch=plan.epoch(step),
+                rows=plan.batch_rows(step),
+                weight=applied.weight,
+                metrics=applied.metrics,
+                lr=applied.lr,
+                grad_norm=applied.grad_norm,
+                examples_per_s=sum(r for _, r in pace) / seconds,
+                last_step=last_step,
+                epochs=-(-last_step // plan.steps_per_epoch),
+                ends_epoch=(step + 1) % plan.steps_per_epoch == 0,
+                eta_s=(last_step - step - 1) * seconds / len(pace),
+            )
+            begun = time.monotonic()  # what the caller does with a report is not our pace
+
+    def _validate(self, dataset: Any, report: Report, log: MetricsLog | None) -> None:
+        values = self.evaluate(dataset)
+        assert self._state is not None
+        which = "" if self._state.average is None else " of the averaged weights"
+        self._say(f"epoch {report.epoch + 1}: validation{which}  {metrics(values)}")
+        if log is not None:
+            log.evaluation(report.global_step, values)
+
+    def _save_at_end(self) -> None:
+        if self._state is None or self._run_dir is None or self._plan is None:
+            return
+        if self._updating:
+            self._say("nothing saved: an update was cut off, and the parameters are half of it")
+            return
+        path = self.save()
+        self._say(f"saved step {self.global_step:,} to {path}")
+
+    def _feed(self, source: Source, first_step: int, last_step: int) -> closing[Feed]:
+        plan = source.plan
+        tickets = (
+            (step, shard)
+            for step in range(first_step, last_step)
+            for shard in range(plan.shards_of(step))
+        )
+        # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
+        # meanwhile.
+        ahead = 2 * plan.shards
+        return closing(
+            Feed(source, tickets, ahead=ahead, loader_workers=self._loader_workers)
+        )
+
+    @contextmanager
+    def _crew(self, state: State) -> Iterator[Towers]:
+        """The workers: those of the loop under way, or new ones for as long as the block lasts."""
+        if self._towers is not None:
+            yield self._towers
+            return
+        make = partial(self._replica, state)
+        with closing(Towers(self._devices, make, threads=self._threads)) as self._towers:
+            try:
+                yield self._towers
+            finally:
+                self._towers = None
+
+    def _replica(self, state: State, device: torch.device) -> Replica:
+        return Replica(
+            state.model, state.parameters, device, loss=self._loss, turns=self._turns
+        )
+
+
+def _made(
+    model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int
+) -> torch.nn.Module:
+    if not isinstance(model, torch.nn.Module) and callable(model):
+        with Stream() as stream:
+
+            def build(reseed: Callable[[int], None]) -> object:
+                reseed(key("model", seed))
+                stream.reseed(key("model", seed))
+                return model()
+
+            model = Turns().run(build)
+    if not isinstance(model, torch.nn.Module):
+        raise SettingError(
+            "model", type(model).__name__, "a torch.nn.Module, or a function that makes one",
+            "pass Net() or Net"
+        )
+    return model
+
+
+def _engine(name: str) -> str:
+    if name != "towers":
+        raise SettingError("engine", name, "towers", "other engines are not supported yet")
+    return name
+
+
+def _too_many_shards(shards: int, rows: str) -> SettingError:
+    return SettingError("shards", shards, f"at most the {rows}", "choose fewer shards")
+
+
+@contextmanager
+def _intra_op_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

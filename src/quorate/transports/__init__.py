@@ -1,0 +1,45 @@
+"""Transports: how the coordinator reaches its workers. One file each; this is what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quorate.coordinator import Compute, Discard, Event, Keep
+from quorate.job import Job
+from quorate.shard_sum import ShardSum
+from quorate.tree import Node
+
+Part = tuple[Node, ShardSum]
+
+
+class Channel(Protocol):
+    """The coordinator's end of a conversation with all workers about one job."""
+
+    def send(self, effect: Compute | Keep | Discard) -> None:
+        """Tell the worker that the effect names. Does not block; in order per worker."""
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        """The next event of any worker, or None after ``timeout_s`` seconds. Blocks."""
+
+    def post(self, event: Event) -> None:
+        """Put in an event of the coordinator's own. Any thread, also a signal handler, may."""
+
+    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        """What the holders hold of a step. Blocks until what was kept is added up.
+
+        The sums may be added to in place, and are valid until the next ``send`` of a later step.
+        """
+
+    def error(self, worker: int, step: int, shard: int) -> BaseException:
+        """What user code raised in a shard that was reported as failed."""
+
+
+class Transport(Protocol):
+    """Owns the workers of one kind, from its construction to ``close``."""
+
+    def open(self, job: Job) -> Channel:
+        """Begin a job; every worker that is ready joins through the channel's events."""
+
+    def close(self) -> None:
+        """End all workers and free what they hold. Blocks until they are gone."""

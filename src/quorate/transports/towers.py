@@ -1,0 +1,174 @@
+"""Towers: workers as threads of this process, one replica each.
+
+A tower's thread has its own random stream and its own number of intra-op threads, and owns its
+replica. The replicas stay between steps and between jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+import torch
+
+from quorate.coordinator import Compute, Discard, Done, Event, Failed, Joined, Keep, Tick
+from quorate.job import Job
+from quorate.plan import abridged
+from quorate.replica import Replica
+from quorate.shard_sum import ShardSum
+from quorate.streams import Stream
+from quorate.transports import Part
+from quorate.tree import TreeSum
+
+
+class Towers:
+    """A thread per device entry.
+
+    Args:
+        devices: one per tower.
+        make_replica: called here, once per tower.
+        threads: intra-op threads of each tower. The bits of a matrix product depend on it.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[torch.device],
+        make_replica: Callable[[torch.device], Replica],
+        *,
+        threads: int,
+    ) -> None:
+        self.towers = [
+            _Tower(number, make_replica(device), threads) for number, device in enumerate(devices)
+        ]
+        for tower in self.towers:
+            tower.start()
+
+    def open(self, job: Job) -> TowersChannel:
+        return TowersChannel(job, self.towers)
+
+    def close(self) -> None:
+        for tower in self.towers:
+            tower.mailbox.put(None)
+        for tower in self.towers:
+            tower.join()
+
+
+class TowersChannel:
+    """One job's conversation with all towers."""
+
+    def __init__(self, job: Job, towers: Sequence[_Tower]) -> None:
+        self._job = job
+        self._towers = towers
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._errors: dict[tuple[int, int, int], BaseException] = {}
+        self._failure: Exception | None = None  # of adding, which no other worker could do better
+        # What each tower holds of its step; touched by that tower's thread alone until collected.
+        self._held = [_Held(job) for _ in towers]
+        for tower in towers:
+            self._events.put(Joined(tower.number))
+
+    def send(self, effect: Compute | Keep | Discard) -> None:
+        tower, held = self._towers[effect.worker], self._held[effect.worker]
+        step, shard = effect.step, effect.shard
+        match effect:
+            case Compute():
+                tower.mailbox.put(lambda stream: self._compute(tower, held, stream, step, shard))
+            case Keep():
+                tower.mailbox.put(lambda _: self._add(tower, held, step, shard))
+            case Discard():
+                tower.mailbox.put(lambda _: held.discard(tower.replica, step, shard))
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except Empty:
+            return None
+        if self._failure is not None:
+            raise self._failure
+        return event
+
+    def post(self, event: Event) -> None:
+        self._events.put(event)
+
+    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        reply: SimpleQueue[list[Part]] = SimpleQueue()
+        for worker in holders:
+            # Behind every Keep in the tower's mailbox: what is kept is added up when it answers.
+            held = self._held[worker]
+            self._towers[worker].mailbox.put(lambda stream, h=held: reply.put(h.parts(step)))
+        parts = [part for _ in holders for part in reply.get()]
+        if self._failure is not None:
+            raise self._failure
+        return parts
+
+    def error(self, worker: int, step: int, shard: int) -> BaseException:
+        return self._errors[worker, step, shard]
+
+    def _compute(self, tower: _Tower, held: _Held, stream: Stream, step: int, shard: int) -> None:
+        try:
+            held.begin(tower.replica, step)
+            held.pending[step, shard] = self._job.compute(tower.replica, stream, step, shard)
+        except Exception as error:  # the edge of the thread: the coordinator decides what follows
+            rows = self._job.plan.shard(step, shard)
+            error.add_note(
+                f"quorate: worker {tower.number} ({tower.replica.device}), step {step}, "
+                f"shard {shard}, rows {abridged(rows)}"
+            )
+            self._errors[tower.number, step, shard] = error
+            self._events.put(Failed(tower.number, step, shard))
+        else:
+            self._events.put(Done(tower.number, step, shard))
+
+
+    def _add(self, tower: _Tower, held: _Held, step: int, shard: int) -> None:
+        try:
+            held.keep(tower.replica, step, shard)
+        except Exception as error:  # the edge of the thread: raised by receive() or collect()
+            self._failure = error
+            self._events.put(Tick())
+
+
+class _Held:
+    """What one tower holds for one job: results not decided on, and the sums of those kept."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._step = -1
+        self._sum: TreeSum[ShardSum] | None = None
+        self.pending: dict[tuple[int, int], ShardSum] = {}
+
+    def begin(self, replica: Replica, step: int) -> None:
+        if step != self._step:
+            for part in self._sum.parts.values() if self._sum is not None else ():
+                replica.recycle(part)
+            self._sum = TreeSum(self._job.plan.shards_of(step), replica.add)
+            self._step = step
+
+    def keep(self, replica: Replica, step: int, shard: int) -> None:
+        assert self._sum is not None and step == self._step
+        self._sum.put((0, shard), self.pending.pop((step, shard)))
+
+    def discard(self, replica: Replica, step: int, shard: int) -> None:
+        replica.recycle(self.pending.pop((step, shard)))
+
+    def parts(self, step: int) -> list[Part]:
+        assert self._sum is not None and step == self._step
+        return list(self._sum.parts.items())
+
+
+class _Tower(threading.Thread):
+    """One worker's thread: carries out what is put into its mailbox, in order."""
+
+    def __init__(self, number: int, replica: Replica, threads: int) -> None:
+        super().__init__(name=f"quorate-tower-{number}", daemon=True)
+        self.number = number
+        self.replica = replica
+        self.mailbox: SimpleQueue[Callable[[Stream], None] | None] = SimpleQueue()
+        self._threads = threads
+
+    def run(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
+        with Stream() as stream:
+            while (work := self.mailbox.get()) is not None:
+                work(stream)

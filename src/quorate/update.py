@@ -1,0 +1,145 @@
+"""The update: tree sum, one division, clip, optimizer, schedule, average.
+
+It runs in the coordinator, on one intra-op thread, while no worker computes: its bits do not depend
+on the number of workers or cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from quorate.errors import LossError, SettingError
+from quorate.flat import Flat
+from quorate.optimizer import FlatOptimizer
+from quorate.replica import Buffers
+from quorate.shard_sum import ShardSum
+from quorate.transports import Part
+from quorate.tree import tree_sum
+
+Schedule = Callable[[Optimizer], LRScheduler]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an update was."""
+
+    metrics: dict[str, float]  # weighted means over all shards, "loss" first
+    weight: float
+    lr: float  # that the update was made with
+    grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
+    missing: frozenset[str]  # parameters without a gradient
+
+
+class Average:
+    """Exponential moving average of the parameters.
+
+    shadow -= (1 - d) * (shadow - value), with d = min(decay, (1 + n) / (10 + n)) after n updates:
+    the ramp of tf.train.ExponentialMovingAverage, without which the start dominates for long.
+    """
+
+    def __init__(self, decay: float, parameters: Flat) -> None:
+        self._decay = decay
+        self._parameters = parameters
+        self.shadow = parameters.layout.new(parameters.device)
+        self.shadow.copy_(parameters)
+
+    def update(self, n: int) -> None:
+        """Take the parameters in, as they are after update n (from 1)."""
+        d = min(self._decay, (1 + n) / (10 + n))
+        for mine, theirs in zip(self.shadow.vectors, self._parameters.vectors, strict=True):
+            mine.lerp_(theirs, 1 - d)
+
+
+class Update:
+    """Applies a step's shards to the parameters.
+
+    Args:
+        optimizer: over the coordinator's flat parameters.
+        buffers: of the coordinator's model.
+        clip_norm: bound on the global norm of the mean gradient; None for no clipping.
+        schedule: from the optimizer to a torch scheduler, stepped once per update.
+        average: of the parameters, if they are averaged.
+    """
+
+    def __init__(
+        self,
+        optimizer: FlatOptimizer,
+        buffers: Buffers,
+        *,
+        clip_norm: float | None = None,
+        schedule: Schedule | None = None,
+        average: Average | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.average = average
+        self._buffers = buffers
+        self._clip_norm = clip_norm
+        self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+
+    @torch.no_grad()
+    def apply(self, parts: Iterable[Part], leaves: int, n: int) -> Applied:
+        """Make update number n (from 1) out of the parts of a tree with ``leaves`` leaves.
+
+        Raises:
+            LossError: the total weight is zero.
+        """
+        # 1. Tree sum, in the memory of the leftmost part.
+        total = tree_sum(parts, leaves, ShardSum.add)
+        assert total.gradient is not None
+        if total.weight == 0:
+            raise LossError(
+                f"weight: it is 0 in all {leaves} shards of step {n - 1}; a mean over nothing has "
+                "no gradient: give at least one row of a batch a weight"
+            )
+        # 2. One division by the total weight.
+        for vector in total.gradient.vectors:
+            vector.div_(total.weight)
+        if total.buffers is not None:
+            total.buffers.div_(total.weight)
+        self._buffers.set(total.buffers, total.counts)
+        # 3. Clip, by the norm of the mean gradient of the whole batch.
+        grad_norm = None
+        if self._clip_norm is not None:
+            grad_norm = _clip(total.gradient, self._clip_norm)
+        # 4. Optimizer, schedule, average.
+        lr = self.optimizer.lr
+        self.optimizer.step(total.gradient)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if self.average is not None:
+            self.average.update(n)
+        return Applied(
+            metrics=total.means(),
+            weight=total.weight,
+            lr=lr,
+            grad_norm=grad_norm,
+            missing=total.missing or frozenset(),
+        )
+
+
+def _clip(gradient: Flat, most: float) -> float:
+    """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
+    squares = [torch.linalg.vector_norm(v, dtype=torch.float64).square() for v in gradient.vectors]
+    norm = float(torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt())
+    scale = most / (norm + 1e-6)
+    if scale < 1:
+        for vector in gradient.vectors:
+            vector.mul_(scale)
+    return norm
+
+
+def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
+    scheduler = schedule(optimizer)
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        raise SettingError(
+            "schedule",
+            type(scheduler).__name__,
+            "a function from an optimizer to a torch LR scheduler that counts updates",
+            "for example lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1000)",
+        )
+    return scheduler
