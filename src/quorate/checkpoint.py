@@ -177,7 +177,10 @@ def _check(path: Path, step: int) -> dict[str, Any]:
 
 def _encode(part: dict[str, torch.Tensor]) -> bytes:
     # The views share their vector's memory, which safetensors refuses: each is saved by itself.
-    own = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in part.items()}
+    own = {
+        name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, t in part.items()
+    }
     return save_tensors(own)
 
 

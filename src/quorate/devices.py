@@ -103,7 +103,7 @@ def _parse(name: str) -> list[torch.device]:
         raise SettingError(
             "devices", name, known, f"torch {torch.__version__} sees no {device.type} device here"
         )
-    if device.index is None:
+    if ":" not in name:
         return [torch.device(device.type, index) for index in range(count)]
     if device.index >= count:
         raise SettingError(

@@ -195,7 +195,7 @@ def _loads(
         return (attempt[ticket] for ticket in tickets)
     loader = DataLoader(
         attempt,
-        sampler=tickets,  # type: ignore[arg-type]  # any iterable will do without a length
+        sampler=tickets,
         batch_size=None,
         collate_fn=_as_it_is,
         num_workers=loader_workers,
@@ -221,6 +221,6 @@ def _as_it_is(load: Any) -> Any:
     return load
 
 
-def _ignore_interrupt(worker: int) -> None:
+def _ignore_interrupt(_worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal; the coordinator alone decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

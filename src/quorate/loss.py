@@ -28,7 +28,7 @@ class Outcome:
     weight: float
 
     def weighted(self) -> dict[str, float]:
-        """weight * metrics; zero where the weight is zero, whatever a mean over nothing was."""
+        """Weight * metrics; zero where the weight is zero, whatever a mean over nothing was."""
         if self.weight == 0:
             return dict.fromkeys(self.metrics, 0.0)
         return {name: self.weight * value for name, value in self.metrics.items()}

@@ -19,4 +19,7 @@ def set_format(model: torch.nn.Module, memory_format: torch.memory_format) -> No
     """Store the four-dimensional parameters and buffers of a model in a format, in place."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.ndim == 4:
-            tensor.data = tensor.data.contiguous(memory_format=memory_format)
+            # contiguous() would leave a tensor of one channel as it is: both formats describe it.
+            # But the kernels go by its strides.
+            data = torch.empty_like(tensor, memory_format=memory_format, requires_grad=False)
+            tensor.data = data.copy_(tensor.detach())

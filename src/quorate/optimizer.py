@@ -22,9 +22,18 @@ OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
 
 # Exact types: a subclass may look at shapes.
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
-    getattr(torch.optim, name)
-    for name in (
-        "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Rprop ASGD".split()
+    (
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
     )
 )
 FUSED: frozenset[type[Optimizer]] = frozenset(
@@ -43,9 +52,7 @@ class FlatOptimizer:
         SettingError: the factory does not return an optimizer, or one that cannot work here.
     """
 
-    def __init__(
-        self, factory: OptimizerFactory, model: torch.nn.Module, parameters: Flat
-    ) -> None:
+    def __init__(self, factory: OptimizerFactory, model: torch.nn.Module, parameters: Flat) -> None:
         named = trainable(model)
         self.inner = factory(list(named.values()))
         if not isinstance(self.inner, Optimizer):
@@ -81,7 +88,9 @@ class FlatOptimizer:
                 if type(self.inner) in FUSED and group["fused"] is None and not group["foreach"]:
                     group["fused"] = real
             else:
-                self._held.update((p, [name]) for p, name in zip(group["params"], names, strict=True))
+                self._held.update(
+                    (p, [name]) for p, name in zip(group["params"], names, strict=True)
+                )
 
     @property
     def lr(self) -> float:
@@ -150,5 +159,3 @@ class FlatOptimizer:
                 "the parameters that the function is given"
             )
         return name
-
-

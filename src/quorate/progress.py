@@ -74,11 +74,15 @@ class Bar:
         self._progress.console.print(text, markup=False, highlight=False)
 
     def update(self, report: Report) -> None:
-        fields = {"position": position(report), "numbers": numbers(report)}
+        where, what = position(report), numbers(report)
         if self._task is None:
             self._progress.start()
-            self._task = self._progress.add_task("", total=report.last_step, **fields)
-        self._progress.update(self._task, completed=report.global_step, **fields)
+            self._task = self._progress.add_task(
+                "", total=report.last_step, position=where, numbers=what
+            )
+        self._progress.update(
+            self._task, completed=report.global_step, position=where, numbers=what
+        )
 
     def close(self) -> None:
         self._progress.stop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -71,7 +71,7 @@ class Buffers:
                 torch._foreach_copy_(mine, theirs)
 
     def weighted(self, weight: float) -> torch.Tensor | None:
-        """weight * values of the floating-point buffers, one float64 vector.
+        """Weight * values of the floating-point buffers, one float64 vector.
 
         In float64 the product of a float32 value and a row count, and sums of such, are exact, so
         that a buffer that no shard changed (a table of positions) comes back bit for bit.
@@ -92,13 +92,14 @@ class Buffers:
         """Take values as ``weighted(1.0)`` and ``counts()`` would give them."""
         if floats is not None:
             values = self.floats()
-            parts = floats.split([v.numel() for v in values])
-            for value, part in zip(values, parts, strict=True):
+            for value, part in zip(
+                values, _split(floats, [v.numel() for v in values]), strict=True
+            ):
                 value.copy_(part.view(value.shape))
         if counts is not None:
             values = self.others()
-            parts = counts.split([v.numel() * v.element_size() for v in values])
-            for value, part in zip(values, parts, strict=True):
+            sizes = [v.numel() * v.element_size() for v in values]
+            for value, part in zip(values, _split(counts, sizes), strict=True):
                 value.copy_(part.clone().view(value.dtype).view(value.shape))
 
 
@@ -206,7 +207,7 @@ class Replica:
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted())
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
-        """left + right, in the memory of left; that of right is used again."""
+        """Left + right, in the memory of left; that of right is used again."""
         left.add(right)
         self.recycle(right)
         return left
@@ -257,6 +258,10 @@ def _copy_of(model: torch.nn.Module, parameters: Flat) -> torch.nn.Module:
             "a module that copy.deepcopy can copy, as every worker has a copy of its own",
             f"deepcopy said: {error}",
         ) from error
+
+
+def _split(vector: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
+    return torch.split_with_sizes(vector, sizes)
 
 
 def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor:

@@ -17,7 +17,7 @@ from quorate.errors import SettingError
 
 T = TypeVar("T")
 
-_overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides", default={})
+_overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides")
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def overriding(options: Mapping[str, Any]) -> Iterator[None]:
 
 def setting(name: str, passed: T) -> T:
     """The value of an option: the command's, if one was given, else the script's."""
-    value: T = _overrides.get().get(name, passed)
+    value: T = _overrides.get({}).get(name, passed)
     return value
 
 

@@ -30,15 +30,15 @@ class ShardSum:
         return {name: value / self.weight for name, value in self.metrics.items()}
 
     def add(self, right: ShardSum) -> ShardSum:
-        """self + right, in place: ``self`` must hold the shards to the left.
+        """Self + right, in place: ``self`` must hold the shards to the left.
 
         Buffers that are no floating-point numbers (BatchNorm's num_batches_tracked) cannot be
         averaged; they keep the value of the first shard.
         """
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
-                f"one shard's metrics are {sorted(self.metrics)}, another's {sorted(right.metrics)}; "
-                "return the same names for every shard"
+                f"one shard's metrics are {sorted(self.metrics)}, another's "
+                f"{sorted(right.metrics)}; return the same names for every shard"
             )
         self.weight += right.weight
         for name, value in right.metrics.items():

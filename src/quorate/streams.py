@@ -101,7 +101,7 @@ class Stream:
     def __enter__(self) -> Stream:
         _intercept()
         self._guard = torch._C._IncludeDispatchKeyGuard(getattr(torch._C.DispatchKey, _KEY))
-        self._guard.__enter__()
+        self._guard.__enter__()  # type: ignore[no-untyped-call]
         self._outer = getattr(_local, "stream", None)
         _local.stream = self
         return self
@@ -133,15 +133,16 @@ def _intercept() -> torch.library.Library:
 
     They run only in threads that switched their dispatch key on, so there is nothing to undo.
     """
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901 - kept for the process's life
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
     for name, position in RANDOM_OPERATORS.items():
         packet, _, overload = name.partition(".")
         if not hasattr(torch.ops.aten, packet):
             continue  # another torch: the test of this list says which operators it has
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, _kernel(operator, position, off), _KEY)
-    torch.random.default_generator = _ThreadDefault(torch.random.default_generator)  # type: ignore[assignment]
+        library.impl(name, _kernel(operator, position, off), _KEY)  # type: ignore[no-untyped-call]
+    generators: Any = torch.random
+    generators.default_generator = _ThreadDefault(generators.default_generator)
     return library
 
 
@@ -179,7 +180,7 @@ class Turns:
         """
         if not self.taken:
             before = _shared_state()
-            result = work(lambda seed: None)
+            result = work(_leave_alone)
             if _same(_shared_state(), before):
                 return result
             self.taken = True
@@ -207,6 +208,10 @@ def _same(one: _SharedState, other: _SharedState) -> bool:
         and bool(numpy["pos"] == numpy_other["pos"])
         and np.array_equal(numpy["key"], numpy_other["key"])
     )
+
+
+def _leave_alone(_seed: int) -> None:
+    pass
 
 
 def _reseed_shared(seed: int) -> None:

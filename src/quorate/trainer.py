@@ -381,9 +381,10 @@ class Trainer:
         least, most = plan.batch_size // plan.shards, -(-plan.batch_size // plan.shards)
         each = f"{least}" if least == most else f"{least}-{most}"
         threads = f"{self._threads} thread{'s' if self._threads > 1 else ''} each"
+        shards = f"{plan.shards} shard{'s' if plan.shards > 1 else ''}"
         return (
-            f"{plan.batch_size} rows = {plan.shards} shard{'s' if plan.shards > 1 else ''} x {each} "
-            f"on {describe(self._devices)} ({threads}), {self._rule.name}"
+            f"{plan.batch_size} rows = {shards} x {each} on {describe(self._devices)} "
+            f"({threads}), {self._rule.name}"
         )
 
     # --- running ----------------------------------------------------------------------------------
@@ -448,9 +449,7 @@ class Trainer:
         # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
         # meanwhile.
         ahead = 2 * plan.shards
-        return closing(
-            Feed(source, tickets, ahead=ahead, loader_workers=self._loader_workers)
-        )
+        return closing(Feed(source, tickets, ahead=ahead, loader_workers=self._loader_workers))
 
     @contextmanager
     def _crew(self, state: State) -> Iterator[Towers]:
@@ -466,14 +465,10 @@ class Trainer:
                 self._towers = None
 
     def _replica(self, state: State, device: torch.device) -> Replica:
-        return Replica(
-            state.model, state.parameters, device, loss=self._loss, turns=self._turns
-        )
+        return Replica(state.model, state.parameters, device, loss=self._loss, turns=self._turns)
 
 
-def _made(
-    model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int
-) -> torch.nn.Module:
+def _made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module) and callable(model):
         with Stream() as stream:
 
@@ -482,13 +477,17 @@ def _made(
                 stream.reseed(key("model", seed))
                 return model()
 
-            model = Turns().run(build)
-    if not isinstance(model, torch.nn.Module):
+            made = Turns().run(build)
+    else:
+        made = model
+    if not isinstance(made, torch.nn.Module):
         raise SettingError(
-            "model", type(model).__name__, "a torch.nn.Module, or a function that makes one",
-            "pass Net() or Net"
+            "model",
+            type(made).__name__,
+            "a torch.nn.Module, or a function that makes one",
+            "pass Net() or Net",
         )
-    return model
+    return made
 
 
 def _engine(name: str) -> str:

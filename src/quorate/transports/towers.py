@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
@@ -75,7 +76,7 @@ class TowersChannel:
             case Compute():
                 tower.mailbox.put(lambda stream: self._compute(tower, held, stream, step, shard))
             case Keep():
-                tower.mailbox.put(lambda _: self._add(tower, held, step, shard))
+                tower.mailbox.put(lambda _: self._add(held, step, shard))
             case Discard():
                 tower.mailbox.put(lambda _: held.discard(tower.replica, step, shard))
 
@@ -96,7 +97,7 @@ class TowersChannel:
         for worker in holders:
             # Behind every Keep in the tower's mailbox: what is kept is added up when it answers.
             held = self._held[worker]
-            self._towers[worker].mailbox.put(lambda stream, h=held: reply.put(h.parts(step)))
+            self._towers[worker].mailbox.put(partial(_answer, held, step, reply))
         parts = [part for _ in holders for part in reply.get()]
         if self._failure is not None:
             raise self._failure
@@ -120,13 +121,16 @@ class TowersChannel:
         else:
             self._events.put(Done(tower.number, step, shard))
 
-
-    def _add(self, tower: _Tower, held: _Held, step: int, shard: int) -> None:
+    def _add(self, held: _Held, step: int, shard: int) -> None:
         try:
-            held.keep(tower.replica, step, shard)
+            held.keep(step, shard)
         except Exception as error:  # the edge of the thread: raised by receive() or collect()
             self._failure = error
             self._events.put(Tick())
+
+
+def _answer(held: _Held, step: int, reply: SimpleQueue[list[Part]], _: Stream) -> None:
+    reply.put(held.parts(step))
 
 
 class _Held:
@@ -145,15 +149,17 @@ class _Held:
             self._sum = TreeSum(self._job.plan.shards_of(step), replica.add)
             self._step = step
 
-    def keep(self, replica: Replica, step: int, shard: int) -> None:
-        assert self._sum is not None and step == self._step
+    def keep(self, step: int, shard: int) -> None:
+        assert self._sum is not None
+        assert step == self._step
         self._sum.put((0, shard), self.pending.pop((step, shard)))
 
     def discard(self, replica: Replica, step: int, shard: int) -> None:
         replica.recycle(self.pending.pop((step, shard)))
 
     def parts(self, step: int) -> list[Part]:
-        assert self._sum is not None and step == self._step
+        assert self._sum is not None
+        assert step == self._step
         return list(self._sum.parts.items())
 
 
