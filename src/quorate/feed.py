@@ -61,13 +61,6 @@ class Source:
         self._tensors = type(dataset) is TensorDataset and collate is None
         self._turns = Turns()
         self._draws = False  # from torch's generator
-        self._lock = threading.Lock()  # a dataset need not be thread-safe: one file, one position
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     def load(self, ticket: Ticket) -> Batch:
         """Fetch and collate one shard's rows; may raise whatever the dataset raises."""
@@ -75,7 +68,7 @@ class Source:
         if self._tensors:
             index = torch.from_numpy(rows)
             return Batch(rows, [tensor[index] for tensor in self._dataset.tensors])
-        with self._lock, Stream() as stream:
+        with Stream() as stream:  # turns: a dataset need not be thread-safe either
             return Batch(rows, self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
 
     def _load(self, ticket: Ticket, stream: Stream, reseed: Callable[[int], None]) -> Any:
@@ -105,7 +98,7 @@ class Source:
 
     def _load_together(self, rows: list[int]) -> list[Any] | None:
         fetch = getattr(self._dataset, "__getitems__", None)
-        if fetch is None or self._draws or self._turns.taken:
+        if fetch is None or self._draws or self._turns.draws:
             return None
         samples: list[Any] = fetch(rows)
         return samples

@@ -131,7 +131,7 @@ class FlatOptimizer:
                 raise CheckpointError(f"optimizer state of {missing[0]!r} is missing")
             values: dict[str, Any] = {}
             for entry, example in state[names[0]].items():
-                if isinstance(example, torch.Tensor) and example.ndim:
+                if self.flat and isinstance(example, torch.Tensor) and example.ndim:
                     whole = torch.zeros_like(tensor)
                     for name in names:
                         self._cut(whole, tensor, names, name).copy_(state[name][entry])

@@ -13,6 +13,7 @@ that draws from them, so that such code, and only such code, takes turns.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -164,13 +165,19 @@ class Turns:
     """Lets code that draws from the process's shared generators (Python's ``random``, NumPy's
     legacy functions) do so repeatably, whatever other threads do.
 
-    One ``Turns`` watches one kind of code: a model, a dataset. As long as that code draws nothing
-    it runs freely. Once it is seen to draw, it is run again, and from then on always, with a seed
-    of its own and while nobody else has a turn.
+    One ``Turns`` watches one kind of code: a model, a dataset. Code that draws nothing is left
+    alone. Once it is seen to draw, it is run again, and from then on always, with a seed of its own
+    and while nobody else has a turn.
+
+    Args:
+        side_by_side: whether code that drew nothing in its first run goes on outside of turns. Its
+            draws later on are then noticed unless other code is having a turn just then.
     """
 
-    def __init__(self) -> None:
-        self.taken = False
+    def __init__(self, *, side_by_side: bool = False) -> None:
+        self.draws = False
+        self._side_by_side = side_by_side
+        self._first = True
 
     def run(self, work: Callable[[Callable[[int], None]], T]) -> T:
         """Run ``work(reseed)``, which must give the same result when it is run again.
@@ -178,22 +185,46 @@ class Turns:
         ``reseed`` takes a 64-bit key and does nothing as long as nothing is drawn. The states of
         the generators are afterwards what they were before.
         """
-        if not self.taken:
+        if self._side_by_side and not self._first and not self.draws:
+            turns = _turn.begun
             before = _shared_state()
             result = work(_leave_alone)
-            if _same(_shared_state(), before):
+            if _same(_shared_state(), before) or _turn.active or _turn.begun != turns:
                 return result
-            self.taken = True
-        with _turn:
+            self.draws = True
+        with _turn.lock:
             before = _shared_state()
+            if not self.draws:
+                result = work(_leave_alone)
+                self._first = False
+                if _same(_shared_state(), before):
+                    return result
+                self.draws = True
+            _turn.begun += 1
+            _turn.active += 1
             try:
                 return work(_reseed_shared)
             finally:
                 random.setstate(before[0])
                 np.random.set_state(before[1])
+                _turn.active -= 1
 
 
-_turn = threading.RLock()  # the generators are the process's, and so is the lock
+class _Turn:
+    """The generators are the process's, and so is the turn on them."""
+
+    def __init__(self) -> None:
+        self._reset()
+        # A fork may come while another thread has its turn, which then never ends in the child.
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self.lock = threading.RLock()
+        self.begun = 0  # turns that reseeded, so far
+        self.active = 0  # of these, not yet ended
+
+
+_turn = _Turn()
 _SharedState = tuple[Any, dict[str, Any]]
 
 

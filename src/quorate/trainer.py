@@ -107,7 +107,7 @@ class Trainer:
             raise _too_many_shards(self._shards, f"{self._batch_size} rows of a batch")
         self._seed = whole("seed", setting("seed", seed), least=0)
         run_dir = setting("run_dir", run_dir)
-        self._run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = None if run_dir is None else Path(run_dir)
         self._collate = collate
         self._loader_workers = whole("loader_workers", loader_workers, least=0)
         self._loss = loss
@@ -118,7 +118,7 @@ class Trainer:
             clip_norm=None if clip_norm is None else real("clip_norm", clip_norm, above=0),
             ema_decay=None if ema_decay is None else real("ema_decay", ema_decay, above=0, below=1),
         )
-        self._turns = Turns()
+        self._turns = Turns(side_by_side=True)
         self._state: State | None = None
         self._towers: Towers | None = None
         self._channel: Channel | None = None
@@ -177,8 +177,8 @@ class Trainer:
             stack.callback(self._save_at_end)
             log: MetricsLog | None = None
             for report in updates:
-                if log is None and self._run_dir is not None:
-                    log = stack.enter_context(MetricsLog(self._run_dir, report.global_step - 1))
+                if log is None and self.run_dir is not None:
+                    log = stack.enter_context(MetricsLog(self.run_dir, report.global_step - 1))
                 screen.update(report)
                 if log is not None:
                     log.update(report)
@@ -276,16 +276,16 @@ class Trainer:
         Raises:
             UserError: there is no ``run_dir``, or nothing was trained yet.
         """
-        if self._run_dir is None or self._state is None or self._plan is None:
+        if self.run_dir is None or self._state is None or self._plan is None:
             raise UserError("nothing to save: set run_dir, and train first")
         facts = self._facts(self._plan)
-        return checkpoint.save(self._run_dir, self._state, facts)
+        return checkpoint.save(self.run_dir, self._state, facts)
 
     # --- preparing --------------------------------------------------------------------------------
 
     def _planned(self, rows: int, shuffle: bool) -> Plan:
         if self._shards is None:
-            found = None if self._run_dir is None else checkpoint.find(self._run_dir)
+            found = None if self.run_dir is None else checkpoint.find(self.run_dir)
             workers = min(len(self._devices), self._batch_size, rows)
             self._shards = workers if found is None else found[1]["shards"]
         if self._shards > rows:
@@ -304,8 +304,8 @@ class Trainer:
         if self._state is None:
             master = self._devices[0]
             self._state = self._probed(source, master, training=restore)
-        if restore and self._run_dir is not None and self._state.global_step == 0:
-            self._restore(self._run_dir, self._state)
+        if restore and self.run_dir is not None and self._state.global_step == 0:
+            self._restore(self.run_dir, self._state)
         return self._state
 
     def _probed(self, source: Source, master: torch.device, *, training: bool) -> State:
@@ -337,6 +337,11 @@ class Trainer:
                 if memory_format is not formats[0]:
                     self._say("channels_last is off: the model does not work with it")
                 break
+        if self._turns.draws:
+            self._say(
+                "the model draws from Python's random or NumPy, which threads share: workers "
+                "compute in turn; with torch's random functions they compute side by side"
+            )
         return state
 
     def _restore(self, run_dir: Path, state: State) -> None:
@@ -431,7 +436,7 @@ class Trainer:
             log.evaluation(report.global_step, values)
 
     def _save_at_end(self) -> None:
-        if self._state is None or self._run_dir is None or self._plan is None:
+        if self._state is None or self.run_dir is None or self._plan is None:
             return
         if self._updating:
             self._say("nothing saved: an update was cut off, and the parameters are half of it")

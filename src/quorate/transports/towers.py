@@ -112,6 +112,8 @@ class TowersChannel:
             held.pending[step, shard] = self._job.compute(tower.replica, stream, step, shard)
         except Exception as error:  # the edge of the thread: the coordinator decides what follows
             rows = self._job.plan.shard(step, shard)
+            if len(rows) == 1 and "more than 1 value per channel" in str(error):
+                error.add_note("quorate: this shard has one row; choose fewer shards for BatchNorm")
             error.add_note(
                 f"quorate: worker {tower.number} ({tower.replica.device}), step {step}, "
                 f"shard {shard}, rows {abridged(rows)}"

@@ -1,0 +1,31 @@
+# make train: the main job on real data.  make test: the tests.  make check: ruff and mypy.
+# Each makes .venv when it is missing or older than what it is made from.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: train test check bench clean
+
+train: $(VENV)/stamp
+	$(BIN)/quorate run examples/fashion_mnist.py
+
+test: $(VENV)/stamp
+	$(BIN)/python -m pytest
+
+check: $(VENV)/stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/stamp
+	$(BIN)/python benchmarks/throughput.py
+
+$(VENV)/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quorate needs Python >= 3.11")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info

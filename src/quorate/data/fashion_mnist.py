@@ -1,0 +1,104 @@
+"""Fashion-MNIST: 60,000 images of clothes to train on and 10,000 to test on, in ten even classes.
+
+Han Xiao, Kashif Rasul and Roland Vollgraf, 2017, under the MIT licence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+from quorate.data.fetch import DebianPackage, File, Https, Source, fetch
+from quorate.data.idx import read_idx
+from quorate.errors import DataError
+from quorate.settings import data_dir
+
+CLASSES = 10
+
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+TRAIN_LABELS = "train-labels-idx1-ubyte"
+TEST_IMAGES = "t10k-images-idx3-ubyte"
+TEST_LABELS = "t10k-labels-idx1-ubyte"
+
+FILES = (
+    File(TRAIN_IMAGES, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+    File(TRAIN_LABELS, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+    File(TEST_IMAGES, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+    File(TEST_LABELS, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+)
+
+_ADDRESS = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
+_IN_PACKAGE = "usr/share/datasets/fashion-mnist"
+
+SOURCES: tuple[Source, ...] = (
+    Https({file.name: f"{_ADDRESS}/{file.name}.gz" for file in FILES}),
+    DebianPackage(
+        "dataset-fashion-mnist", {file.name: f"{_IN_PACKAGE}/{file.name}.gz" for file in FILES}
+    ),
+)
+
+
+def load(
+    folder: str | Path | None = None, say: Callable[[str], None] = print
+) -> tuple[TensorDataset, TensorDataset]:
+    """The training and the test set.
+
+    Args:
+        folder: Where the four IDX files lie, plain or with .gz behind their names. They may be data
+            of your own in the same format, so they are checked for sense but not for their content.
+            It is only read. Without it the published files are used: cached, or fetched once.
+        say: Gets a line when something was fetched.
+
+    Returns:
+        Two datasets of (images, labels): uint8 (N, 1, H, W), 28 x 28 in the published files, and
+        int64 (N,), each from 0 to 9.
+
+    Raises:
+        DataError: a file is missing or damaged, the files do not fit each other, or nothing could
+            be fetched.
+    """
+    if folder is None:
+        place = fetch(
+            "Fashion-MNIST",
+            FILES,
+            SOURCES,
+            cache=data_dir() / "fashion-mnist",
+            licence="MIT",
+            hint="(plain or .gz) into a folder, and name that folder",
+            say=say,
+        )
+    else:
+        place = Path(folder)
+    return _pair(place, TRAIN_IMAGES, TRAIN_LABELS), _pair(place, TEST_IMAGES, TEST_LABELS)
+
+
+def _pair(folder: Path, images_name: str, labels_name: str) -> TensorDataset:
+    images_path, labels_path = _find(folder, images_name), _find(folder, labels_name)
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    if images.dtype != torch.uint8 or images.dim() != 3:
+        raise DataError(images_path, got=_form(images), expected="uint8 images (N, H, W)")
+    if labels.is_floating_point() or labels.dim() != 1:
+        raise DataError(labels_path, got=_form(labels), expected="whole numbers (N,)")
+    if len(images) != len(labels):
+        counts = f"{len(labels):,} labels"
+        raise DataError(labels_path, got=counts, expected=f"{len(images):,}, as {images_path} has")
+    outside = ((labels < 0) | (labels >= CLASSES)).nonzero()
+    if len(outside):
+        row = int(outside[0])
+        got = f"label {int(labels[row])} in row {row:,}"
+        raise DataError(labels_path, got=got, expected=f"labels from 0 to {CLASSES - 1}")
+    return TensorDataset(images.unsqueeze(1), labels.to(torch.int64))
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.exists():
+            return path
+    raise DataError(folder, got=f"no file {name}", expected="it, plain or with .gz behind its name")
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

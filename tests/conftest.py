@@ -1,0 +1,50 @@
+"""Every test leaves the process as it found it: no thread, child process, open file or segment."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def _open_files() -> set[str]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue  # the descriptor of the listing itself
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
+            found.add(target)
+    return found
+
+
+def _shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    threads, files, segments = set(threading.enumerate()), _open_files(), _shared_memory()
+    intra_op_threads = torch.get_num_threads()
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = [t.name for t in threading.enumerate() if t not in threads]
+        if not left and not multiprocessing.active_children():
+            break
+        time.sleep(0.02)
+    assert not left, f"threads left: {left}"
+    assert not multiprocessing.active_children(), "processes left"
+    assert _open_files() <= files, f"files left open: {_open_files() - files}"
+    assert _shared_memory() <= segments, f"segments left: {_shared_memory() - segments}"
+    assert torch.get_num_threads() == intra_op_threads

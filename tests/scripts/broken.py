@@ -1,0 +1,69 @@
+"""A script with one mistake, named by its argument, for the tests of error messages."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+import quorate
+
+mistake = sys.argv[1]
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    def __iter__(self):
+        yield torch.zeros(2)
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> object:
+    out = model(batch[0])
+    match mistake:
+        case "vector-loss":
+            return {"loss": out}
+        case "no-gradient":
+            return {"loss": out.mean().detach()}
+        case "none":
+            return None
+        case "float-loss":
+            return {"loss": 0.5}
+        case "no-loss":
+            return {"accuracy": out.mean()}
+        case "negative-weight":
+            return {"loss": out.mean(), "weight": -1}
+        case "zero-weight":
+            return {"loss": out.mean(), "weight": 0}
+        case "vector-metric":
+            return {"loss": out.mean(), "accuracy": out}
+        case "other-model":
+            return {"loss": elsewhere(batch[0]).mean()}
+        case "user-error":
+            return out.reshape(7, 7, 7)
+    return out.mean()
+
+
+elsewhere = nn.Linear(3, 1)
+data: object = TensorDataset(torch.ones(20, 3))
+if mistake == "empty":
+    data = TensorDataset(torch.ones(0, 3))
+if mistake == "iterable":
+    data = Endless()
+if mistake == "no-dataset":
+    data = 5
+options: dict[str, object] = {"batch_size": 8, "shards": 2}
+options |= {
+    "batch-size-0": {"batch_size": 0},
+    "batch-size-float": {"batch_size": 8.0},
+    "batch-size-true": {"batch_size": True},
+    "clip-0": {"clip_norm": 0},
+    "ema-1": {"ema_decay": 1.0},
+    "plateau": {"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
+    "optimizer": {"optimizer": lambda params: None},
+    "rule": {"update": "quorum:1"},
+    "big-batch": {"batch_size": 64},
+}.get(mistake, {})
+options.setdefault("optimizer", lambda params: torch.optim.SGD(params, lr=0.1))
+trainer = quorate.Trainer(nn.Linear(3, 1), loss, **options)
+trainer.fit(data, epochs=0 if mistake == "epochs-0" else 1)

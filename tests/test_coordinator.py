@@ -1,0 +1,504 @@
+"""The coordinator: its answers to scripted events, and what holds in any order of events.
+
+Legend: V shards of a step, N workers. w0 is worker 0, and (2, 5) is shard 5 of step 2.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator import Simulation
+
+from quorate.coordinator import (
+    Abort,
+    Applied,
+    Apply,
+    Compute,
+    Coordinator,
+    Discard,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Finish,
+    Joined,
+    Keep,
+    Left,
+    Phase,
+    Stop,
+    Tick,
+    Wake,
+)
+from quorate.errors import ProtocolError
+from quorate.rules import Sync
+
+HOME = "home shard"
+FREE = "nobody has begun it"
+ENDED = "all steps are done"
+
+# The same examples in every run, so that a failure is the change's and not the day's.
+fixed = settings(max_examples=300, derandomize=True, deadline=None, database=None)
+
+
+def behind(worker: int) -> str:
+    return f"worker {worker} is far behind its usual time"
+
+
+def coordinator(shards: int, steps: int = 1, *, joined: int = 0, attempts: int = 2) -> Coordinator:
+    """A coordinator of ``steps`` steps, and workers 0 to ``joined`` - 1 that joined at time 0."""
+    made = Coordinator(
+        shards_of=lambda step: shards,
+        first_step=0,
+        last_step=steps,
+        rule=Sync(),
+        attempts=attempts,
+    )
+    for worker in range(joined):
+        made.handle(Joined(worker), 0.0)
+    return made
+
+
+def handle_all(coordinator: Coordinator, now: float, *events: Event) -> list[Effect]:
+    """All effects of some events at one time."""
+    return [effect for event in events for effect in coordinator.handle(event, now)]
+
+
+# --- who computes what ----------------------------------------------------------------------------
+
+
+def test_with_as_many_workers_as_shards_each_computes_one() -> None:
+    c = coordinator(shards=3, steps=2)
+    assert c.handle(Joined(0), 0.0) == [Compute(0, 0, 0, HOME)]
+    assert c.handle(Joined(1), 0.0) == [Compute(1, 0, 1, HOME)]
+    assert c.handle(Joined(2), 0.0) == [Compute(2, 0, 2, HOME)]
+    assert c.workers == (0, 1, 2)
+
+    assert c.handle(Done(1, 0, 1), 1.0) == [Keep(1, 0, 1), Wake(1.5)]
+    assert c.handle(Done(0, 0, 0), 1.1) == [Keep(0, 0, 0), Wake(pytest.approx(1.575))]
+    assert c.handle(Done(2, 0, 2), 1.2) == [Keep(2, 0, 2), Apply(0, (0, 1, 2))]
+    assert c.phase is Phase.APPLYING
+
+    assert c.handle(Applied(0), 2.0) == [
+        Compute(0, 1, 0, HOME),
+        Compute(1, 1, 1, HOME),
+        Compute(2, 1, 2, HOME),
+    ]
+    handle_all(c, 3.0, Done(0, 1, 0), Done(1, 1, 1), Done(2, 1, 2))
+    assert c.handle(Applied(1), 4.0) == [Finish(2, ENDED)]
+    assert c.phase is Phase.FINISHED
+
+
+def test_one_worker_computes_all_shards_in_order() -> None:
+    c = coordinator(shards=3)
+    assert c.handle(Joined(7), 0.0) == [Compute(7, 0, 0, HOME)]
+    assert c.handle(Done(7, 0, 0), 1.0) == [Keep(7, 0, 0), Compute(7, 0, 1, HOME)]
+    assert c.handle(Done(7, 0, 1), 2.0) == [Keep(7, 0, 1), Compute(7, 0, 2, HOME)]
+    assert c.handle(Done(7, 0, 2), 3.0) == [Keep(7, 0, 2), Apply(0, (7,))]
+
+
+def test_with_more_shards_than_workers_the_fast_one_does_more() -> None:
+    c = coordinator(shards=6, joined=2)  # w0 is at home in 0 to 2, w1 in 3 to 5
+    assert c.handle(Done(0, 0, 0), 1.0) == [Keep(0, 0, 0), Compute(0, 0, 1, HOME)]
+    assert c.handle(Done(0, 0, 1), 2.0) == [Keep(0, 0, 1), Compute(0, 0, 2, HOME)]
+    # From the end of the other's run, so that what the other keeps stays contiguous.
+    assert c.handle(Done(0, 0, 2), 3.0) == [Keep(0, 0, 2), Compute(0, 0, 5, FREE)]
+    assert c.handle(Done(0, 0, 5), 4.0) == [Keep(0, 0, 5), Compute(0, 0, 4, FREE)]
+    assert c.handle(Done(1, 0, 3), 4.5) == [Keep(1, 0, 3), Wake(5.5)]
+    assert c.handle(Done(0, 0, 4), 5.0) == [Keep(0, 0, 4), Apply(0, (0, 1))]
+
+
+def test_a_join_in_the_middle_of_a_step_gets_a_shard() -> None:
+    c = coordinator(shards=4, joined=1)
+    c.handle(Done(0, 0, 0), 1.0)  # w0 goes on with shard 1
+    assert c.handle(Joined(1), 1.5) == [Compute(1, 0, 2, HOME)]
+
+
+def test_a_join_during_an_update_waits_for_the_next_step() -> None:
+    c = coordinator(shards=1, steps=2, joined=1)
+    c.handle(Done(0, 0, 0), 1.0)
+    assert c.handle(Joined(1), 1.0) == []
+    assert c.handle(Applied(0), 2.0) == [Compute(0, 1, 0, FREE), Wake(3.5)]
+
+
+def test_a_run_of_no_steps_is_over_when_the_first_worker_joins() -> None:
+    assert coordinator(shards=2, steps=0).handle(Joined(0), 0.0) == [Finish(0, ENDED)]
+
+
+# --- stragglers -----------------------------------------------------------------------------------
+
+
+def straggling() -> Coordinator:
+    """V = 2, N = 3: w0 and w1 took 1 s each in step 0; w1 began (1, 1) at 10 and is not back."""
+    c = coordinator(shards=2, steps=4, joined=3)
+    handle_all(c, 1.0, Done(0, 0, 0), Done(1, 0, 1))
+    c.handle(Applied(0), 10.0)
+    return c
+
+
+def test_substitutes_are_idle_until_someone_is_far_behind() -> None:
+    c = coordinator(shards=2, steps=4)
+    handle_all(c, 0.0, Joined(0), Joined(1))
+    assert c.handle(Joined(2), 0.0) == []  # no usual time is known yet, so no one is behind it
+    assert c.handle(Tick(), 100.0) == []
+    assert c.handle(Done(0, 0, 0), 101.0) == [
+        Keep(0, 0, 0),
+        Wake(151.5),  # w1 has no time of its own, and w0's was 101 s
+    ]
+
+
+def test_a_straggler_is_duplicated_after_patience_times_its_usual_time() -> None:
+    c = straggling()
+    assert c.handle(Done(0, 1, 0), 11.0) == [Keep(0, 1, 0), Wake(11.5)]
+    assert c.handle(Tick(), 11.25) == [Wake(11.5)]
+    assert c.handle(Tick(), 11.5) == [Compute(0, 1, 1, behind(1))]
+    assert c.handle(Tick(), 99.0) == []  # w2 is idle, and two copies are enough
+
+
+def test_the_first_of_two_copies_is_kept_and_the_late_one_discarded_steps_later() -> None:
+    c = straggling()
+    handle_all(c, 11.5, Done(0, 1, 0))  # and w0 takes the copy
+    assert c.handle(Done(0, 1, 1), 12.5) == [Keep(0, 1, 1), Apply(1, (0,))]
+    assert c.handle(Applied(1), 13.0) == [
+        Compute(0, 2, 0, FREE),
+        Compute(2, 2, 1, HOME),
+    ]
+    handle_all(c, 14.0, Done(0, 2, 0), Done(2, 2, 1))
+    c.handle(Applied(2), 15.0)
+    assert c.handle(Done(1, 1, 1), 15.5)[0] == Discard(1, 1, 1)
+    assert handle_all(c, 16.0, Done(0, 3, 0), Done(2, 3, 1))[-1] == Apply(3, (0, 2))
+    assert c.handle(Applied(3), 17.0) == [Finish(4, ENDED)]
+
+
+def test_a_straggler_that_is_back_first_is_kept_and_its_copy_discarded() -> None:
+    c = straggling()
+    handle_all(c, 11.5, Done(0, 1, 0))
+    assert c.handle(Done(1, 1, 1), 11.75) == [Keep(1, 1, 1), Apply(1, (0, 1))]
+    assert c.handle(Done(0, 1, 1), 12.0) == [Discard(0, 1, 1)]  # the update is under way
+    assert c.handle(Applied(1), 13.0)[:2] == [Compute(0, 2, 0, FREE), Compute(1, 2, 1, FREE)]
+
+
+def test_the_furthest_behind_is_duplicated_first() -> None:
+    c = coordinator(shards=3, steps=2, joined=3)
+    c.handle(Done(2, 0, 2), 1.0)
+    c.handle(Done(0, 0, 0), 1.125)
+    c.handle(Done(1, 0, 1), 1.25)
+    c.handle(Applied(0), 10.0)  # w2 is behind at 11.5, w0 at 11.6875, w1 at 11.875
+    assert c.handle(Joined(3), 12.0) == [Compute(3, 1, 2, behind(2))]
+    assert c.handle(Joined(4), 12.0) == [Compute(4, 1, 0, behind(0))]
+    assert c.handle(Joined(5), 12.0) == [Compute(5, 1, 1, behind(1))]
+    assert c.handle(Joined(6), 12.0) == []
+
+
+def test_a_hung_worker_delays_the_run_and_does_not_stop_it() -> None:
+    run = Simulation(
+        shards=3,
+        steps=5,
+        time_s=lambda worker, step, shard: math.inf if (worker, step) == (1, 2) else 1.0,
+    )
+    run.at(0.0, Joined(0), Joined(1), Joined(2))
+    run.run()
+    assert run.finish == Finish(5, ENDED)
+    assert run.copies == 1
+    assert run.now == pytest.approx(1 + 1 + (1.5 + 1) + 2 + 2)
+
+
+# --- workers that leave ---------------------------------------------------------------------------
+
+
+def test_a_worker_killed_while_computing_has_its_shard_dealt_again() -> None:
+    c = coordinator(shards=2, joined=3)
+    assert c.handle(Left(1, "killed"), 0.5) == [Compute(2, 0, 1, HOME)]
+
+
+def test_a_shard_waits_in_nobodys_hands_when_all_others_are_busy() -> None:
+    c = coordinator(shards=2, joined=2)
+    assert c.handle(Left(1, "killed"), 0.5) == []
+    assert c.handle(Done(0, 0, 0), 1.0) == [Keep(0, 0, 0), Compute(0, 0, 1, HOME)]
+
+
+def test_a_worker_killed_while_holding_shards_has_them_dealt_again() -> None:
+    c = coordinator(shards=4, joined=2)
+    handle_all(c, 1.0, Done(1, 0, 2))  # w1 goes on with shard 3
+    assert c.handle(Left(1, "killed"), 1.5) == []
+    assert c.handle(Done(0, 0, 0), 2.0) == [Keep(0, 0, 0), Compute(0, 0, 1, HOME)]
+    assert c.handle(Done(0, 0, 1), 3.0) == [Keep(0, 0, 1), Compute(0, 0, 2, HOME)]
+    assert c.handle(Done(0, 0, 2), 4.0) == [Keep(0, 0, 2), Compute(0, 0, 3, HOME)]
+    assert c.handle(Done(0, 0, 3), 5.0) == [Keep(0, 0, 3), Apply(0, (0,))]
+
+
+def test_a_holder_killed_during_the_update_has_its_shards_dealt_again() -> None:
+    c = coordinator(shards=2, steps=2, joined=2)
+    assert handle_all(c, 1.0, Done(0, 0, 0), Done(1, 0, 1))[-1] == Apply(0, (0, 1))
+    assert c.handle(Left(1, "killed"), 1.5) == [Compute(0, 0, 1, HOME)]
+    assert c.phase is Phase.COMPUTING
+    assert c.handle(Done(0, 0, 1), 2.5) == [Keep(0, 0, 1), Apply(0, (0,))]
+    assert c.handle(Applied(0), 3.0) == [Compute(0, 1, 0, HOME)]
+
+
+def test_a_worker_that_holds_nothing_may_leave_during_the_update() -> None:
+    c = coordinator(shards=1, steps=2, joined=2)
+    c.handle(Done(0, 0, 0), 1.0)
+    assert c.handle(Left(1, "killed"), 1.5) == []
+    assert c.handle(Applied(0), 2.0) == [Compute(0, 1, 0, HOME)]
+
+
+def test_a_late_copy_takes_the_place_of_one_that_was_lost_with_its_holder() -> None:
+    c = straggling()
+    handle_all(c, 11.5, Done(0, 1, 0))
+    c.handle(Done(0, 1, 1), 12.0)  # w0 holds both, and w1 still computes its copy of (1, 1)
+    assert c.handle(Left(0, "killed"), 12.0) == [Compute(2, 1, 0, FREE)]
+    assert c.handle(Done(1, 1, 1), 12.25)[0] == Keep(1, 1, 1)
+    assert c.handle(Done(2, 1, 0), 13.0) == [Keep(2, 1, 0), Apply(1, (1, 2))]
+
+
+def test_a_run_that_all_workers_left_ends_with_a_new_one() -> None:
+    run = Simulation(shards=3, steps=4)
+    run.at(0.0, Joined(0), Joined(1))
+    run.at(2.5, Left(0, "killed"))
+    run.at(3.0, Left(1, "killed"))
+    run.at(100.0, Joined(2))
+    run.run()
+    assert run.finish == Finish(4, ENDED)
+    assert run.now == 100.0 + 3 * 3  # step 0 was applied before
+
+
+def test_a_worker_that_is_back_under_its_old_number_begins_afresh() -> None:
+    c = coordinator(shards=2, joined=2)
+    c.handle(Left(0, "killed"), 0.5)
+    assert c.handle(Joined(0), 1.0) == [Compute(0, 0, 0, HOME)]
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_failed_once_is_tried_on_another_worker_and_not_on_the_same() -> None:
+    c = coordinator(shards=3, joined=2)  # w0 is at home in 0, w1 in 1 and 2
+    assert c.handle(Failed(0, 0, 0), 1.0) == [Compute(0, 0, 2, FREE)]
+    # It is idle now, and waits for w1 to be far behind rather than to try again.
+    assert c.handle(Done(0, 0, 2), 5.0) == [Keep(0, 0, 2), Wake(6.0)]
+    assert c.handle(Done(1, 0, 1), 5.5) == [Keep(1, 0, 1), Compute(1, 0, 0, FREE), Wake(13.75)]
+    assert c.handle(Done(1, 0, 0), 6.5) == [Keep(1, 0, 0), Apply(0, (0, 1))]
+
+
+def test_a_shard_that_failed_on_two_workers_ends_the_run() -> None:
+    c = coordinator(shards=2, joined=3)
+    assert c.handle(Failed(0, 0, 0), 1.0) == [Compute(2, 0, 0, FREE)]
+    assert c.handle(Failed(2, 0, 0), 2.0) == [Abort(2, 0, 0)]
+    assert c.phase is Phase.FINISHED
+
+
+def test_a_failure_on_the_only_worker_ends_the_run_at_once() -> None:
+    c = coordinator(shards=2, joined=1)
+    assert c.handle(Failed(0, 0, 0), 1.0) == [Abort(0, 0, 0)]
+
+
+def test_a_failure_on_every_worker_ends_the_run_before_all_attempts_are_made() -> None:
+    c = coordinator(shards=2, joined=2, attempts=5)
+    handle_all(c, 1.0, Failed(0, 0, 0), Done(1, 0, 1))
+    assert c.handle(Failed(1, 0, 0), 2.0) == [Abort(1, 0, 0)]
+
+
+def test_a_failure_of_a_copy_that_nobody_needs_changes_nothing() -> None:
+    c = straggling()
+    handle_all(c, 11.5, Done(0, 1, 0))
+    handle_all(c, 12.0, Done(0, 1, 1))
+    c.handle(Applied(1), 13.0)
+    effects = c.handle(Failed(1, 1, 1), 13.5)
+    assert not [e for e in effects if not isinstance(e, Wake)]
+
+
+def test_a_failure_counts_in_its_step_only() -> None:
+    c = coordinator(shards=1, steps=2, joined=2)
+    c.handle(Failed(0, 0, 0), 1.0)
+    c.handle(Done(1, 0, 0), 2.0)
+    c.handle(Applied(0), 3.0)  # (1, 0) goes to w0
+    assert c.handle(Failed(0, 1, 0), 4.0) == [Compute(1, 1, 0, HOME), Wake(5.5)]
+
+
+def test_a_shard_is_tried_again_where_it_failed_when_nobody_else_is_left_to_try_it() -> None:
+    c = coordinator(shards=2, joined=2)
+    c.handle(Failed(0, 0, 0), 1.0)
+    c.handle(Done(1, 0, 1), 1.0)  # and w1 tries (0, 0)
+    assert Compute(0, 0, 0, HOME) in c.handle(Left(1, "killed"), 2.0)
+    assert c.handle(Failed(0, 0, 0), 3.0) == [Abort(0, 0, 0)]
+
+
+# --- stops ----------------------------------------------------------------------------------------
+
+
+def test_a_stop_in_the_middle_of_a_step_finishes_that_step() -> None:
+    c = coordinator(shards=2, steps=9, joined=1)
+    assert c.handle(Stop("SIGTERM"), 0.5) == []
+    assert c.handle(Done(0, 0, 0), 1.0) == [Keep(0, 0, 0), Compute(0, 0, 1, HOME)]
+    assert c.handle(Done(0, 0, 1), 2.0) == [Keep(0, 0, 1), Apply(0, (0,))]
+    assert c.handle(Applied(0), 3.0) == [Finish(1, "SIGTERM")]
+
+
+def test_a_stop_during_an_update_ends_the_run_after_it() -> None:
+    c = coordinator(shards=1, steps=9, joined=1)
+    c.handle(Done(0, 0, 0), 1.0)
+    assert c.handle(Stop("SIGTERM"), 1.5) == []
+    assert c.handle(Applied(0), 2.0) == [Finish(1, "SIGTERM")]
+
+
+def test_a_stop_before_anything_has_begun_ends_the_run_at_once() -> None:
+    assert coordinator(shards=2, steps=9).handle(Stop("SIGTERM"), 0.0) == [Finish(0, "SIGTERM")]
+
+
+def test_a_stop_when_all_of_a_step_was_lost_ends_the_run_at_once() -> None:
+    c = coordinator(shards=2, steps=9, joined=1)
+    handle_all(c, 1.0, Done(0, 0, 0), Left(0, "killed"))
+    assert c.handle(Stop("SIGTERM"), 2.0) == [Finish(0, "SIGTERM")]
+
+
+def test_the_reason_of_the_first_stop_counts() -> None:
+    c = coordinator(shards=1, steps=9, joined=1)
+    handle_all(c, 0.5, Stop("first"), Stop("second"))
+    c.handle(Done(0, 0, 0), 1.0)
+    assert c.handle(Applied(0), 2.0) == [Finish(1, "first")]
+
+
+def test_what_comes_after_the_end_has_no_effect_but_on_results() -> None:
+    c = straggling()
+    handle_all(c, 11.5, Stop("SIGTERM"), Done(0, 1, 0))
+    c.handle(Done(0, 1, 1), 12.5)
+    assert c.handle(Applied(1), 13.0) == [Finish(2, "SIGTERM")]
+    assert c.handle(Done(1, 1, 1), 14.0) == [Discard(1, 1, 1)]
+    assert handle_all(c, 15.0, Left(1, "killed"), Joined(1), Stop("again"), Tick()) == []
+
+
+# --- events that cannot happen --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (Joined(0), "worker 0 joined twice"),
+        (Left(5, "killed"), "worker 5 left and had not joined"),
+        (Done(0, 0, 1), "worker 0 was not computing step 0, shard 1"),
+        (Done(0, 1, 0), "worker 0 was not computing step 1, shard 0"),
+        (Done(5, 0, 0), "worker 5 was not computing step 0, shard 0"),
+        (Failed(1, 0, 0), "worker 1 was not computing step 0, shard 0"),
+        (Applied(0), "no update of step 0 was asked for"),
+    ],
+    ids=str,
+)
+def test_an_impossible_event_is_refused_with_the_events_before_it(
+    event: Event, message: str
+) -> None:
+    c = coordinator(shards=2, joined=2)
+    with pytest.raises(ProtocolError) as caught:
+        c.handle(event, 1.0)
+    assert str(caught.value) == "\n".join(
+        [
+            f"{message} (step 0, computing)",
+            "last events, oldest first:",
+            "  Joined(worker=0)",
+            "  Joined(worker=1)",
+            f"  {event}",
+        ]
+    )
+
+
+def test_an_update_of_another_step_is_refused() -> None:
+    c = coordinator(shards=1, steps=2, joined=1)
+    c.handle(Done(0, 0, 0), 1.0)
+    with pytest.raises(ProtocolError, match="no update of step 1 was asked for"):
+        c.handle(Applied(1), 2.0)
+
+
+def test_a_protocol_error_carries_twenty_events_at_most() -> None:
+    c = coordinator(shards=1, joined=1)
+    handle_all(c, 0.0, *[Tick()] * 50)
+    with pytest.raises(ProtocolError) as caught:
+        c.handle(Joined(0), 1.0)
+    assert len(str(caught.value).splitlines()) == 2 + 20
+
+
+# --- any order of events --------------------------------------------------------------------------
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Simulation:
+    """N in 1..6, V in 1..12 and up to 6 steps, with stragglers, kills and late joins."""
+    workers = draw(st.integers(1, 6))
+    shards = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))  # per step
+    speeds = draw(st.lists(st.sampled_from([1.0, 1.0, 2.5]), min_size=workers, max_size=workers))
+    chance = random.Random(draw(st.integers(0, 1_000_000)))
+    stragglers = draw(st.sampled_from([0.0, 0.1, 0.3]))
+    failures = draw(st.sampled_from([0.0, 0.0, 0.1]))
+
+    def time_s(worker: int, step: int, shard: int) -> float:
+        if chance.random() < stragglers:
+            return chance.choice([5.0, 20.0, 100.0])
+        # Whole seconds: many things happen at one time. Others: nothing does.
+        return speeds[worker % workers] * chance.choice([1.0, 1.0, chance.uniform(0.5, 1.5)])
+
+    run = Simulation(
+        shards=shards.__getitem__,
+        steps=len(shards),
+        time_s=time_s,
+        fails=lambda worker, step, shard: chance.random() < failures,
+        apply_s=draw(st.sampled_from([0.0, 0.5, 3.0])),
+        patience=draw(st.sampled_from([1.0, 1.5, 3.0])),
+        attempts=draw(st.integers(1, 3)) if failures else 2,
+    )
+    gaps = st.one_of(st.integers(0, 12).map(float), st.floats(0.1, 12.0))
+    new_numbers = draw(st.booleans())
+    for number in range(workers):
+        worker, now = number, draw(gaps) if number else 0.0
+        run.at(now, Joined(worker))
+        for _ in range(draw(st.integers(0, 3))):
+            now += draw(gaps)
+            run.at(now, Left(worker, "killed"))
+            now += draw(gaps)
+            worker += workers if new_numbers else 0
+            run.at(now, Joined(worker))  # so that in the end everyone is there
+    return run
+
+
+@given(runs())
+@fixed
+def test_in_any_order_of_events_the_run_ends_with_the_same_sums(run: Simulation) -> None:
+    run.run()  # raises InvariantError
+    if run.abort is None:
+        assert run.finish == Finish(run.step, ENDED)
+
+
+@given(runs(), st.floats(0.0, 40.0))
+@fixed
+def test_in_any_order_of_events_a_stop_ends_the_run_within_a_step(
+    run: Simulation, time_s: float
+) -> None:
+    run.at(time_s, Stop("SIGTERM"))
+    while run.now < time_s and not (run.finish or run.abort):
+        run.advance()
+    step = run.step
+    run.run()
+    if run.finish:
+        assert run.step <= step + 1
+
+
+@given(st.integers(1, 12), st.integers(1, 8))
+@fixed
+def test_an_undisturbed_step_takes_as_long_as_the_most_shards_of_a_worker(
+    shards: int,
+    workers: int,
+) -> None:
+    run = Simulation(shards=shards, steps=3)
+    run.at(0.0, *map(Joined, range(workers)))
+    run.run()
+    assert run.now == 3 * math.ceil(shards / workers)
+    assert run.copies == 0
+
+
+def test_a_thousand_workers_compute_a_thousand_shards() -> None:
+    run = Simulation(shards=1000, steps=2)
+    run.at(0.0, *map(Joined, range(1000)))
+    run.run()
+    assert run.finish == Finish(2, ENDED)
+    assert set(run.computed.values()) == {2}

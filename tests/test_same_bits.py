@@ -1,0 +1,251 @@
+"""The promise: one digest on any number of devices, after a resume, and whoever is slow."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset, TensorDataset
+
+import quorate
+from quorate.digest import digest
+
+SCRIPT = Path(__file__).parent / "scripts" / "everything.py"
+
+
+def everything() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("everything", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EVERYTHING = everything()
+
+
+def trained(workers: int, shards: int, *, rows: int = 110, **options: Any) -> quorate.Trainer:
+    torch.manual_seed(3)
+    defaults: dict[str, Any] = {
+        "optimizer": lambda params: torch.optim.Adam(params, lr=3e-3),
+        "batch_size": 24,
+        "clip_norm": 1.0,
+        "ema_decay": 0.99,
+        "schedule": lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20),
+    }
+    trainer = quorate.Trainer(
+        EVERYTHING.Everything(),
+        EVERYTHING.loss,
+        shards=shards,
+        devices="cpu",
+        workers=workers,
+        **defaults | options,
+    )
+    for _ in trainer.updates(EVERYTHING.Sentences(rows), epochs=2):
+        pass
+    return trainer
+
+
+def digest_of(trainer: quorate.Trainer) -> str:
+    assert trainer.averaged_model is not None
+    averaged = trainer.averaged_model.state_dict()
+    return digest([*trainer.model.state_dict().items(), *averaged.items()])
+
+
+@pytest.mark.parametrize("shards", [1, 4, 5, 8])
+def test_one_digest_on_any_number_of_towers(shards: int) -> None:
+    expected = digest_of(trained(1, shards))
+    for workers in (2, 3, 4, 9):
+        assert digest_of(trained(workers, shards)) == expected, workers
+
+
+def test_the_digest_depends_on_seed_and_shards() -> None:
+    digests = {digest_of(trained(2, shards, seed=seed)) for shards in (4, 5) for seed in (0, 1)}
+    assert len(digests) == 4
+
+
+def test_loader_processes_do_not_change_a_bit() -> None:
+    assert digest_of(trained(2, 4, loader_workers=2)) == digest_of(trained(3, 4))
+
+
+def test_slow_towers_do_not_change_a_bit() -> None:
+    """Random sleeps make idle towers take over shards and compute copies of them."""
+
+    def sleepy(model: nn.Module, batch: Any) -> Any:
+        if torch.is_grad_enabled() and time.monotonic_ns() // 1000 % 5 == 0:
+            time.sleep(0.05)
+        return EVERYTHING.loss(model, batch)
+
+    def run(workers: int, loss: Any) -> str:
+        torch.manual_seed(3)
+        trainer = quorate.Trainer(
+            EVERYTHING.Everything(),
+            loss,
+            optimizer=torch.optim.Adam,
+            batch_size=24,
+            shards=6,
+            devices="cpu",
+            workers=workers,
+            ema_decay=0.9,
+        )
+        for report in trainer.updates(EVERYTHING.Sentences(72), epochs=4):
+            if report.ends_epoch:
+                trainer.evaluate(EVERYTHING.Sentences(30))
+        return digest_of(trainer)
+
+    expected = run(1, EVERYTHING.loss)
+    assert {run(workers, sleepy) for workers in (2, 3, 7)} == {expected}
+
+
+class Careless(nn.Module):
+    """Draws from the generators that all threads share, and recomputes activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.second = nn.Linear(16, 1)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * random.uniform(0.5, 1.5) + np.random.normal()
+        hidden = checkpoint(
+            lambda y: self.dropout(torch.relu(self.first(y))), x, use_reentrant=False
+        )
+        return self.second(hidden)
+
+
+def test_models_that_draw_from_shared_generators_take_turns() -> None:
+    data = TensorDataset(torch.randn(64, 6, generator=torch.Generator().manual_seed(0)))
+
+    def run(workers: int) -> str:
+        trainer = quorate.Trainer(
+            Careless,
+            lambda model, batch: model(batch[0]).square().mean(),
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+            batch_size=16,
+            shards=4,
+            devices="cpu",
+            workers=workers,
+        )
+        for _ in trainer.updates(data, epochs=4):
+            random.random()  # the caller's own draws are neither disturbed nor disturbing
+            np.random.rand()
+        return digest(trainer.model.state_dict().items())
+
+    assert len({run(workers) for workers in (1, 2, 3, 4)}) == 1
+
+
+def test_the_callers_generators_are_left_alone() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    trainer = quorate.Trainer(
+        Careless,
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=torch.optim.Adam,
+        batch_size=16,
+        shards=4,
+        devices="cpu",
+        workers=2,
+    )
+    for _ in trainer.updates(TensorDataset(torch.ones(64, 6))):
+        pass
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+class ByIndex(Dataset[torch.Tensor]):
+    """Augmented rows; `together` also offers several at once."""
+
+    def __init__(self, together: bool) -> None:
+        self.rows = torch.arange(48.0).reshape(48, 1)
+        if together:
+            self.__getitems__ = lambda rows: [self[row] for row in rows]
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return self.rows[row] + torch.randn(1)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_augmentation_belongs_to_the_sample_and_the_epoch(together: bool) -> None:
+    """Whatever the shards, batches and workers: the same noise on the same row, another per epoch."""
+
+    def seen(batch_size: int, shards: int, workers: int, loader_workers: int) -> list[list[float]]:
+        epochs: list[list[float]] = []
+        batches: dict[float, float] = {}
+
+        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            if torch.is_grad_enabled():
+                batches.update({round(float(v), 6): 0.0 for v in batch.flatten()})
+            return model(batch).mean()
+
+        trainer = quorate.Trainer(
+            nn.Linear(1, 1),
+            loss,
+            optimizer=torch.optim.SGD,
+            batch_size=batch_size,
+            shards=shards,
+            devices="cpu",
+            workers=workers,
+            loader_workers=loader_workers,
+        )
+        for report in trainer.updates(ByIndex(together), epochs=2):
+            if report.ends_epoch:
+                epochs.append(sorted(batches))
+                batches.clear()
+        return epochs
+
+    expected = seen(8, 1, 1, 0)
+    assert expected[0] != expected[1]
+    assert len(expected[0]) == 48
+    for other in [(8, 4, 2, 0), (16, 3, 3, 0), (48, 5, 2, 1)]:
+        assert seen(*other) == expected, other
+
+
+def run_script(run_dir: Path, *options: str) -> dict[str, Any]:
+    quorate_command = [sys.executable, "-m", "quorate"]
+    command = [*quorate_command, "run", "--devices", "cpu", "--run-dir", str(run_dir), *options]
+    subprocess.run([*command, str(SCRIPT)], check=True, timeout=120, capture_output=True)
+    shown = subprocess.run(
+        [*quorate_command, "inspect", "--json", str(run_dir)],
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    facts: dict[str, Any] = json.loads(shown.stdout)
+    return facts
+
+
+def test_the_command_line_shows_one_digest(tmp_path: Path) -> None:
+    one = run_script(tmp_path / "one", "--workers", "1", "--shards", "5")
+    three = run_script(tmp_path / "three", "--workers", "3", "--shards", "5")
+    assert one["digest"] == three["digest"]
+    assert one["averaged_digest"] == three["averaged_digest"] != one["digest"]
+    assert (one["global_step"], one["epoch"], one["shards"], one["update"]) == (15, 3, 5, "sync")
+    assert (one["workers"], three["workers"], three["devices"]) == (1, 3, ["cpu"])
+    log = (tmp_path / "three/metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in log.splitlines()]
+    updates = [line for line in lines if "loss" in line]
+    assert [line["global_step"] for line in updates] == list(range(1, 16))
+    assert [line["rows"] for line in updates[:5]] == [24, 24, 24, 24, 14]
+    assert len([line for line in lines if "validation" in line]) == 3
