@@ -145,6 +145,7 @@ class Simulation:
     ) -> None:
         self.shards_of = shards if callable(shards) else lambda step: shards
         self.step = first_step
+        self.steps = steps
         self.now = 0.0
         self.sums: list[str] = []  # of the steps applied
         self.computed: Counter[int] = Counter()  # worker -> results of its that were kept

@@ -320,10 +320,9 @@ def test_a_failure_counts_in_its_step_only() -> None:
 
 
 def test_a_shard_is_tried_again_where_it_failed_when_nobody_else_is_left_to_try_it() -> None:
-    c = coordinator(shards=2, joined=2)
-    c.handle(Failed(0, 0, 0), 1.0)
-    c.handle(Done(1, 0, 1), 1.0)  # and w1 tries (0, 0)
-    assert Compute(0, 0, 0, HOME) in c.handle(Left(1, "killed"), 2.0)
+    c = coordinator(shards=1, joined=2)
+    assert c.handle(Failed(0, 0, 0), 1.0) == [Compute(1, 0, 0, HOME)]
+    assert [effect.worker for effect in c.handle(Left(1, "killed"), 2.0)] == [0]
     assert c.handle(Failed(0, 0, 0), 3.0) == [Abort(0, 0, 0)]
 
 
@@ -364,7 +363,7 @@ def test_the_reason_of_the_first_stop_counts() -> None:
 
 def test_what_comes_after_the_end_has_no_effect_but_on_results() -> None:
     c = straggling()
-    handle_all(c, 11.5, Stop("SIGTERM"), Done(0, 1, 0))
+    handle_all(c, 11.5, Done(0, 1, 0), Stop("SIGTERM"))  # and w0 takes the copy
     c.handle(Done(0, 1, 1), 12.5)
     assert c.handle(Applied(1), 13.0) == [Finish(2, "SIGTERM")]
     assert c.handle(Done(1, 1, 1), 14.0) == [Discard(1, 1, 1)]
@@ -430,7 +429,7 @@ def runs(draw: st.DrawFn) -> Simulation:
     speeds = draw(st.lists(st.sampled_from([1.0, 1.0, 2.5]), min_size=workers, max_size=workers))
     chance = random.Random(draw(st.integers(0, 1_000_000)))
     stragglers = draw(st.sampled_from([0.0, 0.1, 0.3]))
-    failures = draw(st.sampled_from([0.0, 0.0, 0.1]))
+    failures = draw(st.sampled_from([0.0, 0.0, 0.1, 0.3]))
 
     def time_s(worker: int, step: int, shard: int) -> float:
         if chance.random() < stragglers:
@@ -455,9 +454,11 @@ def runs(draw: st.DrawFn) -> Simulation:
         for _ in range(draw(st.integers(0, 3))):
             now += draw(gaps)
             run.at(now, Left(worker, "killed"))
+            if number > 0 and draw(st.booleans()):
+                break  # for good, which the first one never is
             now += draw(gaps)
             worker += workers if new_numbers else 0
-            run.at(now, Joined(worker))  # so that in the end everyone is there
+            run.at(now, Joined(worker))
     return run
 
 
@@ -466,7 +467,7 @@ def runs(draw: st.DrawFn) -> Simulation:
 def test_in_any_order_of_events_the_run_ends_with_the_same_sums(run: Simulation) -> None:
     run.run()  # raises InvariantError
     if run.abort is None:
-        assert run.finish == Finish(run.step, ENDED)
+        assert run.finish == Finish(run.steps, ENDED)
 
 
 @given(runs(), st.floats(0.0, 40.0))
@@ -475,19 +476,17 @@ def test_in_any_order_of_events_a_stop_ends_the_run_within_a_step(
     run: Simulation, time_s: float
 ) -> None:
     run.at(time_s, Stop("SIGTERM"))
-    while run.now < time_s and not (run.finish or run.abort):
+    while not (run.finish or run.abort or (run.log and run.log[-1][1] == Stop("SIGTERM"))):
         run.advance()
-    step = run.step
+    under_way = run.step
     run.run()
-    if run.finish:
-        assert run.step <= step + 1
+    assert run.step <= under_way + 1
 
 
 @given(st.integers(1, 12), st.integers(1, 8))
 @fixed
 def test_an_undisturbed_step_takes_as_long_as_the_most_shards_of_a_worker(
-    shards: int,
-    workers: int,
+    shards: int, workers: int
 ) -> None:
     run = Simulation(shards=shards, steps=3)
     run.at(0.0, *map(Joined, range(workers)))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from quorate.data import read_idx
+from quorate.data.idx import read_idx
 from quorate.errors import DataError
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
@@ -51,19 +51,19 @@ def reads(path: Path) -> torch.Tensor | None:
     return None
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (7, 2, 3), (2, 1, 3, 2), (0,), (4, 0, 3)])
 @pytest.mark.parametrize("code", CODES)
-def test_round_trip(tmp_path: Path, code: str, shape: tuple[int, ...], packed: bool) -> None:
-    array = sample(code, shape)
+def test_round_trip(tmp_path: Path, code: str) -> None:
     path = tmp_path / "any.name"
-    path.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
-    tensor = read_idx(str(path))
-    assert tensor.dtype == TORCH[code]
-    assert tuple(tensor.shape) == shape
-    assert torch.equal(tensor, torch.from_numpy(array))
-    tensor.add_(1)  # its memory is its own
-    assert torch.equal(read_idx(path), torch.from_numpy(array))
+    for shape in [(5,), (3, 4), (7, 2, 3), (2, 1, 3, 2), (0,), (4, 0, 3)]:
+        array = sample(code, shape)
+        for content in (idx(array), gzip.compress(idx(array))):
+            path.write_bytes(content)
+            tensor = read_idx(str(path))
+            assert tensor.dtype == TORCH[code]
+            assert tuple(tensor.shape) == shape
+            assert torch.equal(tensor, torch.from_numpy(array))
+            tensor.add_(1)  # its memory is its own
+            assert torch.equal(read_idx(path), torch.from_numpy(array))
 
 
 def test_larger_than_one_piece(tmp_path: Path) -> None:

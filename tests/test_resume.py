@@ -45,10 +45,18 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     return (model(batch[0]) - batch[1]).square().mean()
 
 
+def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Learning rate, and momentum where there is one."""
+    momentum = not isinstance(optimizer, torch.optim.Adafactor)
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=100, cycle_momentum=momentum
+    )
+
+
 def trainer(run_dir: Path | None, workers: int = 2, **options: Any) -> quorate.Trainer:
     defaults: dict[str, Any] = {
         "optimizer": lambda params: torch.optim.AdamW(params, lr=0.01),
-        "schedule": lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=100),
+        "schedule": one_cycle,
         "ema_decay": 0.9,
         "batch_size": 12,
         "shards": 4,
@@ -254,7 +262,9 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int, code: int
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
     command = [sys.executable, str(script), str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
+    ) as run:
         assert run.stdout is not None
         while "step" not in run.stdout.readline():
             pass

@@ -187,7 +187,7 @@ class ByIndex(Dataset[torch.Tensor]):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_augmentation_belongs_to_the_sample_and_the_epoch(together: bool) -> None:
-    """Whatever the shards, batches and workers: the same noise on the same row, another per epoch."""
+    """Whatever the shards, batches and workers: one noise per row, another in each epoch."""
 
     def seen(batch_size: int, shards: int, workers: int, loader_workers: int) -> list[list[float]]:
         epochs: list[list[float]] = []

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator import add, leaf, whole_sum
 
 from quorate.tree import TreeSum, tree_sum
-from simulator import add, leaf, whole_sum
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def sum_in_runs(
     """Each worker sums its run, in any order of its leaves; then all their parts, in any order."""
     edges = [0, *sorted(cuts), len(leaves)]
     parts = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         tree = TreeSum(len(leaves), plus)
         for shard in order.sample(range(start, end), end - start):
             tree.put((0, shard), leaves[shard])

@@ -198,7 +198,7 @@ class DebianPackage:
         code, reason = self._run([*apt, "download", self.package], room)
         if code != 0:
             before = f" (apt-get update: {complaint})" if complaint else ""
-            raise DataError("apt-get download", got=f"{reason}{before}", expected=self.package)
+            raise DataError("apt-get download", got=f"{reason}{before}", expected="the archive")
 
     def _run(self, command: Sequence[str], room: Path) -> tuple[int, str]:
         """Run a command in a directory. Returns its exit code and its last line on stderr.

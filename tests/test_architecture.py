@@ -1,0 +1,100 @@
+"""The architecture: what is public, who imports whom, what is pure."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import quorate
+
+ROOT = Path(quorate.__file__).parent
+# From the bottom to the top. A module imports only from rows below its own.
+LAYERS = [
+    ["errors", "keys", "digest", "report", "memory_format", "stop", "data"],
+    ["data.idx"],
+    ["data.fetch"],
+    ["settings", "plan", "tree", "rules", "flat", "streams", "loss"],
+    ["coordinator", "shard_sum", "devices", "progress", "data.fashion_mnist"],
+    ["replica", "feed"],
+    ["job", "optimizer"],
+    ["transports"],
+    ["transports.towers", "drive", "update"],
+    ["state"],
+    ["checkpoint"],
+    ["trainer"],
+    ["cli.run", "cli.inspect"],
+    ["cli"],
+    ["__main__"],
+]
+PURE = ["coordinator", "rules", "plan", "tree", "keys", "errors"]
+IMPURE = {"torch", "socket", "threading", "time", "multiprocessing", "asyncio"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+MODULES = {name_of(p): p for p in ROOT.rglob("*.py") if name_of(p) != "__init__"}
+
+
+def test_what_is_public() -> None:
+    assert quorate.__all__ == ["QuorateError", "Report", "Trainer", "UserError"]
+    assert all(hasattr(quorate, name) for name in quorate.__all__)
+
+
+def test_every_module_has_its_place() -> None:
+    placed = [name for layer in LAYERS for name in layer]
+    assert sorted(placed) == sorted(MODULES)
+
+
+def test_imports_go_one_way() -> None:
+    rank = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    for name, path in MODULES.items():
+        for target in imports(path):
+            other = target.removeprefix("quorate.")
+            if not target.startswith("quorate.") or other not in rank or other == name:
+                continue
+            assert rank[other] < rank[name], f"{name} imports {other}"
+
+
+def test_the_pure_modules_are_pure() -> None:
+    for name in PURE:
+        roots = {target.partition(".")[0] for target in imports(MODULES[name])}
+        assert not roots & IMPURE, name
+
+
+def test_the_environment_is_read_in_one_file_and_never_written() -> None:
+    for name, path in MODULES.items():
+        text = path.read_text()
+        assert "os.putenv" not in text
+        assert name == "settings" or ("os.environ" not in text and "getenv" not in text), name
+
+
+def test_importing_starts_nothing() -> None:
+    check = (
+        "import threading, torch, warnings; warnings.simplefilter('error');"
+        "generator = torch.random.default_generator;"
+        "import quorate; assert threading.active_count() == 1;"
+        "assert torch.random.default_generator is generator"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_the_command_says_what_it_can() -> None:
+    command = [sys.executable, "-m", "quorate", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "run | inspect" in ended.stdout
