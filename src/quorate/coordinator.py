@@ -172,6 +172,7 @@ class _Task:
 class _Member:
     task: _Task | None = None
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=15))  # of its last shards
+    usual_s: float | None = None  # their median
 
 
 class Coordinator:
@@ -204,7 +205,7 @@ class Coordinator:
         self._rule = rule
         self._patience = patience
         self._attempts = attempts
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _Member] = {}  # in order
         self._reason = "all steps are done"
         self._trail: deque[Event] = deque(maxlen=20)
         self._begin_step()
@@ -222,6 +223,8 @@ class Coordinator:
                 if worker in self._members:
                     raise self._error(f"worker {worker} joined twice")
                 self._members[worker] = _Member()
+                self._members = dict(sorted(self._members.items()))
+                self._assign_homes()
             case Left(worker):
                 self._leave(worker)
             case Done(worker, step, shard):
@@ -252,7 +255,7 @@ class Coordinator:
     @property
     def workers(self) -> tuple[int, ...]:
         """The workers that have joined and not left, in order."""
-        return tuple(sorted(self._members))
+        return tuple(self._members)
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -262,11 +265,21 @@ class Coordinator:
         self._todo = set(range(self._shards))  # nobody computes or holds them
         self._kept: dict[int, int] = {}  # shard -> the worker that holds it
         self._failures: dict[int, set[int]] = {}  # shard -> the workers it failed on
+        self._assign_homes()
+
+    def _assign_homes(self) -> None:
+        """Give each worker its home: a contiguous run of shards, while the present ones stay."""
+        count = len(self._members)
+        self._homes = {
+            worker: range(rank * self._shards // count, (rank + 1) * self._shards // count)
+            for rank, worker in enumerate(self._members)
+        }
 
     def _leave(self, worker: int) -> None:
         if worker not in self._members:
             raise self._error(f"worker {worker} left and had not joined")
         del self._members[worker]
+        self._assign_homes()
         lost = {shard for shard, holder in self._kept.items() if holder == worker}
         for shard in lost:
             del self._kept[shard]
@@ -282,6 +295,7 @@ class Coordinator:
         member.task = None
         if now is not None:
             member.times_s.append(now - task.since)
+            member.usual_s = median(member.times_s)
         return task
 
     def _done(self, task: _Task, worker: int) -> list[Effect]:
@@ -312,51 +326,51 @@ class Coordinator:
     # --- dealing ----------------------------------------------------------------------------------
 
     def _deal(self, now: float) -> Iterator[Effect]:
-        idle = [worker for worker in self.workers if self._members[worker].task is None]
-        for worker in idle:
-            choice = self._next_shard(worker, now)
-            if choice is not None:
-                shard, reason = choice
-                self._todo.discard(shard)
-                self._members[worker].task = _Task(self.step, shard, now)
-                yield Compute(worker, self.step, shard, reason)
-        if any(self._members[worker].task is None for worker in self.workers):
-            overdue = [
-                at
-                for shard, runners in self._running().items()
-                if len(runners) == 1 and shard not in self._kept
-                if (at := self._overdue_at(runners[0])) is not None and at > now
-            ]
-            if overdue:
-                yield Wake(min(overdue))
+        # 1. Shards that nobody has begun.
+        for worker in self._idle() if self._todo else ():
+            if (choice := self._next_shard(worker)) is not None:
+                yield self._give(worker, *choice, now)
+        # 2. Copies of those that are far behind, the furthest first.
+        idle = self._idle()
+        overdue = self._overdue() if idle else []
+        late = [(at, shard, runner) for at, shard, runner in overdue if at <= now]
+        for worker in idle if late else ():
+            for entry in late:
+                _, shard, runner = entry
+                if worker not in self._failures.get(shard, ()):
+                    late.remove(entry)
+                    reason = f"worker {runner} is far behind its usual time"
+                    yield self._give(worker, shard, reason, now)
+                    break
+        # 3. Another look when the next one is.
+        if self._idle() and (ahead := [at for at, _, _ in overdue if at > now]):
+            yield Wake(min(ahead))
 
-    def _next_shard(self, worker: int, now: float) -> tuple[int, str] | None:
-        """What an idle worker computes next, and why."""
-        allowed = {s for s in self._todo if worker not in self._failures.get(s, ())}
-        home = self._home(worker)
-        own = [shard for shard in home if shard in allowed]
-        if own:
-            return own[0], "home shard"
-        if allowed:
-            # From the end of the longest run that is left, so that its owner's run stays whole.
-            victim = max(self.workers, key=lambda w: len(allowed.intersection(self._home(w))))
-            return max(allowed.intersection(self._home(victim)) or allowed), "nobody has begun it"
-        late = [
-            (now - at, shard, runners[0])
-            for shard, runners in self._running().items()
-            if len(runners) == 1 and shard not in self._kept
-            if worker not in self._failures.get(shard, ())
-            if (at := self._overdue_at(runners[0])) is not None and at <= now
-        ]
-        if late:
-            _, shard, runner = max(late)
-            return shard, f"worker {runner} is far behind its usual time"
-        return None
+    def _idle(self) -> list[int]:
+        return [worker for worker, member in self._members.items() if member.task is None]
 
-    def _home(self, worker: int) -> range:
-        """The contiguous run of shards that is a worker's own while the present workers stay."""
-        rank, count = self.workers.index(worker), len(self._members)
-        return range(rank * self._shards // count, (rank + 1) * self._shards // count)
+    def _give(self, worker: int, shard: int, reason: str, now: float) -> Compute:
+        self._todo.discard(shard)
+        self._members[worker].task = _Task(self.step, shard, now)
+        return Compute(worker, self.step, shard, reason)
+
+    def _next_shard(self, worker: int) -> tuple[int, str] | None:
+        """Which of the shards that nobody has begun an idle worker computes, and why."""
+        home = self._homes[worker]
+        own = next((s for s in home if s in self._todo and self._may_try(worker, s)), None)
+        if own is not None:
+            return own, "home shard"
+        allowed = {shard for shard in self._todo if self._may_try(worker, shard)}
+        if not allowed:
+            return None
+        # From the end of the longest run that is left, so that its owner's run stays whole.
+        longest = max((allowed.intersection(home) for home in self._homes.values()), key=len)
+        return max(longest or allowed), "nobody has begun it"
+
+    def _may_try(self, worker: int, shard: int) -> bool:
+        """Whether the shard has not failed on this worker, or there is nobody else to try it."""
+        failed_on = self._failures.get(shard)
+        return failed_on is None or worker not in failed_on or self._members.keys() <= failed_on
 
     def _running(self) -> dict[int, list[int]]:
         """Shards of this step that are being computed, with the workers on each."""
@@ -366,13 +380,23 @@ class Coordinator:
                 running.setdefault(member.task.shard, []).append(worker)
         return running
 
-    def _overdue_at(self, worker: int) -> float | None:
-        """When the worker's task is far behind its usual time; none before a time is known."""
-        member = self._members[worker]
-        times = member.times_s or [t for m in self._members.values() for t in m.times_s]
-        if member.task is None or not times:
-            return None
-        return member.task.since + self._patience * median(times)
+    def _overdue(self) -> list[tuple[float, int, int]]:
+        """When each shard with one copy is far behind, the shard and its worker; soonest first.
+
+        A worker without a time of its own is measured by the others'; before one is known, nobody
+        is behind.
+        """
+        known = [m.usual_s for m in self._members.values() if m.usual_s is not None]
+        of_all_s = median(known) if known else None
+        overdue = []
+        for shard, runners in self._running().items():
+            member = self._members[runners[0]]
+            usual_s = of_all_s if member.usual_s is None else member.usual_s
+            if len(runners) > 1 or shard in self._kept:
+                continue  # the loser of two copies may still be running
+            if member.task is not None and usual_s is not None:
+                overdue.append((member.task.since + self._patience * usual_s, shard, runners[0]))
+        return sorted(overdue)
 
     def _error(self, message: str) -> ProtocolError:
         return ProtocolError(f"{message} (step {self.step}, {self.phase.value})", self._trail)
