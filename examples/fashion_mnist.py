@@ -66,9 +66,9 @@ def main() -> None:
     """Train, evaluate, and say where the results are."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=128, help="rows per update")
+    parser.add_argument("--batch-size", type=int, default=256, help="rows per update")
     parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=0.02, help="falls to 0 along a cosine")
+    parser.add_argument("--lr", type=float, default=0.05, help="falls to 0 along a cosine")
     parser.add_argument("--data", type=Path, help="a folder with the four IDX files")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/fashion_mnist"))
     parser.add_argument("--target", type=float, default=0.90, help="least test accuracy")

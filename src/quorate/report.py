@@ -46,7 +46,7 @@ class MetricsLog:
         self._path = run_dir / "metrics.jsonl"
         if self._path.exists():
             self._drop_after(global_step)
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)  # a kill loses no line
 
     def update(self, report: Report) -> None:
         record = asdict(report)

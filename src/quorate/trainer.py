@@ -124,6 +124,7 @@ class Trainer:
         self._channel: Channel | None = None
         self._plan: Plan | None = None
         self._updating = False
+        self._saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and where
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
         self.model = _made(model, self._seed)
 
@@ -148,9 +149,9 @@ class Trainer:
     ) -> None:
         """Train until so many epochs are done, counted from the first run in ``run_dir``.
 
-        Shows progress, writes metrics.jsonl, evaluates ``validation`` after each epoch, and saves
-        the state at the end: also after Ctrl-C or SIGTERM (the step under way is finished, then
-        the process is asked to exit as it would have been; a second one stops at once), and after
+        Shows progress, writes metrics.jsonl, evaluates ``validation`` and saves the state after
+        each epoch, and saves it at the end: also after Ctrl-C or SIGTERM (the step under way is
+        finished, then the process leaves as it would have; a second one stops at once), and after
         an exception of the user's code.
 
         Args:
@@ -182,8 +183,10 @@ class Trainer:
                 screen.update(report)
                 if log is not None:
                     log.update(report)
-                if report.ends_epoch and validation is not None and not stop.received:
-                    self._validate(validation, report, log)
+                if report.ends_epoch and not stop.received:
+                    if validation is not None:
+                        self._validate(validation, report, log)
+                    self._save_under_way()
         stop.leave()
 
     def updates(
@@ -271,15 +274,19 @@ class Trainer:
             self._channel.post(Stop(reason))
 
     def save(self) -> Path:
-        """Save the state under ``run_dir``; returns the checkpoint's directory.
+        """Save the state under ``run_dir``, unless it is there; returns the checkpoint's directory.
 
         Raises:
             UserError: there is no ``run_dir``, or nothing was trained yet.
+            OSError: it cannot be written; the older checkpoints are as they were.
         """
         if self.run_dir is None or self._state is None or self._plan is None:
             raise UserError("nothing to save: set run_dir, and train first")
-        facts = self._facts(self._plan)
-        return checkpoint.save(self.run_dir, self._state, facts)
+        if self._saved is None or self._saved[0] != self.global_step:
+            facts = self._facts(self._plan)
+            path = checkpoint.save(self.run_dir, self._state, facts)
+            self._saved = (self.global_step, path)
+        return self._saved[1]
 
     # --- preparing --------------------------------------------------------------------------------
 
@@ -358,6 +365,7 @@ class Trainer:
                     f"{here[name]!r}; use the same, or choose another run_dir"
                 )
         checkpoint.load(path, record, state)
+        self._saved = (state.global_step, path)
         self._say(f"resumed step {state.global_step:,} from {path}")
         for name in ("threads", "torch", "device_types"):
             if record[name] != here[name]:
@@ -435,8 +443,16 @@ class Trainer:
         if log is not None:
             log.evaluation(report.global_step, values)
 
+    def _save_under_way(self) -> None:
+        if self.run_dir is None:
+            return
+        try:
+            self.save()
+        except OSError as error:  # the older checkpoints are whole, and the next save may succeed
+            self._say(f"step {self.global_step:,} is not saved, training goes on: {error}")
+
     def _save_at_end(self) -> None:
-        if self._state is None or self.run_dir is None or self._plan is None:
+        if self.run_dir is None or self.global_step == 0:
             return
         if self._updating:
             self._say("nothing saved: an update was cut off, and the parameters are half of it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -31,4 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2
+    except KeyboardInterrupt:  # the run has said what it saved
+        code = 128 + signal.SIGINT
     return code
