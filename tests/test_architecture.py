@@ -22,7 +22,7 @@ LAYERS = [
     ["transports"],
     ["transports.towers", "drive", "update"],
     ["state"],
-    ["checkpoint"],
+    ["checkpoint", "probe"],
     ["trainer"],
     ["cli.run", "cli.inspect"],
     ["cli"],

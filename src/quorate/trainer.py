@@ -17,14 +17,13 @@ from quorate import checkpoint, rules
 from quorate.coordinator import Coordinator, Stop
 from quorate.devices import describe, worker_devices
 from quorate.drive import drive
-from quorate.errors import CheckpointError, SettingError, UserError
+from quorate.errors import CheckpointError, LossError, SettingError, UserError
 from quorate.feed import Collate, Feed, Source, length
 from quorate.job import Evaluation, Training
-from quorate.keys import key
 from quorate.loss import Loss
-from quorate.memory_format import convolves, set_format
 from quorate.optimizer import OptimizerFactory
-from quorate.plan import Plan, abridged
+from quorate.plan import Plan
+from quorate.probe import made, probed
 from quorate.progress import display, metrics
 from quorate.replica import Replica
 from quorate.report import MetricsLog, Report
@@ -32,7 +31,7 @@ from quorate.settings import real, setting, whole
 from quorate.shard_sum import ShardSum
 from quorate.state import State
 from quorate.stop import StopSignals
-from quorate.streams import Stream, Turns
+from quorate.streams import Turns
 from quorate.transports import Channel
 from quorate.transports.towers import Towers
 from quorate.tree import TreeSum, tree_sum
@@ -126,7 +125,7 @@ class Trainer:
         self._updating = False
         self._saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and where
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
-        self.model = _made(model, self._seed)
+        self.model = made(model, self._seed)
 
     @property
     def global_step(self) -> int:
@@ -183,6 +182,8 @@ class Trainer:
                 screen.update(report)
                 if log is not None:
                     log.update(report)
+                if stop.received:  # perhaps before there was a step to stop after
+                    self.stop(stop.received.name)
                 if report.ends_epoch and not stop.received:
                     if validation is not None:
                         self._validate(validation, report, log)
@@ -234,7 +235,7 @@ class Trainer:
             averaged: whether to use the averaged weights. Default: if there are any.
 
         Raises:
-            UserError: the dataset is empty, or there are no averaged weights.
+            UserError: the dataset is empty, its weight is zero, or nothing is averaged.
         """
         rows = length(dataset)
         plan = Plan(
@@ -266,6 +267,8 @@ class Trainer:
             for step, parts in drive(coordinator, channel):
                 total.put((0, step), tree_sum(parts, plan.shards_of(step), ShardSum.add))
         assert total.root is not None
+        if total.root.weight == 0:
+            raise LossError("weight: it is 0 in all shards of the evaluation: nothing to average")
         return total.root.means()
 
     def stop(self, reason: str = "stop() was called") -> None:
@@ -309,47 +312,23 @@ class Trainer:
     def _prepared(self, source: Source, *, restore: bool) -> State:
         """The state, made on first use: restored if there is a checkpoint, tried on one shard."""
         if self._state is None:
-            master = self._devices[0]
-            self._state = self._probed(source, master, training=restore)
+            self._state = probed(
+                self.model,
+                partial(self._make_state, self.model, self._devices[0]),
+                self._replica,
+                source.load((0, 0)),
+                seed=self._seed,
+                training=restore,
+                say=self._say,
+            )
+            if self._turns.draws:
+                self._say(
+                    "the model draws from Python's random or NumPy, which threads share: workers "
+                    "compute in turn; with torch's random functions they compute side by side"
+                )
         if restore and self.run_dir is not None and self._state.global_step == 0:
             self._restore(self.run_dir, self._state)
         return self._state
-
-    def _probed(self, source: Source, master: torch.device, *, training: bool) -> State:
-        """Make the state and compute one shard with it, whose result is thrown away.
-
-        So a mistake in the model or the loss is found before any worker starts, it is known
-        whether the model draws from generators that threads share, and channels_last is tried.
-        """
-        batch = source.load((0, 0))
-        work = Replica.gradient if training else Replica.evaluation
-        formats = [torch.contiguous_format]
-        if convolves(self.model):
-            formats.insert(0, torch.channels_last)
-        for memory_format in formats:
-            set_format(self.model, memory_format)
-            state = self._make_state(self.model, master)
-            replica = self._replica(state, master)
-            try:
-                with Stream() as stream:
-                    work(replica, batch.data, len(batch.rows), stream, key("probe", self._seed))
-            except Exception as error:
-                if memory_format is formats[-1]:
-                    error.add_note(
-                        f"quorate: while trying shard 0 of step 0, rows {abridged(batch.rows)}, "
-                        "before the first step"
-                    )
-                    raise
-            else:
-                if memory_format is not formats[0]:
-                    self._say("channels_last is off: the model does not work with it")
-                break
-        if self._turns.draws:
-            self._say(
-                "the model draws from Python's random or NumPy, which threads share: workers "
-                "compute in turn; with torch's random functions they compute side by side"
-            )
-        return state
 
     def _restore(self, run_dir: Path, state: State) -> None:
         found = checkpoint.find(run_dir)
@@ -487,28 +466,6 @@ class Trainer:
 
     def _replica(self, state: State, device: torch.device) -> Replica:
         return Replica(state.model, state.parameters, device, loss=self._loss, turns=self._turns)
-
-
-def _made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
-    if not isinstance(model, torch.nn.Module) and callable(model):
-        with Stream() as stream:
-
-            def build(reseed: Callable[[int], None]) -> object:
-                reseed(key("model", seed))
-                stream.reseed(key("model", seed))
-                return model()
-
-            made = Turns().run(build)
-    else:
-        made = model
-    if not isinstance(made, torch.nn.Module):
-        raise SettingError(
-            "model",
-            type(made).__name__,
-            "a torch.nn.Module, or a function that makes one",
-            "pass Net() or Net",
-        )
-    return made
 
 
 def _engine(name: str) -> str:

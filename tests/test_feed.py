@@ -1,0 +1,111 @@
+"""The feed: in order, ahead, and gone when it is closed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from quorate.feed import Feed, Source
+from quorate.plan import Plan
+
+TICKETS = [(step, shard) for step in range(5) for shard in range(4)]
+
+
+class Slow(Dataset[int]):
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> int:
+        time.sleep(self.seconds)
+        self.loaded.append(row)
+        return row
+
+
+def source(dataset: Any) -> Source:
+    plan = Plan(rows=len(dataset), batch_size=8, shards=4, seed=0)
+    return Source(dataset, plan)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_every_ticket_gets_its_rows_in_any_order_of_asking(loader_workers: int) -> None:
+    rows = source(Slow())
+    with closing(Feed(rows, TICKETS, ahead=8, loader_workers=loader_workers)) as feed:
+        for step in range(5):
+            for shard in (2, 0, 3, 1):
+                batch = feed.take((step, shard))
+                assert batch.data.tolist() == batch.rows.tolist()
+                assert batch.rows.tolist() == rows.plan.shard(step, shard).tolist()
+        again = feed.take((1, 1))  # of a step that is over, by a worker that is late
+        assert again.data.tolist() == rows.plan.shard(1, 1).tolist()
+
+
+def test_it_loads_ahead_and_not_too_far() -> None:
+    dataset = Slow()
+    with closing(Feed(source(dataset), TICKETS, ahead=8)) as feed:
+        deadline = time.monotonic() + 5
+        while len(dataset.loaded) < 18 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert len(dataset.loaded) == 2 * (8 + 1)  # 8 held, one in hand
+        feed.take((0, 0))
+
+
+def test_closing_wakes_a_worker_that_waits() -> None:
+    feed = Feed(source(Slow(0.05)), TICKETS, ahead=8)
+    taken: list[object] = []
+    waiting = threading.Thread(target=lambda: taken.append(feed.take((1, 3))))
+    waiting.start()
+    time.sleep(0.02)
+    feed.close()
+    waiting.join(timeout=5)
+    assert len(taken) == 1  # loaded by the worker itself
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_what_a_dataset_raises_reaches_who_asked_with_the_row(loader_workers: int) -> None:
+    class Broken(Slow):
+        def __getitem__(self, row: int) -> int:
+            if row == 17:
+                raise KeyError("no such image")
+            return row
+
+    rows = source(Broken())
+    bad = next(t for t in TICKETS if 17 in rows.plan.shard(*t))
+    with closing(Feed(rows, TICKETS, ahead=8, loader_workers=loader_workers)) as feed:
+        for ticket in TICKETS:
+            if ticket == bad:
+                with pytest.raises(KeyError, match="no such image") as caught:
+                    feed.take(ticket)
+                assert "while loading row 17" in caught.value.__notes__[0]
+            else:
+                assert feed.take(ticket).data.tolist() == rows.plan.shard(*ticket).tolist()
+
+
+def test_tensors_are_indexed_as_a_whole_and_equal_to_collated_rows() -> None:
+    tensors = TensorDataset(torch.arange(40), torch.rand(40, 3))
+    plan = Plan(rows=40, batch_size=8, shards=4, seed=0)
+    fast = Source(tensors, plan).load((2, 1)).data
+    slow = Source(list(tensors), plan).load((2, 1)).data
+    assert type(fast) is type(slow) is list
+    assert all(torch.equal(a, b) for a, b in zip(fast, slow, strict=True))
+
+
+def test_rows_are_asked_for_together_where_that_is_offered() -> None:
+    class Together(Slow):
+        def __getitems__(self, rows: list[int]) -> list[int]:
+            self.loaded.append(len(rows))
+            return rows
+
+    dataset = Together()
+    assert source(dataset).load((0, 0)).data.tolist() == source(dataset).load((0, 0)).rows.tolist()
+    assert dataset.loaded == [2, 2]

@@ -1,0 +1,258 @@
+"""What a replica computes: against plain torch, shard by shard."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+from quorate.digest import digest
+from quorate.errors import SettingError
+from quorate.replica import Replica
+from quorate.state import State
+from quorate.streams import Stream, Turns
+
+CPU = torch.device("cpu")
+
+
+def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch[0]).square().mean()
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def state_of(model: nn.Module) -> State:
+    return State(model, CPU, optimizer=sgd, schedule=None, clip_norm=None, ema_decay=None)
+
+
+class Odd(nn.Module):
+    """Shared and frozen parameters, a sparse gradient, buffers of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 6, sparse=True)
+        self.norm = nn.BatchNorm1d(6)
+        self.linear = nn.Linear(6, 6)
+        self.again = nn.Linear(6, 6)
+        self.again.weight = self.linear.weight
+        self.frozen = nn.Linear(6, 2).requires_grad_(False)
+        self.register_buffer("table", torch.rand(5) / 3)
+        self.register_buffer("hidden", torch.rand(2, dtype=torch.float64), persistent=False)
+        self.register_buffer("count", torch.tensor([3, 4]))
+        self.register_buffer("flag", torch.tensor(True))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(tokens).sum(1))
+        return self.frozen(self.again(torch.tanh(self.linear(x))))
+
+
+TOKENS = torch.randint(0, 20, (12, 3), generator=torch.Generator().manual_seed(0))
+
+
+def test_the_gradient_is_that_of_plain_torch_times_the_weight() -> None:
+    torch.manual_seed(0)
+    plain = Odd()
+    model = copy.deepcopy(plain)
+    state = state_of(model)
+    replica = Replica(model, state.parameters, CPU, loss=mean_square, turns=Turns())
+    with Stream() as stream:
+        result = replica.gradient([TOKENS], 12, stream, seed=1)
+    loss = mean_square(plain, [TOKENS])
+    loss.backward()
+    assert result.weight == 12
+    assert result.means() == {"loss": pytest.approx(loss.item(), rel=1e-6)}
+    assert result.gradient is not None
+    for name, parameter in plain.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None
+            expected = 12 * parameter.grad.to_dense()
+            torch.testing.assert_close(result.gradient.views[name], expected)
+    assert result.missing == frozenset()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_buffers_are_weighted_means_over_shards(workers: int) -> None:
+    torch.manual_seed(0)
+    model = Odd()
+    before = copy.deepcopy(model.state_dict())
+    hidden = model.hidden.clone()
+    trainer = quorate.Trainer(
+        model,
+        mean_square,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
+        batch_size=12,
+        shards=5,
+        devices="cpu",
+        workers=workers,
+    )
+    for _ in trainer.updates(TensorDataset(TOKENS), shuffle=False):
+        pass
+    bounds = [(s * 12 // 5, (s + 1) * 12 // 5) for s in range(5)]
+    seen = [model.embedding(TOKENS[a:b]).sum(1).detach() for a, b in bounds]
+    mean = sum(len(x) * (0.1 * x.mean(0)) for x in seen) / 12
+    torch.testing.assert_close(model.norm.running_mean, mean)
+    variance = sum(len(x) * (0.9 + 0.1 * x.var(0)) for x in seen) / 12
+    torch.testing.assert_close(model.norm.running_var, variance)
+    assert model.norm.num_batches_tracked == 1
+    for name in ("table", "count", "flag", "frozen.weight"):
+        assert torch.equal(model.state_dict()[name], before[name]), name
+    assert torch.equal(model.hidden, hidden)
+    assert model.again.weight is model.linear.weight
+
+
+def test_memory_is_logarithmic_in_the_shards() -> None:
+    """One replica holds at most log2(V) + 2 gradients at a time, however many its shards are."""
+    made: list[Replica] = []
+
+    class Watched(quorate.Trainer):
+        def _replica(self, state: State, device: torch.device) -> Replica:
+            made.append(super()._replica(state, device))
+            return made[-1]
+
+    trainer = Watched(
+        lambda: nn.Linear(4, 4),
+        mean_square,
+        optimizer=sgd,
+        batch_size=128,
+        shards=128,
+        devices="cpu",
+        workers=1,
+    )
+    for _ in trainer.updates(TensorDataset(torch.ones(256, 4))):
+        pass
+    assert 2 <= len(made[-1]._free) + 1 <= 7 + 2
+
+
+class Views(nn.Module):
+    """Flattens with a view, which a channels_last tensor does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+        self.linear = nn.Linear(4 * 36, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.convolution(images))
+        return self.linear(x.view(len(x), -1))
+
+
+def test_a_model_that_channels_last_breaks_is_trained_without_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    images = torch.rand(8, 1, 6, 6)
+    trainer = quorate.Trainer(
+        Views, mean_square, optimizer=sgd, batch_size=4, shards=2, devices="cpu", workers=2
+    )
+    for _ in trainer.updates(TensorDataset(images)):
+        pass
+    assert "channels_last is off" in caplog.text
+    assert trainer.model.convolution.weight.is_contiguous()
+
+
+def test_missing_gradients_are_zero_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(4, 1)
+            self.unused = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    trainer = quorate.Trainer(
+        Unused, mean_square, optimizer=sgd, batch_size=4, shards=2, devices="cpu", workers=2
+    )
+    before = trainer.model.unused.weight.clone()
+    for _ in trainer.updates(TensorDataset(torch.rand(16, 4))):
+        pass
+    assert torch.equal(before, trainer.model.unused.weight)
+    said = [r.message for r in caplog.records if "no gradient" in r.message]
+    assert said == ["no gradient in step 0, taken as zero: unused.bias, unused.weight"]
+
+
+def test_a_shard_of_weight_zero_adds_nothing_even_if_its_loss_is_not_a_number() -> None:
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        x, real = batch
+        return {"loss": (model(x)[:, 0] * real).sum() / real.sum(), "weight": real.sum()}
+
+    x, real = torch.rand(8, 4), torch.tensor([0.0, 0, 0, 0, 1, 1, 1, 1])
+    digests = set()
+    for rows, shards in ((8, 2), (4, 1)):
+        torch.manual_seed(0)
+        trainer = quorate.Trainer(
+            nn.Linear(4, 1), loss, optimizer=sgd, batch_size=rows, shards=shards, devices="cpu"
+        )
+        data = TensorDataset(x[-rows:], real[-rows:])
+        for report in trainer.updates(data, shuffle=False):
+            assert report.weight == 4
+        digests.add(digest(trainer.model.state_dict().items()))
+    assert len(digests) == 1
+
+
+def test_metrics_with_other_names_in_another_shard_are_an_error() -> None:
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = "small" if batch[0].max() < 4 else "large"
+        return {"loss": model(batch[0]).mean(), name: batch[0].mean()}
+
+    trainer = quorate.Trainer(
+        lambda: nn.Linear(1, 1), loss, optimizer=sgd, batch_size=8, shards=2, devices="cpu"
+    )
+    data = TensorDataset(torch.arange(8.0).reshape(8, 1))
+    with pytest.raises(quorate.UserError, match="return the same names for every shard"):
+        list(trainer.updates(data, shuffle=False))
+
+
+class Locked(nn.Linear):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("no copies")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: Locked(4, 1), "deepcopy said: no copies"),
+        (lambda: nn.LazyLinear(1), "'LazyLinear', expected parameters that have their shapes"),
+        (lambda: nn.ReLU(), "'ReLU', expected at least one parameter"),
+        (lambda: 5, "'int', expected a torch.nn.Module"),
+        (5, "'int', expected a torch.nn.Module"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(model: Any, message: str) -> None:
+    def train() -> None:
+        trainer = quorate.Trainer(model, mean_square, optimizer=sgd, batch_size=4, devices="cpu")
+        list(trainer.updates(TensorDataset(torch.rand(4, 4))))
+
+    with pytest.raises(SettingError, match=message):
+        train()
+
+
+def test_batches_of_dicts_and_outputs_that_are_dicts() -> None:
+    class Dicts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.linear(inputs)
+            return {"loss": F.mse_loss(logits, labels), "logits": logits}
+
+    rows = [{"inputs": torch.rand(3), "labels": torch.rand(1)} for _ in range(10)]
+    trainer = quorate.Trainer(
+        Dicts,
+        lambda model, batch: model(**batch)["loss"],
+        optimizer=sgd,
+        batch_size=4,
+        shards=2,
+        devices="cpu",
+        workers=2,
+    )
+    assert len(list(trainer.updates(rows, epochs=2))) == 6
+    assert set(trainer.evaluate(rows)) == {"loss"}
