@@ -256,3 +256,65 @@ def test_batches_of_dicts_and_outputs_that_are_dicts() -> None:
     )
     assert len(list(trainer.updates(rows, epochs=2))) == 6
     assert set(trainer.evaluate(rows)) == {"loss"}
+
+
+def test_parts_in_evaluation_mode_stay_so_and_modes_do_not_leak_between_shards() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        seen.append((model.training, model[1].training))
+        value = model(batch[0]).square().mean()
+        model.eval()  # and forgets to undo it
+        return value
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].eval()
+    trainer = quorate.Trainer(
+        model, loss, optimizer=sgd, batch_size=8, shards=4, devices="cpu", workers=2
+    )
+    data = TensorDataset(torch.rand(16, 4))
+    list(trainer.updates(data))
+    assert set(seen) == {(True, False)}
+    assert torch.equal(model[1].running_mean, torch.zeros(4))
+    seen.clear()
+    trainer.evaluate(data)
+    assert set(seen) == {(False, False)}
+
+
+class Once(torch.autograd.Function):
+    """Raises in the first backward after it was armed, when later layers have their gradients."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if Once.armed:
+            Once.armed = False
+            raise RuntimeError("a passing fault")
+        return gradient
+
+
+def test_a_shard_that_failed_once_in_backward_leaves_no_trace() -> None:
+    class Faulty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(Once.apply(self.first(x)))
+
+    def run(fault_at: int) -> str:
+        trainer = quorate.Trainer(
+            Faulty, mean_square, optimizer=sgd, batch_size=8, shards=4, devices="cpu", workers=2
+        )
+        data = torch.rand(32, 4, generator=torch.Generator().manual_seed(0))
+        for report in trainer.updates(TensorDataset(data), epochs=2):
+            Once.armed = report.global_step == fault_at
+        assert not Once.armed
+        return digest(trainer.model.state_dict().items())
+
+    assert run(fault_at=3) == run(fault_at=-1)

@@ -153,6 +153,12 @@ def test_what_does_not_fit_is_named(tmp_path: Path, changed: dict[str, int], mes
         trainer(tmp_path).fit(torch.utils.data.Subset(DATA, range(55)), steps=4)
 
 
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path).fit(DATA, steps=2)
+    with pytest.raises(CheckpointError, match="trained with AdamW, and this run has Adafactor"):
+        trainer(tmp_path, optimizer=torch.optim.Adafactor).fit(DATA, steps=4)
+
+
 def test_another_model_is_refused_by_key_with_both_shapes(tmp_path: Path) -> None:
     trainer(tmp_path).fit(DATA, steps=2)
 

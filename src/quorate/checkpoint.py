@@ -68,6 +68,7 @@ def save(run_dir: Path, state: State, facts: dict[str, Any]) -> Path:
             **facts,
             "digest": digest(model.items()),
             "order": list(model),
+            "optimizer": type(state.optimizer.inner).__name__,
             "optimizer_numbers": numbers,
             "torch": torch.__version__,
             "files": sums,
@@ -114,6 +115,12 @@ def load(path: Path, record: dict[str, Any], state: State) -> None:
     Raises:
         CheckpointError: a tensor is missing, is not the model's, or has another shape.
     """
+    here = type(state.optimizer.inner).__name__
+    if record["optimizer"] != here:
+        raise CheckpointError(
+            f"{path}: it was trained with {record['optimizer']}, and this run has {here}; use the "
+            "same optimizer, or choose another run_dir"
+        )
     model = tensors(path, "model.safetensors")
     _put(state.tensors(), model, path)
     if state.average is not None:

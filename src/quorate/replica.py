@@ -79,7 +79,8 @@ class Buffers:
         values = self.floats()
         if not values:
             return None
-        return torch.cat([v.reshape(-1).to(torch.float64) for v in values]).mul_(weight)
+        flat = torch.cat([v.reshape(-1).to(torch.float64) for v in values])
+        return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
 
     def counts(self) -> torch.Tensor | None:
         """The bytes of all other buffers."""
@@ -127,6 +128,9 @@ class Replica:
         self._loss = loss
         self._flat = parameters if parameters.device == device else parameters.layout.new(device)
         self.model = _copy_of(model, self._flat)
+        if not self.model.training:
+            self.model.train()  # as loaded for inference; in a training model, eval() parts stay so
+        self._modes = [(module, module.training) for module in self.model.modules()]
         self._trainable = trainable(self.model)
         self._buffers = Buffers(self.model)
         self._source_buffers = Buffers(model)
@@ -162,12 +166,10 @@ class Replica:
             ``recycle``.
         """
         batch = devices.move(batch, self.device)
-        self.model.train()
 
         def compute(reseed: Callable[[int], None]) -> tuple[Outcome, dict[str, torch.Tensor]]:
             reseed(seed)
-            self._reseed(stream, seed)
-            self._buffers.copy_(self._source_buffers)
+            self._begin(stream, seed, training=True)
             outcome = loss.read(self._loss(self.model, batch), rows=rows, training=True)
             if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                 torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(outcome.weight))
@@ -194,12 +196,10 @@ class Replica:
     def evaluation(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
         """Forward over one shard in evaluation mode, without gradient."""
         batch = devices.move(batch, self.device)
-        self.model.eval()
 
         def compute(reseed: Callable[[int], None]) -> Outcome:
             reseed(seed)
-            self._reseed(stream, seed)
-            self._buffers.copy_(self._source_buffers)
+            self._begin(stream, seed, training=False)
             return loss.read(self._loss(self.model, batch), rows=rows, training=False)
 
         with self._generator_lock, torch.no_grad():
@@ -218,6 +218,20 @@ class Replica:
             self._free.append(shard_sum.gradient)
             shard_sum.gradient = None
 
+    def _begin(self, stream: Stream, seed: int, *, training: bool) -> None:
+        """Forget whatever an earlier shard left behind: a shard is computed alone."""
+        for module, trains in self._modes:
+            mode = training and trains
+            if module.training is not mode:
+                module.training = mode
+        for parameter in self._trainable.values():
+            parameter.grad = None  # an exception in backward leaves some
+        self._buffers.copy_(self._source_buffers)
+        stream.reseed(seed)
+        if self.device.type != "cpu":
+            with torch.accelerator.device_index(self.device.index or 0):
+                torch.get_device_module(self.device).manual_seed(seed)
+
     def _take_grads(self) -> dict[str, torch.Tensor]:
         """The gradients by name; the parameters have none afterwards.
 
@@ -227,12 +241,6 @@ class Replica:
         for parameter in self._trainable.values():
             parameter.grad = None
         return grads
-
-    def _reseed(self, stream: Stream, seed: int) -> None:
-        stream.reseed(seed)
-        if self.device.type != "cpu":
-            with torch.accelerator.device_index(self.device.index or 0):
-                torch.get_device_module(self.device).manual_seed(seed)
 
 
 @cache
@@ -245,10 +253,13 @@ def _lock_of(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _copy_of(model: torch.nn.Module, parameters: Flat) -> torch.nn.Module:
-    """A deep copy whose trainable parameters are views of the flat vectors."""
-    memo: dict[int, Any] = {
-        id(p): torch.nn.Parameter(parameters.views[name]) for name, p in trainable(model).items()
-    }
+    """A deep copy whose trainable parameters are views of the flat vectors.
+
+    Frozen parameters on the same device are shared: nobody changes them.
+    """
+    memo: dict[int, Any] = {id(p): p for p in model.parameters() if p.device == parameters.device}
+    for name, parameter in trainable(model).items():
+        memo[id(parameter)] = torch.nn.Parameter(parameters.views[name])
     try:
         return copy.deepcopy(model, memo).to(parameters.device)
     except Exception as error:

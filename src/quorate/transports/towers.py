@@ -110,7 +110,7 @@ class TowersChannel:
         try:
             held.begin(tower.replica, step)
             held.pending[step, shard] = self._job.compute(tower.replica, stream, step, shard)
-        except Exception as error:  # the edge of the thread: the coordinator decides what follows
+        except BaseException as error:  # the edge of the thread: the coordinator decides
             rows = self._job.plan.shard(step, shard)
             if len(rows) == 1 and "more than 1 value per channel" in str(error):
                 error.add_note("quorate: this shard has one row; choose fewer shards for BatchNorm")
@@ -177,6 +177,9 @@ class _Tower(threading.Thread):
 
     def run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
+        device = self.replica.device
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device.index or 0)  # so is "cuda" without a number
         with Stream() as stream:
             while (work := self.mailbox.get()) is not None:
                 work(stream)
