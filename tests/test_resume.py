@@ -278,6 +278,7 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int, code: int
         run.send_signal(number)
         out, _ = run.communicate(timeout=30)
     assert run.returncode == code
+    assert f": {number.name}\n" in out
     assert "saved step" in out
     assert "after fit" not in out
     found = checkpoint.find(tmp_path / "run")

@@ -77,6 +77,10 @@ def test_the_digest_depends_on_seed_and_shards() -> None:
     assert len(digests) == 4
 
 
+def test_more_threads_per_worker_are_another_result_on_any_number_of_workers() -> None:
+    assert digest_of(trained(1, 4, threads=2)) == digest_of(trained(3, 4, threads=2))
+
+
 def test_loader_processes_do_not_change_a_bit() -> None:
     assert digest_of(trained(2, 4, loader_workers=2)) == digest_of(trained(3, 4))
 

@@ -206,7 +206,7 @@ class Coordinator:
         self._patience = patience
         self._attempts = attempts
         self._members: dict[int, _Member] = {}  # in order
-        self._reason = "all steps are done"
+        self.reason = "all steps are done"  # why the run ends where it ends
         self._trail: deque[Event] = deque(maxlen=20)
         self._begin_step()
 
@@ -244,7 +244,7 @@ class Coordinator:
         if self.phase is Phase.COMPUTING:
             if self.step >= self._last_step:
                 self.phase = Phase.FINISHED
-                effects.append(Finish(self.step, self._reason))
+                effects.append(Finish(self.step, self.reason))
             elif len(self._kept) >= self._rule.needed(self._shards):
                 self.phase = Phase.APPLYING
                 effects.append(Apply(self.step, tuple(sorted(set(self._kept.values())))))
@@ -321,7 +321,7 @@ class Coordinator:
         begun = self.phase is Phase.APPLYING or len(self._todo) < self._shards
         last = self.step + 1 if begun else self.step
         if last < self._last_step:
-            self._last_step, self._reason = last, reason
+            self._last_step, self.reason = last, reason
 
     # --- dealing ----------------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ class MetricsLog:
         record = asdict(report)
         for name in ("last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
-        self._write({**record, "metrics": None, **record["metrics"]})
+        metrics = record.pop("metrics")
+        self._write(record | {f"metric_{n}" if n in record else n: v for n, v in metrics.items()})
 
     def evaluation(self, global_step: int, metrics: dict[str, float]) -> None:
         self._write({"global_step": global_step, "validation": metrics})

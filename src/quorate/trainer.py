@@ -413,6 +413,8 @@ class Trainer:
                 eta_s=(last_step - step - 1) * seconds / len(pace),
             )
             begun = time.monotonic()  # what the caller does with a report is not our pace
+        if state.global_step < last_step:
+            self._say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
 
     def _validate(self, dataset: Any, report: Report, log: MetricsLog | None) -> None:
         values = self.evaluate(dataset)
