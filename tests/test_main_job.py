@@ -48,7 +48,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_it_learns_and_says_where_the_results_are(data: Path, tmp_path: Path) -> None:
     where = str(tmp_path / "run")
     common = ("--data", str(data), "--run-dir", where, "--batch-size", "50", "--epochs", "8")
-    ended = run(*common)
+    ended = run(*common, "--target", "0.5")  # chance is 0.1
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert lines[0] == "50 rows = 4 shards x 12-13 on 1 cpu worker (1 thread each), sync"
