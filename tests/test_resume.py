@@ -111,8 +111,8 @@ def test_what_is_saved_loads_into_plain_torch(tmp_path: Path) -> None:
     found = checkpoint.find(tmp_path)
     assert found is not None
     plain, averaged = Small(), Small()
-    plain.load_state_dict(load_file(found[0] / "model.safetensors"))
-    averaged.load_state_dict(load_file(found[0] / "averaged.safetensors"))
+    plain.load_state_dict(load_file(found.path / "model.safetensors"))
+    averaged.load_state_dict(load_file(found.path / "averaged.safetensors"))
     assert digest(plain.state_dict().items()) == digest(run.model.state_dict().items())
     assert digest_of(run) == digest([*plain.state_dict().items(), *averaged.state_dict().items()])
 
@@ -180,7 +180,9 @@ def test_another_model_is_refused_by_key_with_both_shapes(tmp_path: Path) -> Non
         other.fit(DATA, steps=4)
 
 
-def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(tmp_path: Path) -> None:
+def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for steps in (2, 4):
         trainer(tmp_path).fit(DATA, steps=steps)
     newest = max((tmp_path / "checkpoints").iterdir())
@@ -193,7 +195,13 @@ def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(tmp_path: Path)
         file.write_bytes(bytes(data))
         found = checkpoint.find(copy)
         assert found is not None
-        assert found[1]["global_step"] == 2
+        assert found.record["global_step"] == 2
+    trainer(copy).fit(DATA, steps=4)
+    assert f"damaged, passed over: {file}: got SHA-256" in capsys.readouterr().out
+    assert not list((copy / "checkpoints").glob(".*"))
+    repaired = checkpoint.find(copy)
+    assert repaired is not None
+    assert (repaired.record["global_step"], repaired.passed_over) == (4, [])
     for path in (tmp_path / "checkpoints").iterdir():
         (path / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match="no sound checkpoint"):
@@ -244,7 +252,7 @@ def test_an_exception_of_the_user_leaves_the_state_of_the_last_update(tmp_path: 
     assert "step 3" in caught.value.__notes__[0]
     found = checkpoint.find(tmp_path)
     assert found is not None
-    assert found[1]["global_step"] == run.global_step == 3
+    assert found.record["global_step"] == run.global_step == 3
 
 
 SLOW = """
@@ -283,7 +291,7 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int, code: int
     assert "after fit" not in out
     found = checkpoint.find(tmp_path / "run")
     assert found is not None
-    assert 0 < found[1]["global_step"] < 200
+    assert 0 < found.record["global_step"] < 200
 
 
 def test_stop_ends_the_loop_after_the_step_under_way() -> None:

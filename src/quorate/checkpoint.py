@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -31,6 +31,15 @@ from quorate.state import State
 
 FORMAT = 1
 KEPT = 5  # the newest so many checkpoints stay
+TEMPORARY = ".saving-"
+
+
+class Found(NamedTuple):
+    """The newest sound checkpoint of a run."""
+
+    path: Path
+    record: dict[str, Any]  # its state.json
+    passed_over: list[str]  # what is wrong with newer ones
 
 
 def save(run_dir: Path, state: State, facts: dict[str, Any]) -> Path:
@@ -59,7 +68,7 @@ def save(run_dir: Path, state: State, facts: dict[str, Any]) -> Path:
     files["optimizer.safetensors"] = moments
 
     final = folder / f"step-{state.global_step:012d}"
-    temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder))
     try:
         sums = {name: _write(temporary / name, _encode(part)) for name, part in files.items()}
         record = {
@@ -75,28 +84,30 @@ def save(run_dir: Path, state: State, facts: dict[str, Any]) -> Path:
         }
         _write(temporary / "state.json", (json.dumps(record, indent=1) + "\n").encode())
         _flush(temporary)
-        if final.exists():  # of the same step, so of the same bits unless it is damaged
-            shutil.rmtree(final)
+        if final.exists():  # damaged, or of a run that was passed over: out of the way as a whole
+            final.rename(Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder)) / "replaced")
         temporary.rename(final)
         _flush(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for old in [path for path, _ in _newest_first(run_dir)][KEPT:]:
+    # What a kill left of earlier saves, and what is older than the newest few.
+    stale = [path for path, _ in _newest_first(run_dir)][KEPT:]
+    for old in (*folder.glob(f"{TEMPORARY}*"), *stale):
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def find(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint whose files are all sound, with its state.json; None if there is none.
+def find(run_dir: Path) -> Found | None:
+    """The newest checkpoint whose files are all sound; None if there is none at all.
 
     Raises:
         CheckpointError: there are checkpoints, and each is damaged; it says what is wrong.
     """
-    wrong = []
+    wrong: list[str] = []
     for path, step in _newest_first(run_dir):
         try:
-            return path, _check(path, step)
+            return Found(path, _check(path, step), wrong)
         except (CheckpointError, OSError) as error:
             wrong.append(str(error))
     if wrong:

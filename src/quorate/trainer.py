@@ -210,8 +210,10 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(_intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate)
-            state = self._prepared(source, restore=True)
-            self._say(self._arithmetic(plan))
+            notes: list[str] = []
+            state = self._prepared(source, notes.append, restore=True)
+            for line in (self._arithmetic(plan), *notes):
+                self._say(line)
             if state.global_step >= last_step:
                 self._say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
                 return
@@ -248,7 +250,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(_intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate)
-            state = self._state or self._prepared(source, restore=False)
+            state = self._state or self._prepared(source, self._say, restore=False)
             parameters = state.parameters
             if averaged or (averaged is None and state.average is not None):
                 if state.average is None:
@@ -297,7 +299,7 @@ class Trainer:
         if self._shards is None:
             found = None if self.run_dir is None else checkpoint.find(self.run_dir)
             workers = min(len(self._devices), self._batch_size, rows)
-            self._shards = workers if found is None else found[1]["shards"]
+            self._shards = workers if found is None else found.record["shards"]
         if self._shards > rows:
             raise _too_many_shards(self._shards, f"{rows} rows of the dataset")
         self._plan = Plan(
@@ -309,8 +311,8 @@ class Trainer:
         )
         return self._plan
 
-    def _prepared(self, source: Source, *, restore: bool) -> State:
-        """The state, made on first use: restored if there is a checkpoint, tried on one shard."""
+    def _prepared(self, source: Source, say: Callable[[str], None], *, restore: bool) -> State:
+        """The state, made on first use: tried on one shard, restored if there is a checkpoint."""
         if self._state is None:
             self._state = probed(
                 self.model,
@@ -319,22 +321,24 @@ class Trainer:
                 source.load((0, 0)),
                 seed=self._seed,
                 training=restore,
-                say=self._say,
+                say=say,
             )
             if self._turns.draws:
-                self._say(
+                say(
                     "the model draws from Python's random or NumPy, which threads share: workers "
                     "compute in turn; with torch's random functions they compute side by side"
                 )
         if restore and self.run_dir is not None and self._state.global_step == 0:
-            self._restore(self.run_dir, self._state)
+            self._restore(self.run_dir, self._state, say)
         return self._state
 
-    def _restore(self, run_dir: Path, state: State) -> None:
+    def _restore(self, run_dir: Path, state: State, say: Callable[[str], None]) -> None:
         found = checkpoint.find(run_dir)
         if found is None:
             return
-        path, record = found
+        path, record, passed_over = found
+        for wrong in passed_over:
+            say(f"damaged, passed over: {wrong}")
         assert self._plan is not None
         here = self._facts(self._plan)
         for name in ("seed", "shards", "batch_size", "rows", "shuffle", "update"):
@@ -345,12 +349,10 @@ class Trainer:
                 )
         checkpoint.load(path, record, state)
         self._saved = (state.global_step, path)
-        self._say(f"resumed step {state.global_step:,} from {path}")
+        say(f"resumed step {state.global_step:,} from {path}")
         for name in ("threads", "torch", "device_types"):
             if record[name] != here[name]:
-                self._say(
-                    f"{name} was {record[name]} and is {here[name]}: bits may differ from here on"
-                )
+                say(f"{name} was {record[name]} and is {here[name]}: bits may differ from here on")
 
     def _facts(self, plan: Plan) -> dict[str, Any]:
         return {

@@ -32,9 +32,9 @@ def inspect(options: argparse.Namespace) -> int:
     found = checkpoint.find(options.run_dir)
     if found is None:
         raise CheckpointError(f"no checkpoint in {options.run_dir}; is it a run directory?")
-    path, record = found
+    path, record, passed_over = found
     hidden = ("files", "order", "optimizer_numbers", "format")
-    facts: dict[str, Any] = {"checkpoint": str(path)}
+    facts: dict[str, Any] = {"checkpoint": str(path), "damaged": passed_over}
     facts |= {name: value for name, value in record.items() if name not in hidden}
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
         if f"{file}.safetensors" in record["files"]:
@@ -45,6 +45,8 @@ def inspect(options: argparse.Namespace) -> int:
     else:
         width = max(map(len, facts))
         for name, value in facts.items():
+            if value == []:
+                continue
             shown = ", ".join(value) if isinstance(value, list) else value
             print(f"{name:{width}}  {shown}")
     return 0
