@@ -68,7 +68,8 @@ class Source:
         if self._tensors:
             index = torch.from_numpy(rows)
             return Batch(rows, [tensor[index] for tensor in self._dataset.tensors])
-        with Stream() as stream:  # turns: a dataset need not be thread-safe either
+        # A turn also keeps other threads out of the dataset, which need not be thread-safe.
+        with Stream() as stream:
             return Batch(rows, self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
 
     def _load(self, ticket: Ticket, stream: Stream, reseed: Callable[[int], None]) -> Any:
