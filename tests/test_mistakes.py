@@ -33,6 +33,13 @@ IN_THE_SCRIPT = {
     "plateau": ["schedule: got 'ReduceLROnPlateau'"],
     "optimizer": ["optimizer: got 'NoneType'"],
     "rule": ["update: got 'quorum:1'"],
+    "optimizer-itself": ["optimizer: got 'SGD'", "a function from parameters"],
+    "no-function": ["loss: got 'NoneType'"],
+    "schedule-itself": ["schedule: got 'int'"],
+    "other-schedule": ["schedule: got 'a scheduler of another optimizer'"],
+    "text-metric": ["metric 'accuracy' must be a scalar", "str 'high'"],
+    "run-dir-file": ["run_dir: got", "broken.py cannot be written to"],
+    "run-dir-number": ["run_dir: got 5"],
     "epochs-0": ["epochs: got 0", ">= 1"],
 }
 AT_THE_COMMAND = {
@@ -40,7 +47,7 @@ AT_THE_COMMAND = {
     ("--devices", "cuda:77"): ["devices: got 'cuda:77'"],
     ("--devices", ""): ["devices: got ''"],
     ("--devices", "cuda:0+cuda:1"): ["devices: got 'cuda:0+cuda:1'"],
-    ("--workers", "0"): ["workers: got 0", "at least 1"],
+    ("--workers", "0"): ["workers: got 0", ">= 1"],
     ("--workers", "two"): ["--workers", "two"],
     ("--shards", "0"): ["shards: got 0", ">= 1"],
     ("--shards", "9"): ["shards: got 9", "8 rows of a batch"],

@@ -14,31 +14,37 @@ from typing import Any
 import torch
 
 from quorate.errors import SettingError
+from quorate.settings import whole
 
 MOST_CPU_WORKERS = 8
 
 
-def worker_devices(
-    devices: str | Sequence[str] | None, workers: int | None
-) -> tuple[torch.device, ...]:
+Devices = str | torch.device | Sequence[str | torch.device] | None
+
+
+def worker_devices(devices: Devices, workers: int | None) -> tuple[torch.device, ...]:
     """One device per worker.
 
     Args:
-        devices: names, as a list or separated by commas; None means every visible GPU, or the CPU
-            with one worker per core, at most 8.
+        devices: devices or names, as a list or separated by commas; None means every visible GPU,
+            or the CPU with one worker per core, at most 8.
         workers: how many workers there are; None means one per entry.
 
     Raises:
         SettingError: an unknown or absent device, or a number of workers below one.
     """
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
-        raise SettingError("workers", workers, "a whole number >= 1", "say how many workers")
-    if workers is not None and workers < 1:
-        raise SettingError("workers", workers, "at least 1", "leave it out for one per device")
+    if workers is not None:
+        workers = whole("workers", workers, least=1)
     if devices is None:
         listed = _default_devices(workers)
     else:
-        names = devices.split(",") if isinstance(devices, str) else list(devices)
+        names: Sequence[object]
+        if isinstance(devices, (str, torch.device)):
+            names = str(devices).split(",")
+        elif isinstance(devices, Sequence):
+            names = devices
+        else:
+            raise SettingError("devices", devices, "names of devices", 'for example "cpu"')
         listed = [device for name in names for device in _parse(str(name).strip())]
         if not listed:
             raise SettingError("devices", devices, "at least one device", "name one: cpu, cuda:0")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -63,17 +64,25 @@ def read(returned: object, *, rows: int, training: bool) -> Outcome:
     weight = _weight(values.pop("weight", rows))
     numbers: dict[str, torch.Tensor] = {"loss": loss.detach()}
     for name, value in values.items():
-        tensor = torch.as_tensor(value).detach()
-        if tensor.numel() != 1:
+        tensor = value if isinstance(value, torch.Tensor) else _tensor(value)
+        if tensor is None or tensor.numel() != 1:
             raise LossError(f"metric {name!r} must be a scalar; got {_describe(value)}")
+        tensor = tensor.detach()
         numbers[str(name)] = tensor
     return Outcome(loss.reshape(()), _to_floats(numbers), weight)
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _weight(value: object) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
         raise LossError(
             f"weight: got {_describe(value)}, expected a number >= 0; return how many rows, tokens "
             "or pixels the means are over"

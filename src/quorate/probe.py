@@ -45,6 +45,8 @@ def made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> t
     if any(is_lazy(tensor) for tensor in (*found.parameters(), *found.buffers())):
         fix = "call a lazy module once on a batch before it is trained"
         raise SettingError("model", name, "parameters that have their shapes", fix)
+    if any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers())):
+        raise SettingError("model", name, "parameters that have values", "it is on device meta")
     if not any(parameter.requires_grad for parameter in found.parameters()):
         expected = "at least one parameter that requires a gradient"
         raise SettingError("model", name, expected, "is everything frozen?")

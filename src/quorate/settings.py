@@ -6,6 +6,7 @@ read here and nowhere else, and never written.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,13 +41,18 @@ def whole(name: str, value: object, *, least: int) -> int:
     """Check a whole number.
 
     Raises:
-        SettingError: it is no ``int``, or too small.
+        SettingError: it is no integer, or too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingError(name, value, f"a whole number >= {least}", f"pass {name} as an int")
-    if value < least:
-        raise SettingError(name, value, f"a whole number >= {least}", "choose a larger one")
-    return value
+    expected = f"a whole number >= {least}"
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
+    except TypeError:
+        raise SettingError(name, value, expected, f"pass {name} as an int") from None
+    if isinstance(value, bool):
+        raise SettingError(name, value, expected, f"pass {name} as an int")
+    if number < least:
+        raise SettingError(name, value, expected, "choose a larger one")
+    return number
 
 
 def real(name: str, value: object, *, above: float, below: float = float("inf")) -> float:
@@ -61,6 +67,36 @@ def real(name: str, value: object, *, above: float, below: float = float("inf"))
     if not above < value < below:
         raise SettingError(name, value, expected, "choose one between the bounds")
     return float(value)
+
+
+def function(name: str, value: T, expected: str) -> T:
+    """Check that something can be called.
+
+    Raises:
+        SettingError: it cannot.
+    """
+    if not callable(value):
+        kind = type(value).__name__
+        raise SettingError(name, kind, f"a function {expected}", "see help(quorate.Trainer)")
+    return value
+
+
+def directory(name: str, value: object) -> Path | None:
+    """Check the name of a directory that exists or can be made; None is no directory.
+
+    Raises:
+        SettingError: it is no path, or there is a file in its place.
+    """
+    expected = "the path of a directory"
+    if value is None:
+        return None
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise SettingError(name, value, expected, "leave it out to save nothing")
+    path = Path(value)
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")
+    return path
 
 
 def data_dir() -> Path:

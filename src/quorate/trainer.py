@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 
 from quorate import checkpoint, rules
 from quorate.coordinator import Coordinator, Stop
-from quorate.devices import describe, worker_devices
+from quorate.devices import Devices, describe, worker_devices
 from quorate.drive import drive
 from quorate.errors import CheckpointError, LossError, SettingError, UserError
 from quorate.feed import Collate, Feed, Source, length
@@ -27,7 +27,7 @@ from quorate.probe import made, probed
 from quorate.progress import display, metrics
 from quorate.replica import Replica
 from quorate.report import MetricsLog, Report
-from quorate.settings import real, setting, whole
+from quorate.settings import directory, function, real, setting, whole
 from quorate.shard_sum import ShardSum
 from quorate.state import State
 from quorate.stop import StopSignals
@@ -57,10 +57,11 @@ class Trainer:
         seed: of the order of rows, of dropout, of augmentation.
         run_dir: where state and metrics are saved, and a run that was interrupted is resumed from.
             Without it nothing is written.
-        devices: torch device names, as a list or separated by commas. Default: every visible GPU,
-            else one CPU worker per core, at most 8.
+        devices: torch devices or their names, as a list or separated by commas. Default: every
+            visible GPU, else one CPU worker per core, at most 8.
         workers: how many workers, dealt over the devices in turn. Default: one per entry.
-        engine: how workers are reached: "towers", threads of this process.
+        engine: how workers are reached. Default, and all there is: "towers", threads of this
+            process.
         threads: intra-op threads of each worker. The bits depend on it.
         update: the update rule: "sync", all shards of a step.
         schedule: from the optimizer to a torch LR scheduler, stepped once per update.
@@ -84,9 +85,9 @@ class Trainer:
         shards: int | None = None,
         seed: int = 0,
         run_dir: str | Path | None = None,
-        devices: str | Sequence[str] | None = None,
+        devices: Devices = None,
         workers: int | None = None,
-        engine: str = "towers",
+        engine: str | None = None,
         threads: int = 1,
         update: str = "sync",
         schedule: Schedule | None = None,
@@ -105,15 +106,17 @@ class Trainer:
         if self._shards is not None and self._shards > self._batch_size:
             raise _too_many_shards(self._shards, f"{self._batch_size} rows of a batch")
         self._seed = whole("seed", setting("seed", seed), least=0)
-        run_dir = setting("run_dir", run_dir)
-        self.run_dir = None if run_dir is None else Path(run_dir)
-        self._collate = collate
+        self.run_dir = directory("run_dir", setting("run_dir", run_dir))
+        self._collate = collate and function(
+            "collate", collate, "from a list of samples to a batch"
+        )
         self._loader_workers = whole("loader_workers", loader_workers, least=0)
-        self._loss = loss
+        self._loss = function("loss", loss, "of a model and a batch")
         self._make_state = partial(
             State,
-            optimizer=optimizer,
-            schedule=schedule,
+            optimizer=function("optimizer", optimizer, "from parameters to a torch optimizer"),
+            schedule=schedule
+            and function("schedule", schedule, "from an optimizer to a scheduler"),
             clip_norm=None if clip_norm is None else real("clip_norm", clip_norm, above=0),
             ema_decay=None if ema_decay is None else real("ema_decay", ema_decay, above=0, below=1),
         )
@@ -472,10 +475,10 @@ class Trainer:
         return Replica(state.model, state.parameters, device, loss=self._loss, turns=self._turns)
 
 
-def _engine(name: str) -> str:
-    if name != "towers":
+def _engine(name: str | None) -> str:
+    if name not in (None, "towers"):
         raise SettingError("engine", name, "towers", "other engines are not supported yet")
-    return name
+    return "towers"
 
 
 def _too_many_shards(shards: int, rows: str) -> SettingError:

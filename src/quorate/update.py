@@ -142,4 +142,11 @@ def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
             "a function from an optimizer to a torch LR scheduler that counts updates",
             "for example lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1000)",
         )
+    if scheduler.optimizer is not optimizer:
+        raise SettingError(
+            "schedule",
+            "a scheduler of another optimizer",
+            "one of the optimizer that the function is given",
+            "use its argument",
+        )
     return scheduler

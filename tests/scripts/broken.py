@@ -37,6 +37,8 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> object:
             return {"loss": out.mean(), "weight": 0}
         case "vector-metric":
             return {"loss": out.mean(), "accuracy": out}
+        case "text-metric":
+            return {"loss": out.mean(), "accuracy": "high"}
         case "other-model":
             return {"loss": elsewhere(batch[0]).mean()}
         case "user-error":
@@ -61,9 +63,18 @@ options |= {
     "ema-1": {"ema_decay": 1.0},
     "plateau": {"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
     "optimizer": {"optimizer": lambda params: None},
+    "optimizer-itself": {"optimizer": torch.optim.SGD(elsewhere.parameters())},
+    "schedule-itself": {"schedule": 5},
+    "other-schedule": {
+        "schedule": lambda opt: torch.optim.lr_scheduler.ConstantLR(
+            torch.optim.SGD(elsewhere.parameters())
+        )
+    },
+    "run-dir-file": {"run_dir": __file__},
+    "run-dir-number": {"run_dir": 5},
     "rule": {"update": "quorum:1"},
     "big-batch": {"batch_size": 64},
 }.get(mistake, {})
 options.setdefault("optimizer", lambda params: torch.optim.SGD(params, lr=0.1))
-trainer = quorate.Trainer(nn.Linear(3, 1), loss, **options)
+trainer = quorate.Trainer(nn.Linear(3, 1), None if mistake == "no-function" else loss, **options)
 trainer.fit(data, epochs=0 if mistake == "epochs-0" else 1)
