@@ -63,8 +63,14 @@ def save(run_dir: Path, state: State, facts: dict[str, Any]) -> Path:
         for entry, value in entries.items():
             if isinstance(value, torch.Tensor):
                 moments[f"{entry}.{name}"] = value
-            else:
+            elif value is None or isinstance(value, (bool, int, float, str)):
                 numbers.setdefault(name, {})[entry] = value
+            else:
+                kind = type(value).__name__
+                raise CheckpointError(
+                    f"optimizer state {entry!r} of {name!r} is a {kind}, and only tensors and "
+                    "numbers are saved; use another optimizer, or no run_dir"
+                )
     files["optimizer.safetensors"] = moments
 
     final = folder / f"step-{state.global_step:012d}"
@@ -92,7 +98,8 @@ def save(run_dir: Path, state: State, facts: dict[str, Any]) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     # What a kill left of earlier saves, and what is older than the newest few.
-    stale = [path for path, _ in _newest_first(run_dir)][KEPT:]
+    # Newer steps are damaged ones that were passed over: the run will come by and replace them.
+    stale = [path for path, step in _newest_first(run_dir) if step <= state.global_step][KEPT:]
     for old in (*folder.glob(f"{TEMPORARY}*"), *stale):
         shutil.rmtree(old, ignore_errors=True)
     return final

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -66,8 +67,10 @@ def move(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device: tensors, lists, tuples, dicts, nested."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return type(batch)({name: move(value, device) for name, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, MutableMapping):
+        moved = copy.copy(batch)
+        moved.update({name: move(value, device) for name, value in batch.items()})
+        return moved
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -114,6 +115,7 @@ class Feed:
         ahead: how many shards are held ready at most.
         loader_workers: processes that load; 0 means a thread of this process. Turn it up if rows
             take long to decode and the workers wait for input.
+        threads: intra-op threads of those processes, as workers have them: bits depend on it.
 
     ``take`` may be called by any thread; ``close`` ends the thread and the processes.
     """
@@ -125,23 +127,25 @@ class Feed:
         *,
         ahead: int,
         loader_workers: int = 0,
+        threads: int = 1,
     ) -> None:
         self._source = source
         self._ahead = ahead
-        self._ready: dict[Ticket, Batch | Exception] = {}
+        self._ready: dict[Ticket, Batch | None] = {}
         self._loaded: Ticket = (-1, -1)  # the last one put into _ready
         self._ended = False
         self._changed = threading.Condition()
-        # DataLoader's processes start here, in the caller's thread and before the workers'
-        # threads: a fork of a process with running threads can inherit a lock that stays locked.
-        self._loads = _loads(source, tickets, loader_workers)
+        # DataLoader's processes start here, in the caller's thread: of a training loop before the
+        # workers' threads. A fork of a process with running threads may inherit a locked lock.
+        self._loads = _loads(source, tickets, loader_workers, threads)
         self._thread = threading.Thread(target=self._run, name="quorate-feed", daemon=True)
         self._thread.start()
 
     def take(self, ticket: Ticket) -> Batch:
         """The rows of a shard; waits for them if need be.
 
-        A shard that was taken before (its worker died, or is slow) is loaded again, by the caller.
+        A shard that was taken before (its worker died, or is slow) is loaded again, by the caller,
+        and so is one whose loading failed: what the dataset raises, it raises here.
         """
         with self._changed:
             while ticket > self._loaded and not self._ended:
@@ -150,11 +154,7 @@ class Feed:
             for old in [t for t in self._ready if t[0] < ticket[0]]:
                 del self._ready[old]  # of a step that is over: nobody will come for it
             self._changed.notify_all()
-        if found is None:
-            return self._source.load(ticket)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return self._source.load(ticket) if found is None else found
 
     def close(self) -> None:
         with self._changed:
@@ -181,9 +181,9 @@ class Feed:
 
 
 def _loads(
-    source: Source, tickets: Iterable[Ticket], loader_workers: int
-) -> Generator[tuple[Ticket, Batch | Exception]]:
-    """Load one ticket after the other; what a dataset raises takes the place of its batch."""
+    source: Source, tickets: Iterable[Ticket], loader_workers: int, threads: int
+) -> Generator[tuple[Ticket, Batch | None]]:
+    """Load one ticket after the other; None where the dataset raised."""
     attempt = _Attempt(source)
     if not loader_workers:
         return (attempt[ticket] for ticket in tickets)
@@ -193,28 +193,29 @@ def _loads(
         batch_size=None,
         collate_fn=_as_it_is,
         num_workers=loader_workers,
-        worker_init_fn=_ignore_interrupt,
+        worker_init_fn=partial(_begin_process, threads),
         generator=torch.Generator(),  # else the process-wide one is drawn from
     )
     iterator = iter(loader)
     return (load for load in iterator)
 
 
-class _Attempt(Dataset[tuple[Ticket, "Batch | Exception"]]):
+class _Attempt(Dataset[tuple[Ticket, "Batch | None"]]):
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def __getitem__(self, ticket: Ticket) -> tuple[Ticket, Batch | Exception]:
+    def __getitem__(self, ticket: Ticket) -> tuple[Ticket, Batch | None]:
         try:
             return ticket, self._source.load(ticket)
-        except Exception as error:  # the edge of a thread or process: raised again by take()
-            return ticket, error
+        except Exception:  # the edge of a thread or process: take() loads it again and raises
+            return ticket, None
 
 
 def _as_it_is(load: Any) -> Any:
     return load
 
 
-def _ignore_interrupt(_worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; the coordinator alone decides what it means."""
+def _begin_process(threads: int, _worker: int) -> None:
+    # Ctrl-C reaches all processes of a terminal; the coordinator alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)

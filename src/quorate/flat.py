@@ -87,6 +87,14 @@ class Flat:
     def device(self) -> torch.device:
         return self.vectors[0].device if self.vectors else torch.device("cpu")
 
+    def on(self, device: torch.device) -> Flat:
+        """These values on a device: themselves, if they are there."""
+        if self.device == device:
+            return self
+        moved = self.layout.new(device)
+        moved.copy_(self)
+        return moved
+
     def copy_(self, other: Flat) -> None:
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
             mine.copy_(theirs, non_blocking=True)

@@ -28,6 +28,11 @@ class Outcome:
     metrics: dict[str, float]  # means; "loss" first
     weight: float
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the loss's dtype cannot hold a weight: 257 rows are 256 in bfloat16."""
+        return self.loss.dtype in (torch.float16, torch.bfloat16)
+
     def weighted(self) -> dict[str, float]:
         """Weight * metrics; zero where the weight is zero, whatever a mean over nothing was."""
         if self.weight == 0:

@@ -84,13 +84,17 @@ class FlatOptimizer:
                     tensor = torch.nn.Parameter(stretch)
                     group["params"].append(tensor)
                     self._held[tensor] = members
-                real = not any(tensor.is_complex() for tensor in group["params"])
-                if type(self.inner) in FUSED and group["fused"] is None and not group["foreach"]:
-                    group["fused"] = real
+                if type(self.inner) in FUSED and _leaves_it_open(group):
+                    group["fused"] = True
             else:
                 self._held.update(
                     (p, [name]) for p, name in zip(group["params"], names, strict=True)
                 )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._parameters.device
 
     @property
     def lr(self) -> float:
@@ -124,24 +128,48 @@ class FlatOptimizer:
         """Take what ``state`` gave, into tensors of this optimizer.
 
         Raises:
-            CheckpointError: a parameter is missing.
+            CheckpointError: the groups were others: parameters that are now updated together have
+                different kinds of state.
         """
-        for tensor, names in self._held.items():
-            if missing := [name for name in names if name not in state]:
-                raise CheckpointError(f"optimizer state of {missing[0]!r} is missing")
-            values: dict[str, Any] = {}
-            for entry, example in state[names[0]].items():
-                if self.flat and isinstance(example, torch.Tensor) and example.ndim:
-                    whole = torch.zeros_like(tensor)
-                    for name in names:
-                        self._cut(whole, tensor, names, name).copy_(state[name][entry])
-                    values[entry] = whole
-                elif isinstance(example, torch.Tensor):
-                    values[entry] = example.clone()
-                else:
-                    values[entry] = example
-            if values:
-                self.inner.state[tensor] = values
+        for group in self.inner.param_groups:
+            for tensor in group["params"]:
+                names = self._held[tensor]
+                first = state[names[0]]
+                for name in names:
+                    if _kind(state[name]) != _kind(first):
+                        raise CheckpointError(
+                            f"optimizer state: {name!r} has {_kind(state[name])}, {names[0]!r} has "
+                            f"{_kind(first)}, and they are in one group now; use the groups and "
+                            "the frozen parameters of the first run"
+                        )
+                values = {entry: self._whole(entry, state, tensor, names, group) for entry in first}
+                if values:
+                    self.inner.state[tensor] = values
+
+    def _whole(
+        self,
+        entry: str,
+        state: dict[str, dict[str, Any]],
+        tensor: torch.Tensor,
+        names: list[str],
+        group: dict[str, Any],
+    ) -> Any:
+        """One entry of the state of an optimizer tensor, put together from its parameters'."""
+        example = state[names[0]][entry]
+        if not isinstance(example, torch.Tensor):
+            return example
+        if example.ndim == 0:
+            # As torch does: counters stay on the host, unless a kernel reads them.
+            on_device = entry != "step" or group.get("fused") or group.get("capturable")
+            return example.to(tensor.device if on_device else "cpu", copy=True)
+        if not self.flat:
+            fits = example.shape == tensor.shape
+            target = torch.empty_like(tensor) if fits else torch.empty_like(example)
+            return target.to(dtype=example.dtype, device=tensor.device).copy_(example)
+        whole = torch.zeros_like(tensor)
+        for name in names:
+            self._cut(whole, tensor, names, name).copy_(state[name][entry])
+        return whole
 
     def _cut(self, value: Any, tensor: torch.Tensor, names: list[str], name: str) -> Any:
         if not isinstance(value, torch.Tensor) or value.shape != tensor.shape or not self.flat:
@@ -159,3 +187,19 @@ class FlatOptimizer:
                 "the parameters that the function is given"
             )
         return name
+
+
+def _leaves_it_open(group: dict[str, Any]) -> bool:
+    """Whether a group's options leave the choice of the kernel to us."""
+    chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
+    return not chosen and not any(tensor.is_complex() for tensor in group["params"])
+
+
+def _kind(entries: dict[str, Any]) -> dict[str, Any]:
+    """What has to be equal for parameters that share one optimizer tensor."""
+    return {
+        entry: value
+        if not isinstance(value, torch.Tensor)
+        else (float(value) if value.ndim == 0 else "a tensor")
+        for entry, value in sorted(entries.items())
+    }

@@ -10,8 +10,6 @@ Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,8 +52,7 @@ class Plan:
         self.seed = seed
         self.shuffle = shuffle
         self.steps_per_epoch = -(-rows // batch_size)
-        # The two newest epochs: the feed reads ahead across the border between them.
-        self._order = lru_cache(maxsize=2)(self._make_order)
+        self._orders: dict[int, Rows] = {}  # of the newest epochs
 
     def epoch(self, step: int) -> int:
         """The epoch that step t belongs to, from 0."""
@@ -80,10 +77,16 @@ class Plan:
         b, v = self.batch_rows(step), self.shards_of(step)
         return self.batch(step)[shard * b // v : (shard + 1) * b // v]
 
-    def _make_order(self, epoch: int) -> Rows:
-        if self.shuffle:
-            return permutation(self.rows, self.seed, epoch)
-        return np.arange(self.rows, dtype=np.int64)
+    def _order(self, epoch: int) -> Rows:
+        found = self._orders.get(epoch)
+        if found is None:
+            found = np.arange(self.rows, dtype=np.int64)
+            if self.shuffle:
+                found = permutation(self.rows, self.seed, epoch)
+            # Two of them: the feed reads ahead across the border between epochs. A new dict, as
+            # other threads may be reading the old one.
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: found}
+        return found
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

@@ -47,6 +47,10 @@ def made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> t
         raise SettingError("model", name, "parameters that have their shapes", fix)
     if any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers())):
         raise SettingError("model", name, "parameters that have values", "it is on device meta")
+    for label, parameter in found.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            expected = "parameters without gradient hooks, which a worker's copy would not have"
+            raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
     if not any(parameter.requires_grad for parameter in found.parameters()):
         expected = "at least one parameter that requires a gradient"
         raise SettingError("model", name, expected, "is everything frozen?")

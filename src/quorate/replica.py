@@ -172,7 +172,8 @@ class Replica:
             self._begin(stream, seed, training=True)
             outcome = loss.read(self._loss(self.model, batch), rows=rows, training=True)
             if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
-                torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(outcome.weight))
+                seed_weight = 1.0 if outcome.is_narrow else outcome.weight
+                torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(seed_weight))
             return outcome, self._take_grads()
 
         with self._generator_lock:
@@ -184,6 +185,9 @@ class Replica:
             )
         gradient = self._free.pop() if self._free else self._flat.layout.new(self.device)
         gradient.fill(grads)
+        if outcome.is_narrow:
+            for vector in gradient.vectors:
+                vector.mul_(outcome.weight)
         return ShardSum(
             weight=outcome.weight,
             metrics=outcome.weighted(),

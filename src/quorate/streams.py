@@ -238,6 +238,7 @@ def _same(one: _SharedState, other: _SharedState) -> bool:
         one[0] == other[0]
         and bool(numpy["pos"] == numpy_other["pos"])
         and np.array_equal(numpy["key"], numpy_other["key"])
+        and bool(one[1]["has_gauss"] == other[1]["has_gauss"])  # a second half of a pair
     )
 
 

@@ -125,7 +125,9 @@ class Trainer:
         self._towers: Towers | None = None
         self._channel: Channel | None = None
         self._plan: Plan | None = None
-        self._updating = False
+        self._looping = False
+        self._log_failed = False
+        self._tried = False  # on a training shard
         self._saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and where
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
         self.model = made(model, self._seed)
@@ -184,7 +186,7 @@ class Trainer:
                     log = stack.enter_context(MetricsLog(self.run_dir, report.global_step - 1))
                 screen.update(report)
                 if log is not None:
-                    log.update(report)
+                    self._logged(log.update, report)
                 if stop.received:  # perhaps before there was a step to stop after
                     self.stop(stop.received.name)
                 if report.ends_epoch and not stop.received:
@@ -210,11 +212,15 @@ class Trainer:
         last_step = whole("epochs", epochs, least=1) * plan.steps_per_epoch
         if steps is not None:
             last_step = whole("steps", steps, least=1)
+        if self._looping:
+            raise UserError("a loop over updates is under way; close it before another is begun")
         with ExitStack() as stack:
+            self._looping = True
+            stack.callback(setattr, self, "_looping", False)
             stack.enter_context(_intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate)
             notes: list[str] = []
-            state = self._prepared(source, notes.append, restore=True)
+            state = self._prepared(source, notes.append)
             for line in (self._arithmetic(plan), *notes):
                 self._say(line)
             if state.global_step >= last_step:
@@ -253,7 +259,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(_intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate)
-            state = self._state or self._prepared(source, self._say, restore=False)
+            state = self._state or self._evaluated(source)
             parameters = state.parameters
             if averaged or (averaged is None and state.average is not None):
                 if state.average is None:
@@ -290,11 +296,19 @@ class Trainer:
         """
         if self.run_dir is None or self._state is None or self._plan is None:
             raise UserError("nothing to save: set run_dir, and train first")
+        self._refuse_half_an_update(self._state)
         if self._saved is None or self._saved[0] != self.global_step:
             facts = self._facts(self._plan)
             path = checkpoint.save(self.run_dir, self._state, facts)
             self._saved = (self.global_step, path)
         return self._saved[1]
+
+    def _refuse_half_an_update(self, state: State) -> None:
+        if state.update.under_way:
+            raise UserError(
+                f"update {state.global_step + 1} was cut off, and the parameters are half of it; "
+                "make a new Trainer, which resumes from run_dir"
+            )
 
     # --- preparing --------------------------------------------------------------------------------
 
@@ -314,25 +328,39 @@ class Trainer:
         )
         return self._plan
 
-    def _prepared(self, source: Source, say: Callable[[str], None], *, restore: bool) -> State:
+    def _evaluated(self, source: Source) -> State:
+        """A state to evaluate before any training: that of ``run_dir``, if there is one."""
+        self._state = self._probed(source, self._say, training=False)
+        found = None if self.run_dir is None else checkpoint.find(self.run_dir)
+        if found is not None:
+            checkpoint.load(found.path, found.record, self._state)
+            self._say(f"evaluating step {self._state.global_step:,} from {found.path}")
+        return self._state
+
+    def _probed(self, source: Source, say: Callable[[str], None], *, training: bool) -> State:
+        return probed(
+            self.model,
+            partial(self._make_state, self.model, self._devices[0]),
+            self._replica,
+            source.load((0, 0)),
+            seed=self._seed,
+            training=training,
+            say=say,
+        )
+
+    def _prepared(self, source: Source, say: Callable[[str], None]) -> State:
         """The state, made on first use: tried on one shard, restored if there is a checkpoint."""
-        if self._state is None:
-            self._state = probed(
-                self.model,
-                partial(self._make_state, self.model, self._devices[0]),
-                self._replica,
-                source.load((0, 0)),
-                seed=self._seed,
-                training=restore,
-                say=say,
-            )
+        if self._state is None or not self._tried:
+            self._state = self._probed(source, say, training=True)
+            self._tried = True
+            if self.run_dir is not None:
+                self._restore(self.run_dir, self._state, say)
             if self._turns.draws:
                 say(
                     "the model draws from Python's random or NumPy, which threads share: workers "
                     "compute in turn; with torch's random functions they compute side by side"
                 )
-        if restore and self.run_dir is not None and self._state.global_step == 0:
-            self._restore(self.run_dir, self._state, say)
+        self._refuse_half_an_update(self._state)
         return self._state
 
     def _restore(self, run_dir: Path, state: State, say: Callable[[str], None]) -> None:
@@ -394,10 +422,8 @@ class Trainer:
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
         for step, parts in drive(coordinator, self._channel):
-            self._updating = True
             applied = state.update.apply(parts, plan.shards_of(step), step + 1)
             state.global_step = step + 1
-            self._updating = False
             if new := applied.missing - named:
                 named |= new
                 self._say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
@@ -427,7 +453,15 @@ class Trainer:
         which = "" if self._state.average is None else " of the averaged weights"
         self._say(f"epoch {report.epoch + 1}: validation{which}  {metrics(values)}")
         if log is not None:
-            log.evaluation(report.global_step, values)
+            self._logged(log.evaluation, report.global_step, values)
+
+    def _logged(self, write: Callable[..., None], *record: Any) -> None:
+        try:
+            write(*record)
+        except OSError as error:
+            if not self._log_failed:
+                self._say(f"metrics.jsonl is not written, training goes on: {error}")
+            self._log_failed = True
 
     def _save_under_way(self) -> None:
         if self.run_dir is None:
@@ -440,7 +474,7 @@ class Trainer:
     def _save_at_end(self) -> None:
         if self.run_dir is None or self.global_step == 0:
             return
-        if self._updating:
+        if self._state is not None and self._state.update.under_way:
             self._say("nothing saved: an update was cut off, and the parameters are half of it")
             return
         path = self.save()
@@ -456,7 +490,15 @@ class Trainer:
         # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
         # meanwhile.
         ahead = 2 * plan.shards
-        return closing(Feed(source, tickets, ahead=ahead, loader_workers=self._loader_workers))
+        return closing(
+            Feed(
+                source,
+                tickets,
+                ahead=ahead,
+                loader_workers=self._loader_workers,
+                threads=self._threads,
+            )
+        )
 
     @contextmanager
     def _crew(self, state: State) -> Iterator[Towers]:

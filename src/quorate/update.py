@@ -80,6 +80,7 @@ class Update:
         self._buffers = buffers
         self._clip_norm = clip_norm
         self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+        self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
     @torch.no_grad()
     def apply(self, parts: Iterable[Part], leaves: int, n: int) -> Applied:
@@ -97,7 +98,9 @@ class Update:
                 "no gradient: give at least one row of a batch a weight"
             )
         # 2. One division by the total weight.
-        for vector in total.gradient.vectors:
+        self.under_way = True
+        gradient = total.gradient.on(self.optimizer.device)
+        for vector in gradient.vectors:
             vector.div_(total.weight)
         if total.buffers is not None:
             total.buffers.div_(total.weight)
@@ -105,14 +108,15 @@ class Update:
         # 3. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:
-            grad_norm = _clip(total.gradient, self._clip_norm)
+            grad_norm = _clip(gradient, self._clip_norm)
         # 4. Optimizer, schedule, average.
         lr = self.optimizer.lr
-        self.optimizer.step(total.gradient)
+        self.optimizer.step(gradient)
         if self.scheduler is not None:
             self.scheduler.step()
         if self.average is not None:
             self.average.update(n)
+        self.under_way = False
         return Applied(
             metrics=total.means(),
             weight=total.weight,

@@ -6,9 +6,10 @@ replica. The replicas stay between steps and between jobs.
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
@@ -51,8 +52,10 @@ class Towers:
     def close(self) -> None:
         for tower in self.towers:
             tower.mailbox.put(None)
+        # After a second Ctrl-C nobody waits for user code that may be stuck.
+        at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         for tower in self.towers:
-            tower.join()
+            tower.join(timeout=0.1 if at_once else None)
 
 
 class TowersChannel:
@@ -64,7 +67,7 @@ class TowersChannel:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._errors: dict[tuple[int, int, int], BaseException] = {}
         self._failure: Exception | None = None  # of adding, which no other worker could do better
-        # What each tower holds of its step; touched by that tower's thread alone until collected.
+        # What each tower holds of its step.
         self._held = [_Held(job) for _ in towers]
         for tower in towers:
             self._events.put(Joined(tower.number))
@@ -76,7 +79,8 @@ class TowersChannel:
             case Compute():
                 tower.mailbox.put(lambda stream: self._compute(tower, held, stream, step, shard))
             case Keep():
-                tower.mailbox.put(lambda _: self._add(held, step, shard))
+                held.decided.append((step, shard))
+                tower.mailbox.put(lambda _: self._add(held))
             case Discard():
                 tower.mailbox.put(lambda _: held.discard(tower.replica, step, shard))
 
@@ -93,15 +97,12 @@ class TowersChannel:
         self._events.put(event)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        reply: SimpleQueue[list[Part]] = SimpleQueue()
+        # A holder may be computing a copy that has lost: what is left to add is added here.
         for worker in holders:
-            # Behind every Keep in the tower's mailbox: what is kept is added up when it answers.
-            held = self._held[worker]
-            self._towers[worker].mailbox.put(partial(_answer, held, step, reply))
-        parts = [part for _ in holders for part in reply.get()]
+            self._add(self._held[worker])
         if self._failure is not None:
             raise self._failure
-        return parts
+        return [part for worker in holders for part in self._held[worker].parts(step)]
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         return self._errors[worker, step, shard]
@@ -112,8 +113,8 @@ class TowersChannel:
             held.pending[step, shard] = self._job.compute(tower.replica, stream, step, shard)
         except BaseException as error:  # the edge of the thread: the coordinator decides
             rows = self._job.plan.shard(step, shard)
-            if len(rows) == 1 and "more than 1 value per channel" in str(error):
-                error.add_note("quorate: this shard has one row; choose fewer shards for BatchNorm")
+            if len(rows) == 1:
+                error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
             error.add_note(
                 f"quorate: worker {tower.number} ({tower.replica.device}), step {step}, "
                 f"shard {shard}, rows {abridged(rows)}"
@@ -123,26 +124,27 @@ class TowersChannel:
         else:
             self._events.put(Done(tower.number, step, shard))
 
-    def _add(self, held: _Held, step: int, shard: int) -> None:
+    def _add(self, held: _Held) -> None:
         try:
-            held.keep(step, shard)
+            held.add_decided()
         except Exception as error:  # the edge of the thread: raised by receive() or collect()
             self._failure = error
             self._events.put(Tick())
 
 
-def _answer(held: _Held, step: int, reply: SimpleQueue[list[Part]], _: Stream) -> None:
-    reply.put(held.parts(step))
-
-
 class _Held:
-    """What one tower holds for one job: results not decided on, and the sums of those kept."""
+    """What one tower holds for one job: results not decided on, and the sums of those kept.
+
+    The tower adds what was decided when it comes to it; ``collect`` adds the rest.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._step = -1
         self._sum: TreeSum[ShardSum] | None = None
+        self._adding = threading.Lock()
         self.pending: dict[tuple[int, int], ShardSum] = {}
+        self.decided: deque[tuple[int, int]] = deque()  # (step, shard) to be kept
 
     def begin(self, replica: Replica, step: int) -> None:
         if step != self._step:
@@ -151,10 +153,13 @@ class _Held:
             self._sum = TreeSum(self._job.plan.shards_of(step), replica.add)
             self._step = step
 
-    def keep(self, step: int, shard: int) -> None:
-        assert self._sum is not None
-        assert step == self._step
-        self._sum.put((0, shard), self.pending.pop((step, shard)))
+    def add_decided(self) -> None:
+        with self._adding:
+            while self.decided:
+                step, shard = self.decided.popleft()
+                assert self._sum is not None
+                assert step == self._step
+                self._sum.put((0, shard), self.pending.pop((step, shard)))
 
     def discard(self, replica: Replica, step: int, shard: int) -> None:
         replica.recycle(self.pending.pop((step, shard)))
@@ -177,6 +182,9 @@ class _Tower(threading.Thread):
 
     def run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
+        # Autocast's cache of cast weights is the process's, and any thread that leaves autocast
+        # empties it: whether a weight is cast once or twice would depend on the other towers.
+        torch.set_autocast_cache_enabled(False)
         device = self.replica.device
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)  # so is "cuda" without a number
