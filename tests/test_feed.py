@@ -73,10 +73,15 @@ def test_closing_wakes_a_worker_that_waits() -> None:
 
 @pytest.mark.parametrize("loader_workers", [0, 1])
 def test_what_a_dataset_raises_reaches_who_asked_with_the_row(loader_workers: int) -> None:
+    class UnpicklableError(KeyError):
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.lock = threading.Lock()
+
     class Broken(Slow):
         def __getitem__(self, row: int) -> int:
             if row == 17:
-                raise KeyError("no such image")
+                raise UnpicklableError("no such image")
             return row
 
     rows = source(Broken())

@@ -318,3 +318,28 @@ def test_a_shard_that_failed_once_in_backward_leaves_no_trace() -> None:
         return digest(trainer.model.state_dict().items())
 
     assert run(fault_at=3) == run(fault_at=-1)
+
+
+@pytest.mark.parametrize(("dtype", "weight"), [(torch.bfloat16, 257), (torch.float16, 70_000)])
+def test_a_weight_that_the_dtype_of_the_loss_cannot_hold_is_kept(
+    dtype: torch.dtype, weight: int
+) -> None:
+    """257 is 256 in bfloat16, and 70,000 infinite in float16."""
+
+    def loss(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"loss": model.weight.sum().to(dtype), "weight": weight}
+
+    model = nn.Linear(1, 1, bias=False)
+    before = model.weight.item()
+    trainer = quorate.Trainer(
+        model, loss, optimizer=sgd, batch_size=4, shards=2, devices="cpu", workers=2
+    )
+    list(trainer.updates(TensorDataset(torch.rand(4, 1))))
+    assert model.weight.item() == pytest.approx(before - 0.1, abs=1e-7)
+
+
+def test_hooks_on_parameters_are_refused() -> None:
+    model = nn.Linear(4, 1)
+    model.weight.register_hook(lambda gradient: gradient * 0)
+    with pytest.raises(SettingError, match="a hook on weight"):
+        quorate.Trainer(model, mean_square, optimizer=sgd, batch_size=4, devices="cpu")

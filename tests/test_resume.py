@@ -300,3 +300,59 @@ def test_stop_ends_the_loop_after_the_step_under_way() -> None:
         if report.global_step == 3:
             run.stop()
     assert run.global_step in (3, 4)
+
+
+def test_other_groups_than_those_of_the_first_run_are_refused(tmp_path: Path) -> None:
+    def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [{"params": params[:2], "momentum": 0.0}, {"params": params[2:]}]
+        return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+
+    def one_group(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.01, momentum=0.9)
+
+    trainer(tmp_path, optimizer=two_groups, schedule=None).fit(DATA, steps=2)
+    with pytest.raises(CheckpointError, match="in one group now"):
+        trainer(tmp_path, optimizer=one_group, schedule=None).fit(DATA, steps=4)
+
+
+def test_sound_checkpoints_stay_when_newer_ones_are_damaged(tmp_path: Path) -> None:
+    trainer(tmp_path).fit(DATA, steps=2)
+    for step in range(10, 16):
+        damaged = tmp_path / "checkpoints" / f"step-{step:012d}"
+        damaged.mkdir()
+        (damaged / "state.json").write_text("{")
+    trainer(tmp_path).fit(DATA, steps=4)
+    found = checkpoint.find(tmp_path)
+    assert found is not None
+    assert found.record["global_step"] == 4
+
+
+def test_an_update_that_was_cut_off_is_neither_saved_nor_continued(tmp_path: Path) -> None:
+    class Interrupted(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> None:
+            Interrupted.steps += 1
+            if Interrupted.steps == 3:
+                raise KeyboardInterrupt
+            super().step(closure)
+
+    run = trainer(tmp_path, optimizer=lambda p: Interrupted(p, lr=0.1, momentum=0.9))
+    with pytest.raises(KeyboardInterrupt):
+        run.fit(DATA, epochs=2)
+    assert checkpoint.find(tmp_path) is None
+    with pytest.raises(quorate.UserError, match="update 3 was cut off"):
+        run.save()
+    with pytest.raises(quorate.UserError, match="update 3 was cut off"):
+        run.fit(DATA, epochs=2)
+
+
+def test_evaluating_a_run_directory_uses_what_is_saved_there(tmp_path: Path) -> None:
+    first = trainer(tmp_path)
+    first.fit(DATA, epochs=2)
+    second = trainer(tmp_path)
+    assert second.evaluate(DATA) == first.evaluate(DATA)
+    second.fit(DATA, epochs=3)
+    whole = trainer(None)
+    whole.fit(DATA, epochs=3)
+    assert digest_of(second) == digest_of(whole)
