@@ -302,6 +302,49 @@ def test_stop_ends_the_loop_after_the_step_under_way() -> None:
     assert run.global_step in (3, 4)
 
 
+class Scalars(nn.Module):
+    """Parameters without dimensions, the first one included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.linear = nn.Linear(6, 1)
+        self.shift = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale + self.shift
+
+
+@pytest.mark.parametrize(
+    "kind", ["SGD", "Adam", "Adagrad", "RMSprop", "NAdam", "RAdam", "ASGD", "Rprop", "Adamax"]
+)
+def test_parameters_without_dimensions_resume(tmp_path: Path, kind: str) -> None:
+    def run(run_dir: Path | None, steps: int) -> str:
+        def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+            options = {"momentum": 0.9} if kind in ("SGD", "RMSprop") else {}
+            groups = [{"params": params[:1]}, {"params": params[1:]}]
+            optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(
+                groups, lr=0.01, **options
+            )
+            return optimizer
+
+        torch.manual_seed(0)
+        one = quorate.Trainer(
+            Scalars(),
+            loss,
+            optimizer=make,
+            batch_size=12,
+            shards=4,
+            devices="cpu",
+            run_dir=run_dir,
+        )
+        one.fit(DATA, steps=steps)
+        return digest(one.model.state_dict().items())
+
+    run(tmp_path, 4)
+    assert run(tmp_path, 9) == run(None, 9)
+
+
 def test_other_groups_than_those_of_the_first_run_are_refused(tmp_path: Path) -> None:
     def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
         groups = [{"params": params[:2], "momentum": 0.0}, {"params": params[2:]}]

@@ -8,6 +8,7 @@ whichever thread or process it is loaded. So a shard that is loaded twice is the
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
@@ -160,7 +161,9 @@ class Feed:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        self._thread.join()
+        # After a second Ctrl-C nobody waits for a dataset that may be stuck.
+        at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+        self._thread.join(timeout=0.1 if at_once else None)
         self._ready.clear()
 
     def _run(self) -> None:

@@ -39,6 +39,9 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
 FUSED: frozenset[type[Optimizer]] = frozenset(
     (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 )
+# What torch's optimizers keep once per tensor and not per element. A name is needed to tell: the
+# moments of a parameter without dimensions are scalars too.
+COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 
 class FlatOptimizer:
@@ -158,7 +161,7 @@ class FlatOptimizer:
         example = state[names[0]][entry]
         if not isinstance(example, torch.Tensor):
             return example
-        if example.ndim == 0:
+        if entry in COUNTERS:
             # As torch does: counters stay on the host, unless a kernel reads them.
             on_device = entry != "step" or group.get("fused") or group.get("capturable")
             return example.to(tensor.device if on_device else "cpu", copy=True)
@@ -198,8 +201,6 @@ def _leaves_it_open(group: dict[str, Any]) -> bool:
 def _kind(entries: dict[str, Any]) -> dict[str, Any]:
     """What has to be equal for parameters that share one optimizer tensor."""
     return {
-        entry: value
-        if not isinstance(value, torch.Tensor)
-        else (float(value) if value.ndim == 0 else "a tensor")
+        entry: float(value) if entry in COUNTERS else type(value).__name__
         for entry, value in sorted(entries.items())
     }
