@@ -13,14 +13,18 @@ ROOT = Path(quorate.__file__).parent
 # From the bottom to the top. A module imports only from rows below its own.
 LAYERS = [
     ["errors", "keys", "digest", "report", "memory_format", "stop", "data"],
+    ["lifeline", "restarts", "wire", "fingerprint"],
     ["data.idx"],
     ["data.fetch"],
-    ["settings", "plan", "tree", "rules", "flat", "streams", "loss"],
-    ["coordinator", "shard_sum", "devices", "progress", "data.fashion_mnist"],
+    ["settings", "shared_memory", "plan", "tree", "rules", "streams", "loss", "raised"],
+    ["coordinator", "flat", "devices", "progress", "script", "data.fashion_mnist"],
+    ["shard_sum", "engines"],
     ["replica", "feed"],
     ["job", "optimizer"],
     ["transports"],
-    ["transports.towers", "drive", "update"],
+    ["transports.arena"],
+    ["transports.towers", "transports.worker", "drive", "update"],
+    ["transports.processes"],
     ["state"],
     ["checkpoint", "probe"],
     ["trainer"],
@@ -28,7 +32,7 @@ LAYERS = [
     ["cli"],
     ["__main__"],
 ]
-PURE = ["coordinator", "rules", "plan", "tree", "keys", "errors"]
+PURE = ["coordinator", "restarts", "rules", "plan", "tree", "keys", "errors"]
 IMPURE = {"torch", "socket", "threading", "time", "multiprocessing", "asyncio"}
 
 

@@ -30,7 +30,9 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 def state_of(model: nn.Module) -> State:
-    return State(model, CPU, optimizer=sgd, schedule=None, clip_norm=None, ema_decay=None)
+    return State(
+        model, CPU, shared=False, optimizer=sgd, schedule=None, clip_norm=None, ema_decay=None
+    )
 
 
 class Odd(nn.Module):

@@ -5,10 +5,14 @@ effects in their order and reports what happened as events. So every order of ev
 and a thousand workers be simulated in a loop.
 
 A step: its shards are dealt to workers one at a time. Each worker has home shards, a contiguous
-run, so that its sums merge into few vectors. An idle worker takes a shard that nobody has begun,
-and when there is none, a copy of one whose worker is far behind its usual time. The first copy that
-is done is kept and the other discarded; the bits are the same. When enough shards are kept, the
-update is applied, and the next step begins.
+run, so that its rows can be fetched ahead and its sums merge into few vectors. An idle worker takes
+a shard that nobody has begun, and when there is none, a copy of one whose worker is far behind its
+usual time, or is usually so slow that the idle one will be done before it. The first copy that is
+done is kept and the other discarded; the bits are the same. When enough shards are kept, the update
+is applied, and the next step begins.
+
+A worker that has been silent for too long is replaced. A shard that fails, or takes its worker with
+it, is tried on another worker, and then ends the run.
 
     computing --(enough shards kept)--> applying --(Applied)--> computing ... --> finished
         ^                                  |
@@ -24,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from statistics import median
 
 from quorate.errors import ProtocolError
@@ -41,10 +46,12 @@ class Joined:
 
 @dataclass(frozen=True)
 class Left:
-    """Worker w is gone, and with it whatever it had computed of the current step."""
+    """Worker w is gone."""
 
     worker: int
     reason: str
+    crashed: bool = False  # by its own doing: what it was computing may be to blame
+    results_stay: bool = False  # else whatever it had computed of the current step went with it
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class Compute:
     step: int
     shard: int
     reason: str
+    place: tuple[int, int] = field(default=(0, 1), compare=False)  # whose home it is likely to have
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,14 @@ class Apply:
 
 
 @dataclass(frozen=True)
+class Replace:
+    """Worker w has not answered for too long: end it, report ``Left``, and start another."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Wake:
     """Send a ``Tick`` at this time, unless something happens earlier."""
 
@@ -149,7 +165,18 @@ class Finish:
     reason: str
 
 
-Effect = Compute | Keep | Discard | Apply | Wake | Abort | Finish
+Effect = Compute | Keep | Discard | Apply | Replace | Wake | Abort | Finish
+
+
+def home(place: tuple[int, int], shards: int) -> range:
+    """The home shards of the worker at a place (rank, number of workers): a contiguous run.
+
+    With more workers than shards the first have one each, and the others none.
+    """
+    rank, workers = place[0], min(place[1], shards)
+    if rank >= workers:
+        return range(0)
+    return range(-(-rank * shards // workers), -(-(rank + 1) * shards // workers))
 
 
 # --- state ----------------------------------------------------------------------------------------
@@ -171,8 +198,20 @@ class _Task:
 @dataclass
 class _Member:
     task: _Task | None = None
+    place: tuple[int, int] = (0, 1)  # (rank, number of workers)
+    is_replaced: bool = False
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=15))  # of its last shards
     usual_s: float | None = None  # their median
+
+
+@dataclass(frozen=True)
+class _Single:
+    """A shard that one worker alone computes."""
+
+    worker: int
+    shard: int
+    behind_at: float  # when it is far behind
+    done_at: float  # when it will be done, if it takes as long as usual
 
 
 class Coordinator:
@@ -185,7 +224,9 @@ class Coordinator:
         rule: how many shards make an update.
         patience: a shard is far behind when it has taken this many times the usual time of its
             worker. Lower it if stragglers are short and idle workers cheap.
-        attempts: on how many workers a shard may fail before the run is stopped.
+        attempts: how often a shard may fail before the run is stopped.
+        timeout_s: a worker that computes one shard for so long, and for 3 times its usual time, is
+            replaced. None: never.
     """
 
     def __init__(
@@ -197,14 +238,16 @@ class Coordinator:
         rule: Rule,
         patience: float = 1.5,
         attempts: int = 2,
+        timeout_s: float | None = None,
     ) -> None:
-        self.step = first_step
+        self.first_step = self.step = first_step
         self.phase = Phase.COMPUTING
         self._shards_of = shards_of
         self._last_step = last_step
         self._rule = rule
         self._patience = patience
         self._attempts = attempts
+        self._timeout_s = timeout_s
         self._members: dict[int, _Member] = {}  # in order
         self.reason = "all steps are done"  # why the run ends where it ends
         self._trail: deque[Event] = deque(maxlen=20)
@@ -217,6 +260,7 @@ class Coordinator:
             ProtocolError: the event contradicts what went before; it carries the last events.
         """
         self._trail.append(event)
+        self._look_at = inf  # when someone will be far behind whom an idle worker could help
         effects: list[Effect] = []
         match event:
             case Joined(worker):
@@ -226,7 +270,7 @@ class Coordinator:
                 self._members = dict(sorted(self._members.items()))
                 self._assign_homes()
             case Left(worker):
-                self._leave(worker)
+                effects += self._leave(event)
             case Done(worker, step, shard):
                 effects += self._done(self._end_task(worker, step, shard, now), worker)
             case Failed(worker, step, shard):
@@ -240,7 +284,8 @@ class Coordinator:
             case Stop(reason):
                 self._stop(reason)
             case Tick():
-                pass
+                # Only when nothing else is waiting to be handled: a result may be under way.
+                effects += self._replace_silent(now)
         if self.phase is Phase.COMPUTING:
             if self.step >= self._last_step:
                 self.phase = Phase.FINISHED
@@ -250,6 +295,10 @@ class Coordinator:
                 effects.append(Apply(self.step, tuple(sorted(set(self._kept.values())))))
             else:
                 effects += self._deal(now)
+        if self.phase is not Phase.FINISHED:
+            look_at = min(self._look_at, self._silence_at(now))
+            if look_at < inf:
+                effects.append(Wake(look_at))
         return effects
 
     @property
@@ -264,28 +313,37 @@ class Coordinator:
         self._shards = self._shards_of(self.step) if self.step < self._last_step else 0
         self._todo = set(range(self._shards))  # nobody computes or holds them
         self._kept: dict[int, int] = {}  # shard -> the worker that holds it
-        self._failures: dict[int, set[int]] = {}  # shard -> the workers it failed on
+        self._failures: dict[int, list[int]] = {}  # shard -> the workers it failed on
         self._assign_homes()
 
     def _assign_homes(self) -> None:
         """Give each worker its home: a contiguous run of shards, while the present ones stay."""
-        count = len(self._members)
-        self._homes = {
-            worker: range(rank * self._shards // count, (rank + 1) * self._shards // count)
-            for rank, worker in enumerate(self._members)
-        }
+        for rank, member in enumerate(self._members.values()):
+            member.place = (rank, len(self._members))
+        self._homes = {w: home(m.place, self._shards) for w, m in self._members.items()}
 
-    def _leave(self, worker: int) -> None:
+    def _leave(self, event: Left) -> list[Effect]:
+        worker = event.worker
         if worker not in self._members:
             raise self._error(f"worker {worker} left and had not joined")
-        del self._members[worker]
+        task = self._members.pop(worker).task
         self._assign_homes()
-        lost = {shard for shard, holder in self._kept.items() if holder == worker}
-        for shard in lost:
-            del self._kept[shard]
-        if lost and self.phase is Phase.APPLYING:
-            self.phase = Phase.COMPUTING  # nothing was applied: the sums went with the worker
+        if not event.results_stay:
+            lost = {shard for shard, holder in self._kept.items() if holder == worker}
+            for shard in lost:
+                del self._kept[shard]
+            if lost and self.phase is Phase.APPLYING:
+                self.phase = Phase.COMPUTING  # nothing was applied: the sums went with the worker
         self._todo = set(range(self._shards)) - self._kept.keys() - self._running().keys()
+        if event.crashed and task is not None and self._is_wanted(task.step, task.shard):
+            self._failures.setdefault(task.shard, []).append(worker)
+            if len(self._failures[task.shard]) >= self._attempts:
+                self.phase = Phase.FINISHED
+                return [Abort(worker, task.step, task.shard)]
+        return []
+
+    def _is_wanted(self, step: int, shard: int) -> bool:
+        return step == self.step and self.phase is Phase.COMPUTING and shard not in self._kept
 
     def _end_task(self, worker: int, step: int, shard: int, now: float | None) -> _Task:
         member = self._members.get(worker)
@@ -299,20 +357,19 @@ class Coordinator:
         return task
 
     def _done(self, task: _Task, worker: int) -> list[Effect]:
-        current = task.step == self.step and self.phase is Phase.COMPUTING
-        if not current or task.shard in self._kept:
+        if not self._is_wanted(task.step, task.shard):
             return [Discard(worker, task.step, task.shard)]
         self._kept[task.shard] = worker
         return [Keep(worker, task.step, task.shard)]
 
     def _failed(self, worker: int, step: int, shard: int) -> list[Effect]:
-        if step != self.step or self.phase is not Phase.COMPUTING or shard in self._kept:
+        if not self._is_wanted(step, shard):
             return []  # a copy that nobody needs any more
-        failed_on = self._failures.setdefault(shard, set())
-        failed_on.add(worker)
+        failed_on = self._failures.setdefault(shard, [])
+        failed_on.append(worker)
         if shard not in self._running():
             self._todo.add(shard)
-        if len(failed_on) >= self._attempts or not self._members.keys() - failed_on:
+        if len(set(failed_on)) >= self._attempts or self._members.keys() <= set(failed_on):
             self.phase = Phase.FINISHED
             return [Abort(worker, step, shard)]
         return []
@@ -330,29 +387,30 @@ class Coordinator:
         for worker in self._idle() if self._todo else ():
             if (choice := self._next_shard(worker)) is not None:
                 yield self._give(worker, *choice, now)
-        # 2. Copies of those that are far behind, the furthest first.
+        # 2. Copies of those that are far behind or slow.
         idle = self._idle()
-        overdue = self._overdue() if idle else []
-        late = [(at, shard, runner) for at, shard, runner in overdue if at <= now]
-        for worker in idle if late else ():
-            for entry in late:
-                _, shard, runner = entry
-                if worker not in self._failures.get(shard, ()):
-                    late.remove(entry)
-                    reason = f"worker {runner} is far behind its usual time"
-                    yield self._give(worker, shard, reason, now)
-                    break
+        if not idle:
+            return
+        single = self._single()
+        last_to_be_done = sorted(single, key=lambda entry: -entry.done_at)
+        for worker in idle if single else ():
+            if (copy := self._next_copy(worker, single, last_to_be_done, now)) is not None:
+                entry, reason = copy
+                single.remove(entry)
+                last_to_be_done.remove(entry)
+                yield self._give(worker, entry.shard, reason, now)
         # 3. Another look when the next one is.
-        if self._idle() and (ahead := [at for at, _, _ in overdue if at > now]):
-            yield Wake(min(ahead))
+        if self._idle():
+            self._look_at = min((e.behind_at for e in single if e.behind_at > now), default=inf)
 
     def _idle(self) -> list[int]:
-        return [worker for worker, member in self._members.items() if member.task is None]
+        return [w for w, m in self._members.items() if m.task is None and not m.is_replaced]
 
     def _give(self, worker: int, shard: int, reason: str, now: float) -> Compute:
         self._todo.discard(shard)
-        self._members[worker].task = _Task(self.step, shard, now)
-        return Compute(worker, self.step, shard, reason)
+        member = self._members[worker]
+        member.task = _Task(self.step, shard, now)
+        return Compute(worker, self.step, shard, reason, member.place)
 
     def _next_shard(self, worker: int) -> tuple[int, str] | None:
         """Which of the shards that nobody has begun an idle worker computes, and why."""
@@ -370,7 +428,9 @@ class Coordinator:
     def _may_try(self, worker: int, shard: int) -> bool:
         """Whether the shard has not failed on this worker, or there is nobody else to try it."""
         failed_on = self._failures.get(shard)
-        return failed_on is None or worker not in failed_on or self._members.keys() <= failed_on
+        return (
+            failed_on is None or worker not in failed_on or self._members.keys() <= set(failed_on)
+        )
 
     def _running(self) -> dict[int, list[int]]:
         """Shards of this step that are being computed, with the workers on each."""
@@ -380,23 +440,75 @@ class Coordinator:
                 running.setdefault(member.task.shard, []).append(worker)
         return running
 
-    def _overdue(self) -> list[tuple[float, int, int]]:
-        """When each shard with one copy is far behind, the shard and its worker; soonest first.
+    def _next_copy(
+        self, worker: int, single: list[_Single], last_to_be_done: list[_Single], now: float
+    ) -> tuple[_Single, str] | None:
+        """Which of the shards that others compute an idle worker had better compute too, and why.
+
+        First the one that is furthest behind its worker's usual time; else the one that would be
+        done last, if this worker will be done clearly before it.
+        """
+        for entry in single:
+            if entry.behind_at > now:
+                break
+            if worker not in self._failures.get(entry.shard, ()):
+                return entry, f"worker {entry.worker} is far behind its usual time"
+        own_s = self._members[worker].usual_s
+        if own_s is None:
+            return None
+        for entry in last_to_be_done:
+            if entry.done_at <= now + self._patience * own_s:
+                break
+            if worker not in self._failures.get(entry.shard, ()):
+                return entry, f"worker {entry.worker} is slow"
+        return None
+
+    def _single(self) -> list[_Single]:
+        """The shards that one worker alone computes and nobody holds, the furthest behind first.
 
         A worker without a time of its own is measured by the others'; before one is known, nobody
         is behind.
         """
         known = [m.usual_s for m in self._members.values() if m.usual_s is not None]
-        of_all_s = median(known) if known else None
-        overdue = []
+        of_all_s = median(known) if known else inf
+        found = []
         for shard, runners in self._running().items():
             member = self._members[runners[0]]
-            usual_s = of_all_s if member.usual_s is None else member.usual_s
-            if len(runners) > 1 or shard in self._kept:
-                continue  # the loser of two copies may still be running
-            if member.task is not None and usual_s is not None:
-                overdue.append((member.task.since + self._patience * usual_s, shard, runners[0]))
-        return sorted(overdue)
+            # The loser of two copies may still be running.
+            if member.task is not None and len(runners) == 1 and shard not in self._kept:
+                usual_s = of_all_s if member.usual_s is None else member.usual_s
+                since = member.task.since
+                found.append(
+                    _Single(
+                        runners[0],
+                        shard,
+                        behind_at=since + self._patience * usual_s,
+                        done_at=since + usual_s,
+                    )
+                )
+        return sorted(found, key=lambda entry: entry.behind_at)
+
+    # --- silence ----------------------------------------------------------------------------------
+
+    def _silent_at(self, member: _Member) -> float:
+        """When a worker has been silent for too long."""
+        if self._timeout_s is None or member.task is None or member.is_replaced:
+            return inf
+        usual_s = member.usual_s or 0.0
+        return member.task.since + max(self._timeout_s, 3 * usual_s)
+
+    def _silence_at(self, now: float) -> float:
+        """When the next of them will have been."""
+        if self._timeout_s is None:
+            return inf
+        # One that is due already waits for a Tick.
+        return max(now, min(map(self._silent_at, self._members.values()), default=inf))
+
+    def _replace_silent(self, now: float) -> Iterator[Replace]:
+        for worker, member in self._members.items():
+            if member.task is not None and self._silent_at(member) <= now:
+                member.is_replaced = True
+                yield Replace(worker, f"no answer for {now - member.task.since:.0f} s")
 
     def _error(self, message: str) -> ProtocolError:
         return ProtocolError(f"{message} (step {self.step}, {self.phase.value})", self._trail)

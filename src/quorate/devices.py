@@ -16,6 +16,7 @@ import torch
 
 from quorate.errors import SettingError
 from quorate.settings import whole
+from quorate.shared_memory import free_bytes
 
 MOST_CPU_WORKERS = 8
 
@@ -76,6 +77,20 @@ def move(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(move(value, device) for value in batch)
     return batch
+
+
+def memory(device: torch.device) -> str:
+    """How much memory a device has left, for a message."""
+    mib = 1 << 20
+    if device.type == "cuda":
+        left, total = torch.cuda.mem_get_info(device)
+        mine = torch.cuda.memory_allocated(device)
+        return (
+            f"{left / mib:,.0f} MiB free of {total / mib:,.0f}, {mine / mib:,.0f} MiB by this "
+            "process's tensors"
+        )
+    free = free_bytes()
+    return "no more is known" if free is None else f"{free / mib:,.0f} MiB free"
 
 
 def usable_cores() -> int:

@@ -6,6 +6,7 @@
     │   ├── DataError        a dataset or a file: where, got, expected
     │   ├── LossError        what the loss function returned
     │   └── CheckpointError  a saved state that is damaged or does not fit
+    ├── WorkerError          workers ended, or raised what only they have a type for
     └── ProtocolError        a transport broke the coordinator's rules: a bug, with the last events
 
 An exception raised by the user's own code is none of these: it reaches the caller as it is, with a
@@ -57,6 +58,10 @@ class LossError(UserError):
 
 class CheckpointError(UserError):
     """A saved state is damaged, or does not fit this model and these settings."""
+
+
+class WorkerError(QuorateError):
+    """Workers ended and no more can be started, or user code raised an exception of its own."""
 
 
 class ProtocolError(QuorateError):

@@ -7,6 +7,7 @@ whichever thread or process it is loaded. So a shard that is loaded twice is the
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from torch.utils.data import default_collate as torch_collate
 
 from quorate.errors import DataError
 from quorate.keys import key
+from quorate.lifeline import die_with
 from quorate.plan import Plan, Rows
 from quorate.streams import Stream, Turns
 
@@ -57,7 +59,7 @@ class Source:
     """Loads the rows of any shard: a pure function of (step, shard)."""
 
     def __init__(self, dataset: Any, plan: Plan, collate: Collate | None = None) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self.plan = plan
         self._collate = collate or torch_collate
         self._tensors = type(dataset) is TensorDataset and collate is None
@@ -69,7 +71,7 @@ class Source:
         rows = self.plan.shard(*ticket)
         if self._tensors:
             index = torch.from_numpy(rows)
-            return Batch(rows, [tensor[index] for tensor in self._dataset.tensors])
+            return Batch(rows, [tensor[index] for tensor in self.dataset.tensors])
         # A turn also keeps other threads out of the dataset, which need not be thread-safe.
         with Stream() as stream:
             return Batch(rows, self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
@@ -92,7 +94,7 @@ class Source:
             for row in rows:
                 rekey("sample", seed, epoch, row)
                 try:
-                    samples.append(self._dataset[row])
+                    samples.append(self.dataset[row])
                 except Exception as error:
                     error.add_note(f"quorate: while loading row {row} of the dataset")
                     raise
@@ -100,7 +102,7 @@ class Source:
         return self._collate(samples)
 
     def _load_together(self, rows: list[int]) -> list[Any] | None:
-        fetch = getattr(self._dataset, "__getitems__", None)
+        fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None or self._draws or self._turns.draws:
             return None
         samples: list[Any] = fetch(rows)
@@ -114,9 +116,10 @@ class Feed:
         source: what loads them.
         tickets: the shards in the order in which they will be wanted.
         ahead: how many shards are held ready at most.
+        covers: whether a shard is, or was, among the tickets; others are loaded when asked for.
         loader_workers: processes that load; 0 means a thread of this process. Turn it up if rows
             take long to decode and the workers wait for input.
-        threads: intra-op threads of those processes, as workers have them: bits depend on it.
+        threads: intra-op threads of what loads, as workers have them: bits depend on it.
 
     ``take`` may be called by any thread; ``close`` ends the thread and the processes.
     """
@@ -127,11 +130,15 @@ class Feed:
         tickets: Iterable[Ticket],
         *,
         ahead: int,
+        covers: Callable[[Ticket], bool] = lambda ticket: True,
         loader_workers: int = 0,
         threads: int = 1,
     ) -> None:
         self._source = source
         self._ahead = ahead
+        self._covers = covers
+        self._threads = threads
+        self._wanted: Ticket = (-1, -1)  # the last one that somebody waits for
         self._ready: dict[Ticket, Batch | None] = {}
         self._loaded: Ticket = (-1, -1)  # the last one put into _ready
         self._ended = False
@@ -149,8 +156,11 @@ class Feed:
         and so is one whose loading failed: what the dataset raises, it raises here.
         """
         with self._changed:
-            while ticket > self._loaded and not self._ended:
-                self._changed.wait()
+            if self._covers(ticket):
+                self._wanted = max(self._wanted, ticket)
+                self._changed.notify_all()
+                while ticket > self._loaded and not self._ended:
+                    self._changed.wait()
             found = self._ready.pop(ticket, None)
             for old in [t for t in self._ready if t[0] < ticket[0]]:
                 del self._ready[old]  # of a step that is over: nobody will come for it
@@ -167,10 +177,17 @@ class Feed:
         self._ready.clear()
 
     def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
         try:
             for ticket, batch in self._loads:
                 with self._changed:
-                    while len(self._ready) >= self._ahead and not self._ended:
+                    # Nobody may come for what is ready: others computed it. So a ticket that
+                    # somebody waits for is loaded even beyond the bound.
+                    while (
+                        len(self._ready) >= self._ahead
+                        and self._wanted <= self._loaded
+                        and not self._ended
+                    ):
                         self._changed.wait()
                     if self._ended:
                         return
@@ -219,6 +236,7 @@ def _as_it_is(load: Any) -> Any:
 
 
 def _begin_process(threads: int, _worker: int) -> None:
+    die_with(os.getppid())
     # Ctrl-C reaches all processes of a terminal; the coordinator alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quorate.shared_memory import Segment
+
 ALIGNMENT_BYTES = 64
 
 
@@ -66,6 +68,18 @@ class Layout:
             ],
         )
 
+    def shared(self) -> Flat:
+        """Zeroed vectors of this layout in memory that other processes can map."""
+        return self.over(Segment(max(1, self.nbytes)))
+
+    def over(self, segment: Segment, start: int = 0) -> Flat:
+        """Vectors of this layout in a segment, from byte ``start`` (a multiple of 64) on."""
+        vectors = []
+        for size, dtype in zip(self.sizes, self.dtypes, strict=True):
+            vectors.append(segment.tensor(dtype, size, start))
+            start += size * dtype.itemsize
+        return Flat(self, vectors, segment)
+
     @property
     def nbytes(self) -> int:
         return sum(
@@ -76,9 +90,12 @@ class Layout:
 class Flat:
     """Vectors of one layout on one device, with a view per tensor."""
 
-    def __init__(self, layout: Layout, vectors: list[torch.Tensor]) -> None:
+    def __init__(
+        self, layout: Layout, vectors: list[torch.Tensor], segment: Segment | None = None
+    ) -> None:
         self.layout = layout
         self.vectors = vectors  # one (P,) per dtype
+        self.segment = segment  # that they lie in, if other processes can map it
         self.views: dict[str, torch.Tensor] = {
             name: section.view(vectors[section.vector]) for name, section in layout.sections.items()
         }
@@ -86,6 +103,10 @@ class Flat:
     @property
     def device(self) -> torch.device:
         return self.vectors[0].device if self.vectors else torch.device("cpu")
+
+    def new(self) -> Flat:
+        """Zeroed vectors like these: there, and shared if these are."""
+        return self.layout.new(self.device) if self.segment is None else self.layout.shared()
 
     def on(self, device: torch.device) -> Flat:
         """These values on a device: themselves, if they are there."""

@@ -3,40 +3,130 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
-from quorate.feed import Batch, Feed
+import torch
+
+from quorate.coordinator import home
+from quorate.devices import memory
+from quorate.feed import Batch, Feed, Source, Ticket
 from quorate.flat import Flat
 from quorate.keys import key
-from quorate.plan import Plan
+from quorate.plan import abridged
 from quorate.replica import Replica
 from quorate.shard_sum import ShardSum
 from quorate.streams import Stream
+
+
+Phase = Callable[[str], None]
 
 
 class Job(ABC):
     """One pass over data, cut into steps and shards.
 
     Args:
-        plan: which rows a shard has.
-        feed: loads them.
+        source: loads the rows of a shard.
         parameters: the coordinator's, plain or averaged, that shards are computed from.
+        steps: the steps of the plan that are to be computed.
+        loader_workers: processes that load rows.
+        threads: intra-op threads of whatever loads or computes.
     """
 
-    def __init__(self, plan: Plan, feed: Feed, parameters: Flat) -> None:
-        self.plan = plan
-        self._feed = feed
-        self._parameters = parameters
+    def __init__(
+        self,
+        source: Source,
+        parameters: Flat,
+        steps: range,
+        *,
+        loader_workers: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self.source = source
+        self.plan = source.plan
+        self.parameters = parameters
+        self.steps = steps
+        self.loading = {"loader_workers": loader_workers, "threads": threads}
 
-    def compute(self, replica: Replica, stream: Stream, step: int, shard: int) -> ShardSum:
-        """Compute one shard on a replica. Blocks; called by the worker's own thread."""
-        batch = self._feed.take((step, shard))
+    def feed(self, place: tuple[int, int] = (0, 1), first: Ticket = (0, 0)) -> Feed:
+        """Rows, fetched ahead, of the home shards of the worker at a place; by default of all.
+
+        Args:
+            place: rank of the worker, and how many there are.
+            first: the first shard that is wanted.
+        """
+
+        def covers(ticket: Ticket) -> bool:
+            step, shard = ticket
+            shards = home(place, self.plan.shards_of(step))
+            return shard in shards and step in self.steps and ticket >= first
+
+        tickets = (
+            (step, shard)
+            for step in range(max(first[0], self.steps.start), self.steps.stop)
+            for shard in home(place, self.plan.shards_of(step))
+            if (step, shard) >= first
+        )
+        # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
+        # meanwhile.
+        return Feed(
+            self.source,
+            tickets,
+            ahead=max(2, 2 * len(home(place, self.plan.shards))),
+            covers=covers,
+            **self.loading,
+        )
+
+    def compute(
+        self,
+        replica: Replica,
+        stream: Stream,
+        feed: Feed,
+        step: int,
+        shard: int,
+        *,
+        into: Flat | None = None,
+        at: Phase = lambda phase: None,
+    ) -> ShardSum:
+        """Compute one shard on a replica. Blocks; called by the worker's own thread.
+
+        Args:
+            feed: of this job.
+            into: where the gradient is written.
+            at: told the name of each phase when it begins.
+        """
+        at("fetching")
+        batch = feed.take((step, shard))
         # Within a step parameters do not change; a job that ended leaves others behind.
-        replica.pull(self._parameters, version=(self, step))
-        return self._work(replica, batch, stream, step, shard)
+        replica.pull(self.parameters, version=(self, step))
+        return self._work(replica, batch, stream, step, shard, into, at)
+
+    def annotate(
+        self, error: BaseException, worker: int, device: torch.device, step: int, shard: int
+    ) -> None:
+        """Add to what was raised in a shard who computed what."""
+        rows = self.plan.shard(step, shard)
+        if len(rows) == 1:
+            error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
+        error.add_note(
+            f"quorate: worker {worker} ({device}), step {step}, shard {shard}, "
+            f"rows {abridged(rows)}"
+        )
+        if _is_out_of_memory(error):
+            error.add_note(
+                f"quorate: out of memory on {device}: {memory(device)}; smaller shards need less: "
+                f"more than shards={self.plan.shards}"
+            )
 
     @abstractmethod
     def _work(
-        self, replica: Replica, batch: Batch, stream: Stream, step: int, shard: int
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        step: int,
+        shard: int,
+        into: Flat | None,
+        at: Phase,
     ) -> ShardSum: ...
 
 
@@ -44,17 +134,39 @@ class Training(Job):
     """Gradients of the loss, shard by shard."""
 
     def _work(
-        self, replica: Replica, batch: Batch, stream: Stream, step: int, shard: int
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        step: int,
+        shard: int,
+        into: Flat | None,
+        at: Phase,
     ) -> ShardSum:
         seed = key("shard", self.plan.seed, step, shard)
-        return replica.gradient(batch.data, len(batch.rows), stream, seed)
+        return replica.gradient(batch.data, len(batch.rows), stream, seed, into=into, at=at)
 
 
 class Evaluation(Job):
     """Metrics of the loss function in evaluation mode."""
 
     def _work(
-        self, replica: Replica, batch: Batch, stream: Stream, step: int, shard: int
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        step: int,
+        shard: int,
+        into: Flat | None,
+        at: Phase,
     ) -> ShardSum:
+        at("forward")
         seed = key("evaluation", self.plan.seed, step, shard)
         return replica.evaluation(batch.data, len(batch.rows), stream, seed)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch raises a plain RuntimeError for the CPU.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    )

@@ -54,6 +54,16 @@ class Plan:
         self.steps_per_epoch = -(-rows // batch_size)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
 
+    def to_json(self) -> dict[str, int]:
+        """The arguments that make this plan."""
+        return {
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+            "shards": self.shards,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
     def epoch(self, step: int) -> int:
         """The epoch that step t belongs to, from 0."""
         return step // self.steps_per_epoch

@@ -60,7 +60,7 @@ def made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> t
 def probed(
     model: torch.nn.Module,
     make_state: Callable[[], State],
-    make_replica: Callable[[State, torch.device], Replica],
+    make_replica: Callable[[State], Replica],
     batch: Batch,
     *,
     seed: int,
@@ -80,7 +80,7 @@ def probed(
         memory_format = formats.pop(0)
         set_format(model, memory_format)
         state = make_state()
-        replica = make_replica(state, state.parameters.device)
+        replica = make_replica(state)
         work = replica.gradient if training else replica.evaluation
         try:
             with Stream() as stream:

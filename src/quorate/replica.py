@@ -37,6 +37,10 @@ def bind(model: torch.nn.Module, flat: Flat) -> None:
         parameter.data = flat.views[name]
 
 
+def _nothing(_phase: str) -> None:
+    pass
+
+
 class Buffers:
     """The buffers of one module, as vectors: floating-point ones, and the bytes of all others."""
 
@@ -152,7 +156,16 @@ class Replica:
             self._flat.copy_(parameters)
             self._version = version
 
-    def gradient(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
+    def gradient(
+        self,
+        batch: Any,
+        rows: int,
+        stream: Stream,
+        seed: int,
+        *,
+        into: Flat | None = None,
+        at: Callable[[str], None] = _nothing,
+    ) -> ShardSum:
         """Forward and backward over one shard.
 
         Args:
@@ -160,17 +173,21 @@ class Replica:
             rows: how many they are: the weight, unless the loss function says otherwise.
             stream: the calling thread's.
             seed: of the shard, 64 bits.
+            into: where the gradient is written; else into vectors of this replica: give them back
+                with ``recycle``.
+            at: told "forward", "backward" and "pushing" when each begins.
 
         Returns:
-            The shard's weighted sums. Its gradient vectors are this replica's: give them back with
-            ``recycle``.
+            The shard's weighted sums.
         """
+        at("forward")
         batch = devices.move(batch, self.device)
 
         def compute(reseed: Callable[[int], None]) -> tuple[Outcome, dict[str, torch.Tensor]]:
             reseed(seed)
             self._begin(stream, seed, training=True)
             outcome = loss.read(self._loss(self.model, batch), rows=rows, training=True)
+            at("backward")
             if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                 seed_weight = 1.0 if outcome.is_narrow else outcome.weight
                 torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(seed_weight))
@@ -183,11 +200,19 @@ class Replica:
                 "the loss has no gradient with respect to the model it was given; use the `model` "
                 "argument of the loss function and not a model from outside it"
             )
-        gradient = self._free.pop() if self._free else self._flat.layout.new(self.device)
+        at("pushing")
+        gradient = into
+        if gradient is None or gradient.device != self.device:
+            gradient = self._free.pop() if self._free else self._flat.layout.new(self.device)
         gradient.fill(grads)
         if outcome.is_narrow:
             for vector in gradient.vectors:
                 vector.mul_(outcome.weight)
+        if into is not None and gradient is not into:
+            into.copy_(gradient)
+            torch.accelerator.synchronize(self.device)
+            self._free.append(gradient)
+            gradient = into
         return ShardSum(
             weight=outcome.weight,
             metrics=outcome.weighted(),

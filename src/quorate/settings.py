@@ -31,6 +31,11 @@ def overriding(options: Mapping[str, Any]) -> Iterator[None]:
         _overrides.reset(token)
 
 
+def overrides() -> Mapping[str, Any] | None:
+    """The options of ``quorate run``; None outside of it."""
+    return _overrides.get(None)
+
+
 def setting(name: str, passed: T) -> T:
     """The value of an option: the command's, if one was given, else the script's."""
     value: T = _overrides.get({}).get(name, passed)
@@ -97,6 +102,11 @@ def directory(name: str, value: object) -> Path | None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")
     return path
+
+
+def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that is started: this one's, and defaults for what it lacks."""
+    return {**defaults, **os.environ}
 
 
 def data_dir() -> Path:

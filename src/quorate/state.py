@@ -18,6 +18,7 @@ class State:
 
     Args:
         model: the user's; its trainable parameters become views of flat vectors on ``device``.
+        shared: whether other processes are to map the vectors; ``device`` must be the CPU.
 
     The other arguments are those of ``Trainer``.
     """
@@ -27,6 +28,7 @@ class State:
         model: torch.nn.Module,
         device: torch.device,
         *,
+        shared: bool,
         optimizer: OptimizerFactory,
         schedule: Schedule | None,
         clip_norm: float | None,
@@ -35,7 +37,8 @@ class State:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
         parameters = trainable(model)
-        self.parameters = Layout(parameters.items()).new(device)
+        layout = Layout(parameters.items())
+        self.parameters = layout.shared() if shared else layout.new(device)
         for name, parameter in parameters.items():
             self.parameters.views[name].copy_(parameter.detach())
         bind(model, self.parameters)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+import weakref
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Any
 
 import torch
 
-from quorate import checkpoint, rules
+from quorate import checkpoint, engines, rules
 from quorate.coordinator import Coordinator, Stop
 from quorate.devices import Devices, describe, worker_devices
 from quorate.drive import drive
 from quorate.errors import CheckpointError, LossError, SettingError, UserError
-from quorate.feed import Collate, Feed, Source, length
+from quorate.feed import Collate, Source, length
 from quorate.job import Evaluation, Training
 from quorate.loss import Loss
 from quorate.optimizer import OptimizerFactory
@@ -32,10 +33,17 @@ from quorate.shard_sum import ShardSum
 from quorate.state import State
 from quorate.stop import StopSignals
 from quorate.streams import Turns
-from quorate.transports import Channel
+from quorate.transports import Channel, Transport
+from quorate.transports.arena import Arena
+from quorate.transports.processes import Processes
 from quorate.transports.towers import Towers
+from quorate.transports.worker import here
 from quorate.tree import TreeSum, tree_sum
 from quorate.update import Schedule
+
+
+# The first trainer of this process that trains: there its worker processes stop.
+_first: weakref.ref[Trainer] | None = None
 
 
 class Trainer:
@@ -60,8 +68,9 @@ class Trainer:
         devices: torch devices or their names, as a list or separated by commas. Default: every
             visible GPU, else one CPU worker per core, at most 8.
         workers: how many workers, dealt over the devices in turn. Default: one per entry.
-        engine: how workers are reached. Default, and all there is: "towers", threads of this
-            process.
+        engine: how workers are reached: "processes" of their own, which run the script again up to
+            the first training loop, or "towers", threads of this process. Default: processes for
+            several CPU workers of a script; towers in a notebook, at a prompt and on GPUs.
         threads: intra-op threads of each worker. The bits depend on it.
         update: the update rule: "sync", all shards of a step.
         schedule: from the optimizer to a torch LR scheduler, stepped once per update.
@@ -69,7 +78,11 @@ class Trainer:
         ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
             The averaged weights are evaluated, and saved beside the plain ones.
         collate: from a list of samples to a batch. Default: torch's.
-        loader_workers: processes that load rows. Turn it up if decoding is slow.
+        loader_workers: processes that load rows, of each worker process or for all towers
+            together. Turn it up if decoding is slow.
+        worker_timeout_s: a worker process that has been at one shard for so long, and for 3 times
+            its usual time, is replaced, and one that has not reached the training loop by then.
+            Turn it up if a step or the start of the script may take longer.
 
     Raises:
         SettingError: a value cannot work; nothing was started.
@@ -95,9 +108,10 @@ class Trainer:
         ema_decay: float | None = None,
         collate: Collate | None = None,
         loader_workers: int = 0,
+        worker_timeout_s: float = 300.0,
     ) -> None:
         self._devices = worker_devices(setting("devices", devices), setting("workers", workers))
-        self._engine = _engine(setting("engine", engine))
+        self._engine, self._script = engines.chosen(setting("engine", engine), self._devices)
         self._threads = whole("threads", setting("threads", threads), least=1)
         self._rule = rules.parse(setting("update", update))
         self._batch_size = whole("batch_size", batch_size, least=1)
@@ -111,9 +125,11 @@ class Trainer:
             "collate", collate, "from a list of samples to a batch"
         )
         self._loader_workers = whole("loader_workers", loader_workers, least=0)
+        self._worker_timeout_s = real("worker_timeout_s", worker_timeout_s, above=0)
         self._loss = function("loss", loss, "of a model and a batch")
         self._make_state = partial(
             State,
+            shared=self._engine == engines.PROCESSES,
             optimizer=function("optimizer", optimizer, "from parameters to a torch optimizer"),
             schedule=schedule
             and function("schedule", schedule, "from an optimizer to a scheduler"),
@@ -122,7 +138,8 @@ class Trainer:
         )
         self._turns = Turns(side_by_side=True)
         self._state: State | None = None
-        self._towers: Towers | None = None
+        self._transport: Transport | None = None  # of the loop under way
+        self._first_data: list[Any] | None = None  # of this trainer's first loop
         self._channel: Channel | None = None
         self._plan: Plan | None = None
         self._looping = False
@@ -170,6 +187,7 @@ class Trainer:
             KeyboardInterrupt: after Ctrl-C, with everything saved.
             SystemExit: after SIGTERM, likewise.
         """
+        self._become_a_worker(dataset, validation)
         if validation is not None:
             length(validation, "validation")
         with ExitStack() as stack:
@@ -208,6 +226,7 @@ class Trainer:
         Workers wait while the caller has a report: parameters may be read then. Leaving the loop
         ends them; another loop goes on at the next update. Arguments and errors as for ``fit``.
         """
+        self._become_a_worker(dataset)
         plan = self._planned(length(dataset), shuffle)
         last_step = whole("epochs", epochs, least=1) * plan.steps_per_epoch
         if steps is not None:
@@ -226,15 +245,23 @@ class Trainer:
             if state.global_step >= last_step:
                 self._say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
                 return
-            feed = stack.enter_context(self._feed(source, state.global_step, last_step))
-            towers = stack.enter_context(self._crew(state))
-            self._channel = towers.open(Training(plan, feed, state.parameters))
+            self._transport = stack.enter_context(closing(self._crew(state, source)))
+            stack.callback(setattr, self, "_transport", None)
+            job = Training(
+                source,
+                state.parameters,
+                range(state.global_step, last_step),
+                loader_workers=self._loader_workers,
+                threads=self._threads,
+            )
+            self._channel = stack.enter_context(closing(self._transport.open(job)))
             stack.callback(setattr, self, "_channel", None)
             coordinator = Coordinator(
                 shards_of=plan.shards_of,
                 first_step=state.global_step,
                 last_step=last_step,
                 rule=self._rule,
+                timeout_s=self._worker_timeout_s,
             )
             yield from self._applied(state, plan, coordinator, last_step)
 
@@ -265,14 +292,23 @@ class Trainer:
                 if state.average is None:
                     raise SettingError("averaged", averaged, "ema_decay", "set it in Trainer")
                 parameters = state.average.shadow
-            feed = stack.enter_context(self._feed(source, 0, plan.steps_per_epoch))
-            towers = stack.enter_context(self._crew(state))
-            channel = towers.open(Evaluation(plan, feed, parameters))
+            transport = self._transport
+            if transport is None or not transport.can_compute(dataset):
+                transport = stack.enter_context(closing(self._towers(state)))
+            job = Evaluation(
+                source,
+                parameters,
+                range(plan.steps_per_epoch),
+                loader_workers=self._loader_workers,
+                threads=self._threads,
+            )
+            channel = stack.enter_context(closing(transport.open(job)))
             coordinator = Coordinator(
                 shards_of=plan.shards_of,
                 first_step=0,
                 last_step=plan.steps_per_epoch,
                 rule=rules.Sync(),
+                timeout_s=self._worker_timeout_s,
             )
             total = TreeSum(plan.steps_per_epoch, ShardSum.add)
             for step, parts in drive(coordinator, channel):
@@ -340,8 +376,8 @@ class Trainer:
     def _probed(self, source: Source, say: Callable[[str], None], *, training: bool) -> State:
         return probed(
             self.model,
-            partial(self._make_state, self.model, self._devices[0]),
-            self._replica,
+            partial(self._make_state, self.model, self._home),
+            partial(self._replica, device=self._devices[0]),
             source.load((0, 0)),
             seed=self._seed,
             training=training,
@@ -427,6 +463,8 @@ class Trainer:
             if new := applied.missing - named:
                 named |= new
                 self._say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
+            if step == coordinator.first_step + 1:
+                pace.clear()  # the first update waited for workers to start and warm up
             pace.append((time.monotonic() - begun, plan.batch_rows(step)))
             seconds = sum(s for s, _ in pace)
             yield Report(
@@ -480,47 +518,67 @@ class Trainer:
         path = self.save()
         self._say(f"saved step {self.global_step:,} to {path}")
 
-    def _feed(self, source: Source, first_step: int, last_step: int) -> closing[Feed]:
-        plan = source.plan
-        tickets = (
-            (step, shard)
-            for step in range(first_step, last_step)
-            for shard in range(plan.shards_of(step))
-        )
-        # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
-        # meanwhile.
-        ahead = 2 * plan.shards
-        return closing(
-            Feed(
-                source,
-                tickets,
-                ahead=ahead,
-                loader_workers=self._loader_workers,
+    @property
+    def _home(self) -> torch.device:
+        """Where the coordinator keeps parameters and makes updates."""
+        shared = self._engine == engines.PROCESSES
+        return torch.device("cpu") if shared else self._devices[0]
+
+    def _become_a_worker(self, dataset: Any, validation: Any = None) -> None:
+        """Note the data of the first loop; in a worker process, compute shards and not come back.
+
+        A worker runs the script up to its first training loop, and has the data of no other.
+        """
+        global _first
+        if (worker := here()) is not None:
+            worker.serve(
+                self.model,
+                self._loss,
+                self._devices[worker.number],
+                {"dataset": dataset, "validation": validation},
+                collate=self._collate,
                 threads=self._threads,
             )
+        if _first is None:
+            _first = weakref.ref(self)
+        if self._first_data is None:
+            self._first_data = [dataset, validation]
+
+    def _crew(self, state: State, source: Source) -> Transport:
+        """New workers, for one training loop."""
+        if self._script is None:
+            return self._towers(state)
+        assert self._first_data is not None
+        dataset, validation = self._first_data
+        if _first is None or _first() is not self or dataset is not source.dataset:
+            self._say(
+                "workers are towers: worker processes run a script up to its first training loop, "
+                "and this one is another"
+            )
+            return self._towers(state)
+        arena = Arena.create(
+            state.model,
+            state.parameters,
+            None if state.average is None else state.average.shadow,
+            shards=source.plan.shards,
+            workers=len(self._devices),
+        )
+        return Processes(
+            self._script,
+            arena,
+            state.buffers,
+            self._devices,
+            {"dataset": dataset, "validation": validation},
+            threads=self._threads,
+            timeout_s=self._worker_timeout_s,
+            say=self._say,
         )
 
-    @contextmanager
-    def _crew(self, state: State) -> Iterator[Towers]:
-        """The workers: those of the loop under way, or new ones for as long as the block lasts."""
-        if self._towers is not None:
-            yield self._towers
-            return
-        make = partial(self._replica, state)
-        with closing(Towers(self._devices, make, threads=self._threads)) as self._towers:
-            try:
-                yield self._towers
-            finally:
-                self._towers = None
+    def _towers(self, state: State) -> Towers:
+        return Towers(self._devices, partial(self._replica, state), threads=self._threads)
 
     def _replica(self, state: State, device: torch.device) -> Replica:
         return Replica(state.model, state.parameters, device, loss=self._loss, turns=self._turns)
-
-
-def _engine(name: str | None) -> str:
-    if name not in (None, "towers"):
-        raise SettingError("engine", name, "towers", "other engines are not supported yet")
-    return "towers"
 
 
 def _too_many_shards(shards: int, rows: str) -> SettingError:

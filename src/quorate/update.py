@@ -45,7 +45,7 @@ class Average:
     def __init__(self, decay: float, parameters: Flat) -> None:
         self._decay = decay
         self._parameters = parameters
-        self.shadow = parameters.layout.new(parameters.device)
+        self.shadow = parameters.new()
         self.shadow.copy_(parameters)
 
     def update(self, n: int) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import random
-import runpy
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import SettingError
-from quorate.settings import overriding
+from quorate.script import Script
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
@@ -23,7 +21,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--devices", help="cpu, cuda, cuda:0,cuda:1, mps")
     parser.add_argument("--workers", type=int, help="how many, dealt over the devices in turn")
     parser.add_argument("--shards", type=int, help="pieces of a batch; the result depends on it")
-    parser.add_argument("--engine", help="towers: a thread per worker")
+    parser.add_argument("--engine", help="processes, or towers: a thread per worker")
     parser.add_argument("--threads", type=int, help="intra-op threads of each worker")
     parser.add_argument("--seed", type=int, help="also of Python's, NumPy's and torch's generators")
     parser.add_argument("--run-dir", help="where state and metrics are saved")
@@ -43,19 +41,6 @@ def run(options: argparse.Namespace) -> int:
     if not script.is_file():
         raise SettingError("script", options.script, "a Python file", "check the path")
     given = {n: v for n in OVERRIDES if (v := getattr(options, n)) is not None}
-    _seed_generators(options.seed or 0)
-    sys.argv = [str(script), *options.arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    with overriding(given):
-        runpy.run_path(str(script), run_name="__main__")
+    path = str(script.resolve())
+    Script(path, None, tuple(options.arguments), os.getcwd(), given).run()
     return 0
-
-
-def _seed_generators(seed: int) -> None:
-    """So that a model that a script builds before its ``Trainer`` starts from equal weights."""
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

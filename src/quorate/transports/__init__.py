@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from quorate.coordinator import Compute, Discard, Event, Keep
+from quorate.coordinator import Compute, Discard, Event, Keep, Replace
 from quorate.job import Job
 from quorate.shard_sum import ShardSum
 from quorate.tree import Node
@@ -16,7 +16,7 @@ Part = tuple[Node, ShardSum]
 class Channel(Protocol):
     """The coordinator's end of a conversation with all workers about one job."""
 
-    def send(self, effect: Compute | Keep | Discard) -> None:
+    def send(self, effect: Compute | Keep | Discard | Replace) -> None:
         """Tell the worker that the effect names. Does not block; in order per worker."""
 
     def receive(self, timeout_s: float | None) -> Event | None:
@@ -32,14 +32,20 @@ class Channel(Protocol):
         """
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
-        """What user code raised in a shard that was reported as failed."""
+        """What user code raised in a shard that was reported as failed, or how the worker ended."""
+
+    def close(self) -> None:
+        """End the job. Workers stay."""
 
 
 class Transport(Protocol):
     """Owns the workers of one kind, from its construction to ``close``."""
 
+    def can_compute(self, dataset: object) -> bool:
+        """Whether its workers have this dataset."""
+
     def open(self, job: Job) -> Channel:
-        """Begin a job; every worker that is ready joins through the channel's events."""
+        """Begin a job; every worker joins through the channel's events when it is ready."""
 
     def close(self) -> None:
         """End all workers and free what they hold. Blocks until they are gone."""

@@ -14,9 +14,8 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from quorate.coordinator import Compute, Discard, Done, Event, Failed, Joined, Keep, Tick
+from quorate.coordinator import Compute, Discard, Done, Event, Failed, Joined, Keep, Replace, Tick
 from quorate.job import Job
-from quorate.plan import abridged
 from quorate.replica import Replica
 from quorate.shard_sum import ShardSum
 from quorate.streams import Stream
@@ -43,13 +42,22 @@ class Towers:
         self.towers = [
             _Tower(number, make_replica(device), threads) for number, device in enumerate(devices)
         ]
-        for tower in self.towers:
-            tower.start()
+        self._started = False
+
+    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
+        return True
 
     def open(self, job: Job) -> TowersChannel:
-        return TowersChannel(job, self.towers)
+        channel = TowersChannel(job, self.towers)
+        if not self._started:  # only now: the feed may have forked, which is no good with threads
+            self._started = True
+            for tower in self.towers:
+                tower.start()
+        return channel
 
     def close(self) -> None:
+        if not self._started:
+            return
         for tower in self.towers:
             tower.mailbox.put(None)
         # After a second Ctrl-C nobody waits for user code that may be stuck.
@@ -63,6 +71,7 @@ class TowersChannel:
 
     def __init__(self, job: Job, towers: Sequence[_Tower]) -> None:
         self._job = job
+        self._feed = job.feed()
         self._towers = towers
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._errors: dict[tuple[int, int, int], BaseException] = {}
@@ -72,7 +81,9 @@ class TowersChannel:
         for tower in towers:
             self._events.put(Joined(tower.number))
 
-    def send(self, effect: Compute | Keep | Discard) -> None:
+    def send(self, effect: Compute | Keep | Discard | Replace) -> None:
+        if isinstance(effect, Replace):
+            return  # a thread cannot be ended; another tower computes what it does not
         tower, held = self._towers[effect.worker], self._held[effect.worker]
         step, shard = effect.step, effect.shard
         match effect:
@@ -107,18 +118,16 @@ class TowersChannel:
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         return self._errors[worker, step, shard]
 
+    def close(self) -> None:
+        self._feed.close()
+
     def _compute(self, tower: _Tower, held: _Held, stream: Stream, step: int, shard: int) -> None:
         try:
             held.begin(tower.replica, step)
-            held.pending[step, shard] = self._job.compute(tower.replica, stream, step, shard)
+            result = self._job.compute(tower.replica, stream, self._feed, step, shard)
+            held.pending[step, shard] = result
         except BaseException as error:  # the edge of the thread: the coordinator decides
-            rows = self._job.plan.shard(step, shard)
-            if len(rows) == 1:
-                error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
-            error.add_note(
-                f"quorate: worker {tower.number} ({tower.replica.device}), step {step}, "
-                f"shard {shard}, rows {abridged(rows)}"
-            )
+            self._job.annotate(error, tower.number, tower.replica.device, step, shard)
             self._errors[tower.number, step, shard] = error
             self._events.put(Failed(tower.number, step, shard))
         else:

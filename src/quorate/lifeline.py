@@ -1,0 +1,56 @@
+"""A process that dies with the one that started it, also when that one is killed with signal 9.
+
+Run as a script, this file is how a worker's process begins: tied to its parent before anything slow
+is imported, so that there is no moment at which it could be left behind. Then it calls ``run`` of a
+module.
+
+    python lifeline.py PARENT_PID MODULE SYS_PATH_JSON ARGUMENTS_JSON
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent's thread that started it ends.
+
+    Also a stopped process dies. Where there is no such kernel call a thread looks at the parent
+    twice a second.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _main() -> None:
+    import json
+    from importlib import import_module
+
+    # Ctrl-C and a cluster's SIGTERM reach all processes; the coordinator alone decides.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parent, module, path, arguments = sys.argv[1:]
+    die_with(int(parent))
+    sys.path[:] = json.loads(path)  # and not this file's folder
+    import_module(module).run(**json.loads(arguments))
+
+
+if __name__ == "__main__":
+    _main()

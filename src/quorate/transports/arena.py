@@ -1,0 +1,247 @@
+"""The arena: what the coordinator and its workers have in shared memory.
+
+The coordinator writes parameters and buffers, and only while no worker has to read them. A worker
+writes the slot that it was given for a shard, and its own entry in ``doing``.
+
+Legend: N workers, V shards, P elements of the parameters, F of the floating-point buffers.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.errors import UserError
+from quorate.flat import Flat, Layout
+from quorate.replica import Buffers, trainable
+from quorate.shared_memory import Segment, require
+
+PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
+
+_PAGE = 4096
+_DOING = struct.Struct("<qqqd")  # phase, step, shard, time.monotonic()
+_Description = list[list[Any]]
+
+
+class Slot(NamedTuple):
+    """Where one shard's sums are written."""
+
+    gradient: Flat
+    buffers: torch.Tensor  # (F,) float64
+    counts: torch.Tensor  # (bytes of the other buffers,) uint8
+
+
+class Doing(NamedTuple):
+    """What a worker is at."""
+
+    phase: str
+    step: int
+    shard: int
+    since: float  # time.monotonic(), the same clock in all processes of a machine
+
+
+class Arena:
+    """Both sides' view of it. Use ``create`` in the coordinator, ``attach`` in a worker.
+
+    Args:
+        parameters: in a segment of their own.
+        average: likewise, if the parameters are averaged.
+        frozen: the layout of the parameters that are not trained.
+        floats: F.
+        counts: bytes of all other buffers.
+        slots: how many there are.
+        workers: N.
+        segment: all the rest; made here if it is not given.
+    """
+
+    def __init__(
+        self,
+        parameters: Flat,
+        average: Flat | None,
+        frozen: Layout,
+        *,
+        floats: int,
+        counts: int,
+        slots: int,
+        workers: int,
+        segment: Segment | None = None,
+    ) -> None:
+        self.parameters, self.average = parameters, average
+        self.slots = slots
+        self._sizes = {"floats": floats, "counts": counts, "slots": slots, "workers": workers}
+        # From the front: frozen parameters, buffers, what workers are doing; then the slots, each
+        # on pages of its own, so that those never used cost nothing.
+        floats_at = _up(frozen.nbytes, 64)
+        counts_at = floats_at + 8 * floats
+        self._doing_at = _up(counts_at + counts, 64)
+        self._slots_at = _up(self._doing_at + workers * _DOING.size, _PAGE)
+        self.slot_bytes = _up(_up(parameters.layout.nbytes, 64) + 8 * floats + counts, _PAGE)
+        nbytes = self._slots_at + slots * self.slot_bytes
+        self._segment = segment or Segment(nbytes)
+        self.frozen = frozen.over(self._segment)
+        self.floats = self._segment.tensor(torch.float64, floats, floats_at)  # (F,)
+        self.counts = self._segment.tensor(torch.uint8, counts, counts_at)
+
+    # --- the coordinator's side -------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        model: torch.nn.Module,
+        parameters: Flat,
+        average: Flat | None,
+        *,
+        shards: int,
+        workers: int,
+    ) -> Arena:
+        """Share a model whose trainable parameters lie in a segment; the frozen ones move to one.
+
+        Raises:
+            UserError: there is not enough memory for it.
+        """
+        buffers = Buffers(model)
+        floats, counts = _or_empty(buffers.weighted(1.0)), _or_empty(buffers.counts())
+        frozen = Layout(_frozen(model).items())
+        # Every shard of a step, and one straggler's copy per worker.
+        slots = shards + workers
+        slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + counts.numel()
+        require(
+            frozen.nbytes + slots * slot_bytes,
+            f"gradients of {shards} shards on {workers} workers",
+            "use fewer workers or shards, or engine='towers'",
+        )
+        arena = cls(
+            parameters,
+            average,
+            frozen,
+            floats=floats.numel(),
+            counts=counts.numel(),
+            slots=slots,
+            workers=workers,
+        )
+        for name, parameter in _frozen(model).items():
+            arena.frozen.views[name].copy_(parameter.detach())
+        arena._bind_frozen(model)
+        return arena
+
+    def handed_over(self) -> tuple[dict[str, Any], list[int]]:
+        """What ``attach`` needs: a description in JSON, and descriptors."""
+        segments = [self.parameters.segment, self._segment]
+        if self.average is not None:
+            segments.append(self.average.segment)
+        fds = [segment.fd for segment in segments if segment is not None]
+        assert len(fds) == len(segments)
+        return {
+            "parameters": _described(self.parameters.layout),
+            "frozen": _described(self.frozen.layout),
+            **self._sizes,
+        }, fds
+
+    def publish(self, buffers: Buffers) -> None:
+        """Show workers the coordinator's buffers."""
+        if self.floats.numel():
+            self.floats.copy_(_or_empty(buffers.weighted(1.0)))
+        if self.counts.numel():
+            self.counts.copy_(_or_empty(buffers.counts()))
+
+    def doing(self, worker: int) -> Doing:
+        at = self._doing_at + worker * _DOING.size
+        phase, step, shard, since = _DOING.unpack_from(self._segment.map, at)
+        return Doing(PHASES[phase], step, shard, since)
+
+    # --- a worker's side --------------------------------------------------------------------------
+
+    @classmethod
+    def attach(cls, description: dict[str, Any], fds: list[int], model: torch.nn.Module) -> Arena:
+        """Map what the coordinator handed over, and take the frozen parameters from there.
+
+        Raises:
+            UserError: this process made another model.
+        """
+        parameters, frozen = description.pop("parameters"), description.pop("frozen")
+        _compare(parameters, _described(Layout(trainable(model).items())))
+        _compare(frozen, _described(Layout(_frozen(model).items())))
+        first, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
+        layout = _layout(parameters)
+        average = layout.over(more[0]) if more else None
+        arena = cls(layout.over(first), average, _layout(frozen), **description, segment=rest)
+        arena._bind_frozen(model)
+        return arena
+
+    def read(self, buffers: Buffers) -> None:
+        """Take the coordinator's buffers."""
+        buffers.set(
+            self.floats if self.floats.numel() else None,
+            self.counts if self.counts.numel() else None,
+        )
+
+    def tell(self, worker: int, phase: str, step: int = 0, shard: int = 0) -> None:
+        """Say what this worker is at."""
+        at = self._doing_at + worker * _DOING.size
+        entry = (PHASES.index(phase), step, shard, time.monotonic())
+        _DOING.pack_into(self._segment.map, at, *entry)
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def slot(self, number: int) -> Slot:
+        start = self._slots_at + number * self.slot_bytes
+        floats_at = start + _up(self.parameters.layout.nbytes, 64)
+        floats, counts = self.floats.numel(), self.counts.numel()
+        return Slot(
+            self.parameters.layout.over(self._segment, start),
+            self._segment.tensor(torch.float64, floats, floats_at),
+            self._segment.tensor(torch.uint8, counts, floats_at + 8 * floats),
+        )
+
+    def _bind_frozen(self, model: torch.nn.Module) -> None:
+        for name, parameter in _frozen(model).items():
+            parameter.data = self.frozen.views[name]
+
+
+def _frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if not p.requires_grad}
+
+
+def _described(layout: Layout) -> _Description:
+    return [
+        [s.name, str(layout.dtypes[s.vector]).removeprefix("torch."), list(s.shape), list(s.stride)]
+        for s in layout.sections.values()
+    ]
+
+
+def _layout(description: _Description) -> Layout:
+    def tensors() -> Iterable[tuple[str, torch.Tensor]]:
+        for name, dtype, shape, stride in description:
+            dtype = getattr(torch, dtype)
+            yield name, torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+    return Layout(tensors())
+
+
+def _compare(coordinators: _Description, own: _Description) -> None:
+    """Refuse another model. Strides do not count: the coordinator chose the memory format."""
+    for theirs, mine in zip(coordinators, own, strict=False):
+        if theirs[:3] != mine[:3]:
+            raise UserError(_other_model(f"parameter {mine[:3]}", f"{theirs[:3]}"))
+    if len(coordinators) != len(own):
+        raise UserError(_other_model(f"{len(own)} parameters", f"{len(coordinators)}"))
+
+
+def _other_model(got: str, expected: str) -> str:
+    return (
+        f"a worker that ran the script again made another model: got {got}, expected {expected} as "
+        "in the coordinator; make the script repeatable, or use engine='towers'"
+    )
+
+
+def _or_empty(values: torch.Tensor | None) -> torch.Tensor:
+    return torch.empty(0) if values is None else values
+
+
+def _up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit

@@ -1,0 +1,245 @@
+"""A worker process: it runs the script up to the training loop, and computes shards from there on.
+
+It owns nothing that is lost with it: parameters, results and position are the coordinator's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import torch
+
+from quorate import raised
+from quorate.errors import UserError
+from quorate.feed import Collate, Feed, Source, length
+from quorate.fingerprint import fingerprint
+from quorate.job import Evaluation, Job, Training
+from quorate.loss import Loss
+from quorate.plan import Plan
+from quorate.replica import Buffers, Replica
+from quorate.script import Script
+from quorate.shared_memory import Segment
+from quorate.streams import Stream, Turns
+from quorate.transports.arena import Arena
+from quorate.wire import Message, Wire
+
+_here: Worker | None = None  # a fact of the process: it was started to be a worker
+
+
+def here() -> Worker | None:
+    """What this process is to become at the first training loop; None in a coordinator."""
+    return _here
+
+
+def run(*, number: int, wire: int, output: int, script: dict[str, Any]) -> None:
+    """Run the script; it does not come back from its first training loop.
+
+    Args:
+        number: of the worker.
+        wire: descriptor of its end of the wire.
+        output: descriptor of what takes the place of standard output and error until then: the
+            coordinator has said all of that already, and shows it only if something goes wrong.
+        script: the fields of a ``Script``.
+    """
+    global _here
+    _here = Worker(number, Wire(socket.socket(fileno=wire)), output)
+    Script(**script).run()
+    sys.exit("the script came to its end without a training loop")
+
+
+class Worker:
+    """This process."""
+
+    def __init__(self, number: int, wire: Wire, output: int) -> None:
+        self.number = number
+        self._wire = wire
+        self._outputs = {fd: os.dup(fd) for fd in (1, 2)}
+        for fd in self._outputs:
+            os.dup2(output, fd)
+        os.close(output)
+
+    def serve(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        device: torch.device,
+        datasets: dict[str, Any],
+        *,
+        collate: Collate | None,
+        threads: int,
+    ) -> NoReturn:
+        """Compute what the coordinator asks for, and end this process when it says so.
+
+        Nothing of the script runs after this, no ``finally`` and no ``atexit``: they are the
+        coordinator's to run, once.
+        """
+        code = 1
+        try:
+            self._serve(model, loss, device, datasets, collate, threads)
+            code = 0
+        except UserError as error:
+            self._wire.send({"kind": "unfit", "message": str(error)})
+        except BaseException:  # the edge of the process
+            traceback.print_exc()
+        finally:
+            self._flush()
+            os._exit(code)
+
+    def _serve(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        device: torch.device,
+        datasets: dict[str, Any],
+        collate: Collate | None,
+        threads: int,
+    ) -> None:
+        # 1. As in a tower: see there.
+        torch.set_num_threads(threads)
+        torch.set_autocast_cache_enabled(False)
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device.index or 0)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # whatever the script made of them
+        # 2. What is shared.
+        self._wire.send({"kind": "here"})
+        if self._wire.receive() is None:
+            return
+        description, *fds = self._wire.fds
+        text = Segment(os.fstat(description).st_size, description)
+        arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, model)
+        replica = Replica(
+            model, arena.parameters, device, loss=loss, turns=Turns(side_by_side=True)
+        )
+        # 3. From here on what user code prints is news.
+        self._flush()
+        for fd, original in self._outputs.items():
+            os.dup2(original, fd)
+            os.close(original)
+        # 4. Shards.
+        crew = _Crew(self.number, self._wire, arena, model, replica, datasets, collate)
+        with Stream() as stream:
+            arena.tell(self.number, "waiting")
+            while (message := self._wire.receive()) is not None and message["kind"] != "end":
+                crew.handle(message, stream)
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed, or None
+                stream.flush()
+
+
+class _Work:
+    """A job that is open, and the rows that are fetched for it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._place: tuple[int, int] | None = None
+        self._feed: Feed | None = None
+
+    def feed(self, place: tuple[int, int], step: int, shard: int) -> Feed:
+        """Rows of the home at this place; a new feed when workers have come or gone."""
+        if self._feed is None or place != self._place:
+            self.close()
+            self._feed, self._place = self.job.feed(place, (step, shard)), place
+        return self._feed
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+
+class _Crew:
+    """Carries out messages, one at a time, in order."""
+
+    def __init__(
+        self,
+        number: int,
+        wire: Wire,
+        arena: Arena,
+        model: torch.nn.Module,
+        replica: Replica,
+        datasets: dict[str, Any],
+        collate: Collate | None,
+    ) -> None:
+        self._number = number
+        self._wire = wire
+        self._arena = arena
+        self._buffers = Buffers(model)
+        self._replica = replica
+        self._datasets = datasets
+        self._collate = collate
+        self._works: dict[int, _Work] = {}
+        self._version: tuple[int, int] | None = None  # (job, step) of the buffers here
+
+    def handle(self, message: Message, stream: Stream) -> None:
+        match message["kind"]:
+            case "open":
+                self._open(message)
+            case "compute":
+                self._compute(message, stream)
+                self._arena.tell(self._number, "waiting")
+            case "close":
+                self._works.pop(message["job"]).close()
+
+    def _open(self, message: Message) -> None:
+        name, plan = message["dataset"], Plan(**message["plan"])
+        dataset = self._datasets[name]
+        if (rows := length(dataset)) != plan.rows:
+            raise UserError(
+                f"a worker that ran the script again made another {name}: got {rows} rows, "
+                f"expected {plan.rows} as in the coordinator; make the script repeatable, or use "
+                "engine='towers'"
+            )
+        work = {"training": Training, "evaluation": Evaluation}[message["work"]]
+        parameters = self._arena.average if message["averaged"] else self._arena.parameters
+        assert parameters is not None
+        source = Source(dataset, plan, self._collate)
+        self._works[message["job"]] = _Work(
+            work(source, parameters, range(*message["steps"]), **message["loading"])
+        )
+        answer = fingerprint(source.load((0, 0)).data) if message["check"] else None
+        self._wire.send({"kind": "ready", "job": message["job"], "fingerprint": answer})
+
+    def _compute(self, message: Message, stream: Stream) -> None:
+        number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))
+        work = self._works[number]
+        answer: Message = {"job": number, "step": step, "shard": shard}
+
+        def at(phase: str) -> None:
+            self._arena.tell(self._number, phase, step, shard)
+
+        try:
+            at("fetching")
+            if self._version != (number, step):  # within a step they do not change
+                self._arena.read(self._buffers)
+                self._version = (number, step)
+            into = None if slot is None else self._arena.slot(slot)
+            result = work.job.compute(
+                self._replica,
+                stream,
+                work.feed(tuple(message["place"]), step, shard),
+                step,
+                shard,
+                into=None if into is None else into.gradient,
+                at=at,
+            )
+            if into is not None and result.buffers is not None:
+                into.buffers.copy_(result.buffers)
+            if into is not None and result.counts is not None:
+                into.counts.copy_(result.counts)
+        except BaseException as error:  # the edge of the process: the coordinator decides
+            work.job.annotate(error, self._number, self._replica.device, step, shard)
+            self._wire.send({"kind": "failed", "error": raised.to_json(error), **answer})
+            return
+        missing = None if result.missing is None else sorted(result.missing)
+        answer |= {"weight": result.weight, "metrics": result.metrics, "missing": missing}
+        self._wire.send({"kind": "done", **answer})
