@@ -130,7 +130,7 @@ class Feed:
         tickets: Iterable[Ticket],
         *,
         ahead: int,
-        covers: Callable[[Ticket], bool] = lambda ticket: True,
+        covers: Callable[[Ticket], bool] = lambda _: True,
         loader_workers: int = 0,
         threads: int = 1,
     ) -> None:

@@ -17,8 +17,11 @@ from quorate.replica import Replica
 from quorate.shard_sum import ShardSum
 from quorate.streams import Stream
 
-
 Phase = Callable[[str], None]
+
+
+def _nothing(_phase: str) -> None:
+    pass
 
 
 class Job(ABC):
@@ -85,7 +88,7 @@ class Job(ABC):
         shard: int,
         *,
         into: Flat | None = None,
-        at: Phase = lambda phase: None,
+        at: Phase = _nothing,
     ) -> ShardSum:
         """Compute one shard on a replica. Blocks; called by the worker's own thread.
 
@@ -157,7 +160,7 @@ class Evaluation(Job):
         stream: Stream,
         step: int,
         shard: int,
-        into: Flat | None,
+        _into: Flat | None,
         at: Phase,
     ) -> ShardSum:
         at("forward")

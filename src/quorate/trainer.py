@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-import weakref
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ from quorate.transports.towers import Towers
 from quorate.transports.worker import here
 from quorate.tree import TreeSum, tree_sum
 from quorate.update import Schedule
-
 
 # The first trainer of this process that trains: there its worker processes stop.
 _first: weakref.ref[Trainer] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,5 +41,5 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError("script", options.script, "a Python file", "check the path")
     given = {n: v for n in OVERRIDES if (v := getattr(options, n)) is not None}
     path = str(script.resolve())
-    Script(path, None, tuple(options.arguments), os.getcwd(), given).run()
+    Script(path, None, tuple(options.arguments), str(Path.cwd()), given).run()
     return 0

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, NamedTuple
 
@@ -145,10 +146,8 @@ class Processes:
 
     def wake(self) -> None:
         """Have ``pump`` return. Any thread, also a signal handler, may."""
-        try:
+        with suppress(OSError):  # it is awake already, or gone
             os.write(self._wake_write, b"!")
-        except (BlockingIOError, OSError):
-            pass  # it is awake already, or gone
 
     def pump(self, timeout_s: float | None) -> None:
         """Wait for news of any worker, at most so long, and pass on what there is.
@@ -279,10 +278,8 @@ class Processes:
     # --- news of workers --------------------------------------------------------------------------
 
     def _woken(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            pass
 
     def _hear(self, member: _Member) -> None:
         process = member.process
