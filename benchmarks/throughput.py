@@ -4,7 +4,8 @@
 
 64 rows per worker, fp32, Nesterov SGD, one intra-op thread per worker. Each contender runs in a
 fresh process; rounds are interleaved, so that a drift of the machine hits all alike. Printed are
-medians over the rounds, and medians of the ratios within a round.
+medians over the rounds, and medians of the ratios within a round. "2 alone" are two processes side
+by side that know nothing of each other: what the machine gives without any communication.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,10 +48,13 @@ def sgd(params: object, **options: bool) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.01, momentum=0.9, nesterov=True, **options)  # type: ignore[arg-type]
 
 
-def timed(step: Callable[[], None], rows: int, steps: int) -> float:
-    """Examples per second of ``steps`` steps, after a warm-up."""
+def timed(
+    step: Callable[[], None], rows: int, steps: int, ready: Callable[[], object] = int
+) -> float:
+    """Examples per second of ``steps`` steps, after a warm-up and when ``ready`` returns."""
     for _ in range(WARM_UP):
         step()
+    ready()
     begun = time.perf_counter()
     for _ in range(steps):
         step()
@@ -93,8 +98,8 @@ def hand_tuned(steps: int) -> float:
     return timed(by_hand(model, sgd(model.parameters(), fused=True)), PER_WORKER, steps)
 
 
-def towers(workers: int, steps: int) -> float:
-    """Quorate on towers, 64 rows per shard, one shard per tower."""
+def quorate_on(engine: str, workers: int, steps: int, ready: Callable[[], object] = int) -> float:
+    """Quorate, 64 rows per shard, one shard per worker."""
     trainer = quorate.Trainer(
         Net,
         loss,
@@ -103,16 +108,37 @@ def towers(workers: int, steps: int) -> float:
         shards=workers,
         devices="cpu",
         workers=workers,
+        engine=engine,
     )
     updates = trainer.updates(TensorDataset(*data()), steps=WARM_UP + steps)
     try:
-        return timed(lambda: void(next(updates).loss), PER_WORKER * workers, steps)
+        return timed(lambda: void(next(updates).loss), PER_WORKER * workers, steps, ready)
     finally:
         updates.close()
 
 
 def void(_: object) -> None:
     """Nothing."""
+
+
+def alone(steps: int, *, by: str) -> float:
+    """Two processes side by side, each for itself; their speeds together."""
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    results, barrier = context.SimpleQueue(), context.Barrier(2)
+    mp.spawn(_alone, (steps, by, barrier, results), nprocs=2)
+    return results.get() + results.get()
+
+
+def _alone(_rank: int, steps: int, by: str, barrier: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    if by == "quorate":
+        results.put(quorate_on("towers", 1, steps, barrier.wait))
+        return
+    model = Net().to(memory_format=torch.channels_last)
+    step = by_hand(model, sgd(model.parameters(), fused=True))
+    results.put(timed(step, PER_WORKER, steps, barrier.wait))
 
 
 def ddp(steps: int, *, tuned: bool) -> float:
@@ -150,10 +176,13 @@ def _rank(rank: int, port: int, steps: int, tuned: bool, results: object) -> Non
 CONTENDERS: dict[str, Callable[[int], float]] = {
     "hand": hand,
     "hand, tuned": hand_tuned,
-    "quorate, 1 tower": lambda steps: towers(1, steps),
+    "quorate, 1 tower": lambda steps: quorate_on("towers", 1, steps),
     "DDP, 2 ranks": lambda steps: ddp(steps, tuned=False),
     "DDP, 2 ranks, tuned": lambda steps: ddp(steps, tuned=True),
-    "quorate, 2 towers": lambda steps: towers(2, steps),
+    "quorate, 2 towers": lambda steps: quorate_on("towers", 2, steps),
+    "quorate, 2 processes": lambda steps: quorate_on("processes", 2, steps),
+    "quorate, 2 alone": lambda steps: alone(steps, by="quorate"),
+    "hand, tuned, 2 alone": lambda steps: alone(steps, by="hand"),
 }
 RATIOS = [
     ("quorate, 1 tower", "hand"),
@@ -161,6 +190,11 @@ RATIOS = [
     ("quorate, 2 towers", "DDP, 2 ranks"),
     ("quorate, 2 towers", "DDP, 2 ranks, tuned"),
     ("quorate, 2 towers", "quorate, 1 tower"),
+    ("quorate, 2 processes", "DDP, 2 ranks"),
+    ("quorate, 2 processes", "DDP, 2 ranks, tuned"),
+    ("quorate, 2 processes", "quorate, 2 alone"),
+    ("quorate, 2 processes", "hand, tuned, 2 alone"),
+    ("quorate, 2 towers", "quorate, 2 alone"),
 ]
 
 
@@ -170,6 +204,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", help="contenders whose names contain this")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
@@ -177,7 +212,8 @@ def main() -> None:
         torch.manual_seed(0)
         print(json.dumps(CONTENDERS[options.contender](options.steps)))
         return
-    speeds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    chosen = [name for name in CONTENDERS if (options.only or "") in name]
+    speeds: dict[str, list[float]] = {name: [] for name in chosen}
     for _ in range(options.rounds):
         for name, found in speeds.items():
             command = [sys.executable, __file__, "--contender", name, "--steps", str(options.steps)]
@@ -189,6 +225,8 @@ def main() -> None:
         print(f"{name:22} {statistics.median(found):7,.0f} examples/s   ({spread})")
     ratios = {}
     for one, other in RATIOS:
+        if not {one, other} <= speeds.keys():
+            continue
         pairs = zip(speeds[one], speeds[other], strict=True)
         ratios[f"{one} / {other}"] = ratio = statistics.median(a / b for a, b in pairs)
         print(f"{one} / {other}: {ratio:.3f}")

@@ -104,7 +104,8 @@ class Compute:
     step: int
     shard: int
     reason: str
-    place: tuple[int, int] = field(default=(0, 1), compare=False)  # whose home it is likely to have
+    place: tuple[int, int] = field(default=(0, 1), compare=False)  # where the worker is at home
+    instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
 
 
 @dataclass(frozen=True)
@@ -398,7 +399,7 @@ class Coordinator:
                 entry, reason = copy
                 single.remove(entry)
                 last_to_be_done.remove(entry)
-                yield self._give(worker, entry.shard, reason, now)
+                yield self._give(worker, entry.shard, reason, now, instead_of=entry.worker)
         # 3. Another look when the next one is.
         if self._idle():
             self._look_at = min((e.behind_at for e in single if e.behind_at > now), default=inf)
@@ -406,11 +407,18 @@ class Coordinator:
     def _idle(self) -> list[int]:
         return [w for w, m in self._members.items() if m.task is None and not m.is_replaced]
 
-    def _give(self, worker: int, shard: int, reason: str, now: float) -> Compute:
+    def usual_s(self, worker: int) -> float | None:
+        """How long a shard usually takes there, in seconds; None before it is known."""
+        member = self._members.get(worker)
+        return None if member is None else member.usual_s
+
+    def _give(
+        self, worker: int, shard: int, reason: str, now: float, instead_of: int | None = None
+    ) -> Compute:
         self._todo.discard(shard)
         member = self._members[worker]
         member.task = _Task(self.step, shard, now)
-        return Compute(worker, self.step, shard, reason, member.place)
+        return Compute(worker, self.step, shard, reason, member.place, instead_of)
 
     def _next_shard(self, worker: int) -> tuple[int, str] | None:
         """Which of the shards that nobody has begun an idle worker computes, and why."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import NamedTuple
 
 from quorate.coordinator import (
     Abort,
     Applied,
     Apply,
+    Compute,
     Coordinator,
     Effect,
     Finish,
@@ -27,18 +29,48 @@ class Ready(NamedTuple):
     parts: list[Part]
 
 
+class Stragglers:
+    """Names workers whose shards others have to compute too: each once in a while."""
+
+    EVERY_S = 60.0
+
+    def __init__(self, coordinator: Coordinator, say: Callable[[str], None]) -> None:
+        self._coordinator = coordinator
+        self._say = say
+        self._named_at: dict[int, float] = {}
+
+    def copied(self, straggler: int, copy: Compute, now: float) -> None:
+        if now - self._named_at.get(straggler, -inf) < self.EVERY_S:
+            return
+        self._named_at[straggler] = now
+        known = [(w, self._coordinator.usual_s(w)) for w in (straggler, copy.worker)]
+        times = ", ".join(f"worker {w} {s:.3g} s" for w, s in known if s is not None)
+        usually = f" (a shard usually takes {times})" if times else ""
+        self._say(
+            f"{copy.reason}: worker {copy.worker} computes shard {copy.shard} of step {copy.step} "
+            f"too{usually}"
+        )
+
+
 def drive(
-    coordinator: Coordinator, channel: Channel, clock: Callable[[], float] = time.monotonic
+    coordinator: Coordinator,
+    channel: Channel,
+    clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Ready]:
     """Run the coordinator to its end.
 
     Yields each step that is ready for its update; the update counts as applied when the next one
     is asked for.
 
+    Args:
+        say: shows a line to the user: who is slow.
+
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
     """
     wake_at: float | None = None
+    stragglers = Stragglers(coordinator, say)
     while True:
         event = channel.receive(None if wake_at is None else max(0.0, wake_at - clock()))
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), clock()))
@@ -55,4 +87,6 @@ def drive(
                 case Finish():
                     return
                 case effect:
+                    if isinstance(effect, Compute) and effect.instead_of is not None:
+                        stragglers.copied(effect.instead_of, effect, clock())
                     channel.send(effect)

@@ -100,6 +100,11 @@ class FlatOptimizer:
         return self._parameters.device
 
     @property
+    def elements(self) -> int:
+        """P, over all dtypes."""
+        return sum(self._parameters.layout.sizes)
+
+    @property
     def lr(self) -> float:
         """The learning rate of the first group."""
         return float(self.inner.param_groups[0]["lr"])

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from quorate.transports.processes import Processes
 from quorate.transports.towers import Towers
 from quorate.transports.worker import here
 from quorate.tree import TreeSum, tree_sum
-from quorate.update import Schedule
+from quorate.update import Schedule, intra_op_threads
 
 # The first trainer of this process that trains: there its worker processes stop.
 _first: weakref.ref[Trainer] | None = None
@@ -235,7 +235,7 @@ class Trainer:
         with ExitStack() as stack:
             self._looping = True
             stack.callback(setattr, self, "_looping", False)
-            stack.enter_context(_intra_op_threads(self._threads))
+            stack.enter_context(intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate)
             notes: list[str] = []
             state = self._prepared(source, notes.append)
@@ -283,7 +283,7 @@ class Trainer:
             shuffle=False,
         )
         with ExitStack() as stack:
-            stack.enter_context(_intra_op_threads(self._threads))
+            stack.enter_context(intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate)
             state = self._state or self._evaluated(source)
             parameters = state.parameters
@@ -456,7 +456,7 @@ class Trainer:
         pace: deque[tuple[float, int]] = deque(maxlen=50)  # (seconds, rows) of the last updates
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
-        for step, parts in drive(coordinator, self._channel):
+        for step, parts in drive(coordinator, self._channel, say=self._say):
             applied = state.update.apply(parts, plan.shards_of(step), step + 1)
             state.global_step = step + 1
             if new := applied.missing - named:
@@ -582,13 +582,3 @@ class Trainer:
 
 def _too_many_shards(shards: int, rows: str) -> SettingError:
     return SettingError("shards", shards, f"at most the {rows}", "choose fewer shards")
-
-
-@contextmanager
-def _intra_op_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,18 +1,21 @@
 """The update: tree sum, one division, clip, optimizer, schedule, average.
 
-It runs in the coordinator, on one intra-op thread, while no worker computes: its bits do not depend
-on the number of workers or cores.
+It runs in the coordinator while no worker computes. What works element by element takes all cores
+if the vectors are long; what adds elements up takes one. So the bits do not depend on the number of
+workers or cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from quorate.devices import usable_cores
 from quorate.errors import LossError, SettingError
 from quorate.flat import Flat
 from quorate.optimizer import FlatOptimizer
@@ -22,6 +25,10 @@ from quorate.transports import Part
 from quorate.tree import tree_sum
 
 Schedule = Callable[[Optimizer], LRScheduler]
+
+# With fewer elements one core is as good: OpenMP's threads spin for milliseconds when they are
+# done, on the cores that workers need next.
+ALL_CORES_FROM = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,8 @@ class Update:
             LossError: the total weight is zero.
         """
         # 1. Tree sum, in the memory of the leftmost part.
-        total = tree_sum(parts, leaves, ShardSum.add)
+        with self._cores():
+            total = tree_sum(parts, leaves, ShardSum.add)
         assert total.gradient is not None
         if total.weight == 0:
             raise LossError(
@@ -100,22 +108,25 @@ class Update:
         # 2. One division by the total weight.
         self.under_way = True
         gradient = total.gradient.on(self.optimizer.device)
-        for vector in gradient.vectors:
-            vector.div_(total.weight)
+        with self._cores():
+            for vector in gradient.vectors:
+                vector.div_(total.weight)
         if total.buffers is not None:
             total.buffers.div_(total.weight)
         self._buffers.set(total.buffers, total.counts)
         # 3. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:
-            grad_norm = _clip(gradient, self._clip_norm)
+            with intra_op_threads(1):
+                grad_norm = _clip(gradient, self._clip_norm)
         # 4. Optimizer, schedule, average.
         lr = self.optimizer.lr
-        self.optimizer.step(gradient)
+        with self._cores():
+            self.optimizer.step(gradient)
+            if self.average is not None:
+                self.average.update(n)
         if self.scheduler is not None:
             self.scheduler.step()
-        if self.average is not None:
-            self.average.update(n)
         self.under_way = False
         return Applied(
             metrics=total.means(),
@@ -124,6 +135,22 @@ class Update:
             grad_norm=grad_norm,
             missing=total.missing or frozenset(),
         )
+
+    def _cores(self) -> AbstractContextManager[None]:
+        """All cores for what gives the same bits on any number of them."""
+        many = self.optimizer.flat and self.optimizer.elements >= ALL_CORES_FROM
+        return intra_op_threads(usable_cores() if many else 1)
+
+
+@contextmanager
+def intra_op_threads(threads: int) -> Iterator[None]:
+    """Within the block this thread's operations use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _clip(gradient: Flat, most: float) -> float:

@@ -28,6 +28,7 @@ from quorate.transports.processes import Processes
 
 ROWS, BATCH = 300, 24
 KILLS, STEPS = int(sys.argv[1]), int(sys.argv[2])
+PAUSE_S = 0.01 if KILLS else 0.0
 
 
 class Rows(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
@@ -37,7 +38,7 @@ class Rows(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
         return ROWS
 
     def __getitem__(self, row: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        time.sleep(0.0005)
+        time.sleep(PAUSE_S / 40)
         x = torch.randn(32)
         return row, x, x.sum().sign()
 
@@ -60,12 +61,12 @@ class Slow(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)
+        time.sleep(PAUSE_S)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)
+        time.sleep(PAUSE_S)
         return grad
 
 
@@ -83,20 +84,27 @@ class FaultPlan(threading.Thread):
     def __init__(self, transport: Processes, kills: int) -> None:
         super().__init__(daemon=True)
         self.hit: Counter[str] = Counter()
+        self.last_hit_at = 0  # the step
+        self._killed: set[int] = set()
         self._transport = transport
         self._chance = random.Random(7)
         self._wanted = [self.PHASES[i % len(self.PHASES)] for i in range(kills)]
 
     def run(self) -> None:
         while self._wanted:
-            time.sleep(self._chance.uniform(0.1, 0.6))
+            time.sleep(self._chance.uniform(0.0, 0.3))
             phase = self._wanted.pop(0)
             while not self._kill(phase):
                 time.sleep(0.0002)
             self.hit[phase] += 1
+            self.last_hit_at = trainer.global_step
 
     def _kill(self, phase: str) -> bool:
-        lives = [m for m in self._transport._members if m.process is not None]
+        lives = [
+            m
+            for m in self._transport._members
+            if m.process is not None and m.process.popen.pid not in self._killed
+        ]
         able = [m for m in lives if m.process is not None and m.process.joined]
         self._chance.shuffle(lives)
         for member in lives:
@@ -105,6 +113,7 @@ class FaultPlan(threading.Thread):
                 continue
             doing = self._transport.arena.doing(member.number).phase
             if doing == phase if process.is_here else phase == "starting":
+                self._killed.add(process.popen.pid)  # its end is noticed later
                 os.kill(process.popen.pid, signal.SIGKILL)
                 return True
         return False
@@ -136,6 +145,7 @@ print(
         {
             "digest": digest(trainer.model.state_dict().items()),
             "hit": plan.hit if plan else {},
+            "last_hit_at": plan.last_hit_at if plan else 0,
             "times_s": times,
             "row_sums": sums,
         }

@@ -1,0 +1,78 @@
+"""Shards that sleep, on three workers of which the last is slow, then stopped, then gone.
+
+    quorate run --devices cpu --workers 3 tests/scripts/stragglers.py
+
+Prints a line of JSON: the digest, and the seconds between updates in each part of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+from quorate.digest import digest
+from quorate.transports.processes import Processes
+from quorate.transports.worker import here
+
+BATCH, SHARDS, SHARD_S = 16, 8, 0.1
+# part -> its steps; the first one waits until all workers are there.
+PARTS = {
+    "warm": range(0, 10),
+    "slow": range(10, 26),
+    "stopped": range(26, 36),
+    "gone": range(36, 52),
+}
+STEPS = PARTS["gone"].stop
+STOPPED_S = 4.0
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    rows, x = batch
+    if (worker := here()) is not None:
+        slow = worker.number == 2 and int(rows[0]) // BATCH in PARTS["slow"]
+        time.sleep(SHARD_S * (10 if slow else 1))
+    return model(x).square().mean()
+
+
+def resume_later(pid: int) -> None:
+    time.sleep(STOPPED_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    rows = STEPS * BATCH
+    trainer = quorate.Trainer(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
+        loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-2),
+        batch_size=BATCH,
+        shards=SHARDS,
+    )
+    data = torch.randn(rows, 6, generator=torch.Generator().manual_seed(0))
+    times_s: dict[str, list[float]] = {part: [] for part in PARTS}
+    last = time.monotonic()
+    for update in trainer.updates(TensorDataset(torch.arange(rows), data), shuffle=False):
+        now = time.monotonic()
+        step = update.global_step - 1
+        times_s[next(part for part, steps in PARTS.items() if step in steps)].append(now - last)
+        crew = trainer._transport
+        if isinstance(crew, Processes) and crew._members[2].process is not None:
+            member = crew._members[2]
+            pid = member.process.popen.pid
+            if step + 1 == PARTS["stopped"].start:
+                # In the middle of a shard, and then of a step.
+                threading.Timer(SHARD_S / 2, os.kill, (pid, signal.SIGSTOP)).start()
+                threading.Thread(target=resume_later, args=(pid,), daemon=True).start()
+            if step + 1 == PARTS["gone"].start:
+                member.restarts.killed = 0
+                os.kill(pid, signal.SIGKILL)
+        last = time.monotonic()
+    print(json.dumps({"digest": digest(trainer.model.state_dict().items()), "times_s": times_s}))
