@@ -56,7 +56,7 @@ def quorate_role(kills: int) -> None:
     for _ in trainer.updates(TensorDataset(*data()), steps=10**9):
         now = time.monotonic()
         members = trainer._transport._members  # type: ignore[union-attr]
-        alive = [m.process for m in members if m.process is not None and m.process.joined]
+        alive = [m.life for m in members if m.life is not None and m.life.joined]
         if len(killed_at) > len(stalls):
             stalls.append(now - killed_at[-1])
         if len(stalls) > len(whole) and len(alive) == 2:

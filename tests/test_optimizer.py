@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from quorate import update
 from quorate.errors import SettingError, UserError
 from quorate.flat import Layout
 from quorate.optimizer import ELEMENTWISE, FlatOptimizer
-from quorate.replica import bind, trainable
+from quorate.replica import Buffers, bind, trainable
+from quorate.shard_sum import ShardSum
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -61,7 +63,7 @@ def test_flat_and_ordinary_parameters_agree(name: str) -> None:
     parameters = Layout(trainable(flat_model).items()).new(torch.device("cpu"))
     for key, parameter in trainable(flat_model).items():
         parameters.views[key].copy_(parameter.detach())
-    bind(flat_model, parameters)
+    bind(trainable(flat_model), parameters)
     flat = FlatOptimizer(OPTIMIZERS[name], flat_model, parameters)
     plain = OPTIMIZERS[name](list(trainable(plain_model).values()))
     assert flat.flat == (type(plain) in ELEMENTWISE)
@@ -83,7 +85,7 @@ def test_flat_and_ordinary_parameters_agree(name: str) -> None:
 def test_optimizer_state_goes_through_parameter_names_and_back(name: str) -> None:
     model = Odd()
     parameters = Layout(trainable(model).items()).new(torch.device("cpu"))
-    bind(model, parameters)
+    bind(trainable(model), parameters)
     first = FlatOptimizer(OPTIMIZERS[name], model, parameters)
     generator = torch.Generator().manual_seed(1)
 
@@ -111,6 +113,44 @@ def test_optimizer_state_goes_through_parameter_names_and_back(name: str) -> Non
     second.step(gradient)
     for vector, value in zip(parameters.vectors, after_first, strict=True):
         assert torch.equal(vector, value)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_on_many_cores_has_the_bits_of_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Odd lengths, so that each thread's stretch ends elsewhere than a vector register does."""
+
+    def updated(cores: int) -> torch.Tensor:
+        monkeypatch.setattr(update, "usable_cores", lambda: cores)
+        monkeypatch.setattr(update, "ALL_CORES_FROM", 1)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(331, 401), nn.Linear(331, 13))
+        parameters = Layout(trainable(model).items()).new(torch.device("cpu"))
+        for key, parameter in trainable(model).items():
+            parameters.views[key].copy_(parameter.detach())
+        bind(trainable(model), parameters)
+        apply = update.Update(
+            FlatOptimizer(OPTIMIZERS[name], model, parameters),
+            Buffers(model),
+            clip_norm=1.0,
+            average=update.Average(0.9, parameters),
+        )
+        generator = torch.Generator().manual_seed(1)
+        for n in range(1, 4):
+            parts = []
+            for shard in range(3):
+                gradient = parameters.new()
+                for view in gradient.views.values():
+                    view.copy_(torch.randn(view.shape, generator=generator))
+                parts.append(((0, shard), ShardSum(7.0, {"loss": 1.0}, gradient)))
+            apply.apply(parts, 3, n)
+        assert apply.average is not None
+        return torch.cat([*parameters.vectors, *apply.average.shadow.vectors])
+
+    one = updated(1)
+    assert torch.equal(updated(3), one)
+    assert torch.equal(updated(4), one)
 
 
 def test_what_is_no_optimizer_is_refused() -> None:

@@ -42,10 +42,12 @@ class Stragglers:
     def copied(self, straggler: int, copy: Compute, now: float) -> None:
         if now - self._named_at.get(straggler, -inf) < self.EVERY_S:
             return
-        self._named_at[straggler] = now
         known = [(w, self._coordinator.usual_s(w)) for w in (straggler, copy.worker)]
+        if known[0][1] is None:
+            return  # its first shard: it is warming up
+        self._named_at[straggler] = now
         times = ", ".join(f"worker {w} {s:.3g} s" for w, s in known if s is not None)
-        usually = f" (a shard usually takes {times})" if times else ""
+        usually = f" (a shard usually takes {times})"
         self._say(
             f"{copy.reason}: worker {copy.worker} computes shard {copy.shard} of step {copy.step} "
             f"too{usually}"

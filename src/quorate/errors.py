@@ -3,6 +3,7 @@
     QuorateError
     ├── UserError            the user can mend it: one line, exit code 2
     │   ├── SettingError     an option: name, got, expected, what to do
+    │   │   └── CopyError    a model that cannot be copied
     │   ├── DataError        a dataset or a file: where, got, expected
     │   ├── LossError        what the loss function returned
     │   └── CheckpointError  a saved state that is damaged or does not fit
@@ -33,6 +34,10 @@ class SettingError(UserError):
     def __init__(self, name: str, got: object, expected: str, fix: str) -> None:
         super().__init__(f"{name}: got {got!r}, expected {expected}; {fix}")
         self.name = name
+
+
+class CopyError(SettingError):
+    """A model cannot be copied, and towers need a copy each."""
 
 
 class DataError(UserError):

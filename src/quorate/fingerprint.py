@@ -15,7 +15,10 @@ import torch
 
 
 def fingerprint(batch: Any) -> str:
-    """A hash over the values of all tensors, arrays, numbers and strings in it, nested."""
+    """A hash over the values of all tensors, arrays, numbers and strings in it, nested.
+
+    Of objects the attributes count. A value that is none of these counts by its type only.
+    """
     found = hashlib.blake2b(digest_size=16)
     _feed(found, batch)
     return found.hexdigest()
@@ -39,5 +42,11 @@ def _feed(found: hashlib.blake2b, value: Any) -> None:
         found.update(f"{len(value)};".encode())
         for part in value:
             _feed(found, part)
-    elif isinstance(value, (str, bytes, int, float, complex, bool, type(None))):
+    elif isinstance(value, (set, frozenset)):
+        _feed(found, sorted(fingerprint(part) for part in value))
+    elif isinstance(value, np.ndarray):
+        _feed(found, value.tolist())
+    elif isinstance(value, (str, bytes, int, float, complex, bool, np.generic, type(None))):
         found.update(f"{value!r};".encode())
+    elif hasattr(value, "__dict__"):
+        _feed(found, vars(value))

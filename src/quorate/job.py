@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 
 from quorate.coordinator import home
 from quorate.devices import memory
 from quorate.feed import Batch, Feed, Source, Ticket
+from quorate.fingerprint import fingerprint
 from quorate.flat import Flat
 from quorate.keys import key
 from quorate.plan import abridged
-from quorate.replica import Replica
+from quorate.replica import Phase, Replica, no_phase
 from quorate.shard_sum import ShardSum
 from quorate.streams import Stream
-
-Phase = Callable[[str], None]
-
-
-def _nothing(_phase: str) -> None:
-    pass
 
 
 class Job(ABC):
@@ -34,6 +28,8 @@ class Job(ABC):
         loader_workers: processes that load rows.
         threads: intra-op threads of whatever loads or computes.
     """
+
+    name: str
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class Job(ABC):
         shard: int,
         *,
         into: Flat | None = None,
-        at: Phase = _nothing,
+        at: Phase = no_phase,
     ) -> ShardSum:
         """Compute one shard on a replica. Blocks; called by the worker's own thread.
 
@@ -136,6 +132,8 @@ class Job(ABC):
 class Training(Job):
     """Gradients of the loss, shard by shard."""
 
+    name = "training"
+
     def _work(
         self,
         replica: Replica,
@@ -153,6 +151,8 @@ class Training(Job):
 class Evaluation(Job):
     """Metrics of the loss function in evaluation mode."""
 
+    name = "evaluation"
+
     def _work(
         self,
         replica: Replica,
@@ -168,8 +168,21 @@ class Evaluation(Job):
         return replica.evaluation(batch.data, len(batch.rows), stream, seed)
 
 
+JOBS: dict[str, type[Job]] = {job.name: job for job in (Training, Evaluation)}
+
+
+def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
+    """A hash over what shard 0 of step 0 yields: whether two processes compute the same."""
+    batch = source.load((0, 0))
+    seed = key("probe", source.plan.seed)
+    found = replica.gradient(batch.data, len(batch.rows), stream, seed)
+    assert found.gradient is not None
+    vectors = found.gradient.vectors
+    return fingerprint((found.weight, found.metrics, vectors, found.buffers, found.counts))
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     # torch raises a plain RuntimeError for the CPU.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "not enough memory" in str(error)
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )

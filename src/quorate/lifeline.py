@@ -46,7 +46,7 @@ def _main() -> None:
     # Ctrl-C and a cluster's SIGTERM reach all processes; the coordinator alone decides.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    parent, module, path, arguments = sys.argv[1:]
+    parent, module, path, arguments = sys.argv[1:5]
     die_with(int(parent))
     sys.path[:] = json.loads(path)  # and not this file's folder
     import_module(module).run(**json.loads(arguments))

@@ -2,7 +2,8 @@
 
 Either a scalar tensor, the mean over the shard's rows, or a dict with that under "loss", further
 scalars under names of the user's choice (metrics, also means over rows), and, where the means are
-over n tokens or pixels and not over rows, "weight": n.
+over n tokens or pixels and not over rows, "weight": n. Or what a model returned that computes its
+own loss (a mapping of its own type, as Hugging Face's): of that the scalars count.
 """
 
 from __future__ import annotations
@@ -68,8 +69,11 @@ def read(returned: object, *, rows: int, training: bool) -> Outcome:
         raise LossError(f"the loss must be a real number; got {_describe(loss)}")
     weight = _weight(values.pop("weight", rows))
     numbers: dict[str, torch.Tensor] = {"loss": loss.detach()}
+    is_output = isinstance(returned, Mapping) and type(returned) is not dict
     for name, value in values.items():
         tensor = value if isinstance(value, torch.Tensor) else _tensor(value)
+        if is_output and (tensor is None or tensor.numel() != 1):
+            continue  # logits, hidden states
         if tensor is None or tensor.numel() != 1:
             raise LossError(f"metric {name!r} must be a scalar; got {_describe(value)}")
         tensor = tensor.detach()

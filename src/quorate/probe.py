@@ -16,7 +16,7 @@ from quorate.feed import Batch
 from quorate.keys import key
 from quorate.memory_format import convolves, set_format
 from quorate.plan import abridged
-from quorate.replica import Replica
+from quorate.replica import Replica, unchanged
 from quorate.state import State
 from quorate.streams import Stream, Turns
 
@@ -59,7 +59,7 @@ def made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> t
 
 def probed(
     model: torch.nn.Module,
-    make_state: Callable[[], State],
+    make_state: Callable[..., State],
     make_replica: Callable[[State], Replica],
     batch: Batch,
     *,
@@ -68,6 +68,9 @@ def probed(
     say: Callable[[str], None],
 ) -> State:
     """Make the state and compute one shard with it, whose result is thrown away.
+
+    Args:
+        make_state: may be given ``written``, see ``Buffers``.
 
     Raises:
         UserError: the model or the loss cannot be trained.
@@ -82,8 +85,9 @@ def probed(
         state = make_state()
         replica = make_replica(state)
         work = replica.gradient if training else replica.evaluation
+        before = [parameter._version for parameter in replica.model.parameters()]
         try:
-            with Stream() as stream:
+            with unchanged(model), Stream() as stream:
                 work(batch.data, len(batch.rows), stream, key("probe", seed))
         except Exception as error:  # the user's code: tried again in the other format
             if not formats:
@@ -93,4 +97,8 @@ def probed(
             continue
         if convolves(model) and memory_format is torch.contiguous_format:
             say("channels_last is off: the model does not work with it")
-        return state
+        after = [parameter._version for parameter in replica.model.parameters()]
+        written = frozenset(n for n, old in enumerate(before) if after[n] != old)
+        if not written:
+            return state
+        return make_state(written=written)

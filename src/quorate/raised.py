@@ -8,6 +8,8 @@ it: its constructor may do anything.
 from __future__ import annotations
 
 import builtins
+import traceback
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,31 +18,37 @@ from tblib import Traceback  # type: ignore[import-untyped]
 from quorate import errors
 
 Raised = dict[str, Any]
+_Frame = tuple[str, str, int]  # file, function, line
+
+MOST_FRAMES = 60  # of one traceback; an endless recursion has a thousand
+MOST_CAUSES = 10
 
 
-def to_json(error: BaseException) -> Raised:
+def to_json(error: BaseException, depth: int = 0) -> Raised:
     """What ``from_json`` needs."""
     kind = type(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    os_error = None
+    if isinstance(error, OSError) and error.errno is not None:
+        os_error = [error.errno, error.strerror, _name(error.filename)]
     return {
         "type": kind.__qualname__,
         "module": kind.__module__,
-        "text": str(error),
+        "text": _text(error),
         "argument": error.args[0] if error.args and isinstance(error.args[0], str) else None,
-        "notes": list(getattr(error, "__notes__", ())),
-        "traceback": None if error.__traceback__ is None else _frames(error.__traceback__),
-        "cause": None if cause is None else to_json(cause),
+        "os_error": os_error,
+        "notes": [str(note) for note in getattr(error, "__notes__", ())],
+        "frames": _frames(error),
+        "cause": None if cause is None or depth == MOST_CAUSES else to_json(cause, depth + 1),
         "is_cause": error.__cause__ is not None,
     }
 
 
 def from_json(raised: Raised) -> BaseException:
     """An exception to raise; its traceback begins with the worker's frames."""
-    error = _made(raised)
+    error = _made(raised).with_traceback(_traceback(raised["frames"]))
     for note in raised["notes"]:
         error.add_note(note)
-    if raised["traceback"] is not None:
-        error = error.with_traceback(Traceback.from_dict(raised["traceback"]).as_traceback())
     if raised["cause"] is not None:
         cause = from_json(raised["cause"])
         if raised["is_cause"]:
@@ -54,25 +62,55 @@ def _made(raised: Raised) -> BaseException:
     home = {"builtins": builtins, "torch": torch, "quorate.errors": errors}.get(raised["module"])
     kind: object = getattr(home, raised["type"], None)
     text = raised["text"] if raised["argument"] is None else raised["argument"]
-    if isinstance(kind, type) and issubclass(kind, BaseException):
-        error = kind.__new__(kind, text)
-        error.args = (text,)
-        if kind.__str__ in (BaseException.__str__, KeyError.__str__):
-            return error  # else it prints attributes that only its constructor sets
+    # What is no Exception would end the coordinator without a word: SystemExit, say.
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        if raised["os_error"] is not None:
+            number, meaning, name = raised["os_error"]
+            return OSError(number, meaning, name)  # makes the subclass that belongs to the number
+        if kind.__str__ in (BaseException.__str__, KeyError.__str__, OSError.__str__):
+            try:
+                error = kind.__new__(kind, text)
+            except TypeError:  # it takes other arguments: an ExceptionGroup, say
+                pass
+            else:
+                error.args = (text,)
+                return error
     name = f"{raised['module']}.{raised['type']}".removeprefix("__main__.")
     return errors.WorkerError(f"{name}: {raised['text']}" if raised["text"] else name)
 
 
-def _frames(traceback: Any) -> dict[str, Any]:
-    """The traceback in JSON, without the variables of its frames."""
-    found: dict[str, Any] = Traceback(traceback).as_dict()
-    frame: dict[str, Any] | None = found
-    while frame is not None:
-        # What a frame's globals are is told by two names, and more may not be JSON.
-        names = frame["tb_frame"]["f_globals"]
-        frame["tb_frame"]["f_globals"] = {
-            key: value for key, value in names.items() if isinstance(value, str)
+def _text(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "\n".join(traceback.format_exception(error)).rstrip()
+    try:
+        return str(error)
+    except Exception as unprintable:  # user code
+        return f"<its __str__ raised {type(unprintable).__name__}>"
+
+
+def _name(file: object) -> str | None:
+    return None if file is None else str(file)
+
+
+def _frames(error: BaseException) -> list[_Frame]:
+    found = [
+        (frame.f_code.co_filename, frame.f_code.co_name, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    half = MOST_FRAMES // 2
+    return found if len(found) <= MOST_FRAMES else [*found[:half], *found[-half:]]
+
+
+def _traceback(frames: list[_Frame]) -> TracebackType | None:
+    inner: dict[str, Any] | None = None
+    for file, function, line in reversed(frames):
+        frame = {
+            "f_globals": {"__file__": file, "__name__": ""},
+            "f_code": {"co_filename": file, "co_name": function},
+            "f_lineno": line,
         }
-        frame["tb_frame"]["f_locals"] = {}
-        frame = frame["tb_next"]
-    return found
+        inner = {"tb_frame": frame, "tb_lineno": line, "tb_next": inner}
+    if inner is None:
+        return None
+    made: TracebackType = Traceback.from_dict(inner).as_traceback()
+    return made

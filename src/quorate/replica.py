@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 
 from quorate import devices, loss
-from quorate.errors import LossError, SettingError
+from quorate.errors import CopyError, LossError
 from quorate.flat import Flat
 from quorate.loss import Loss, Outcome
 from quorate.shard_sum import ShardSum
@@ -31,36 +31,72 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def bind(model: torch.nn.Module, flat: Flat) -> None:
-    """Make the model's trainable parameters views of the flat vectors."""
-    for name, parameter in trainable(model).items():
+def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that want none."""
+    return {name: p for name, p in model.named_parameters() if not p.requires_grad}
+
+
+@contextmanager
+def unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Within the block a replica may use the model itself; afterwards it is as it was.
+
+    That is its modes, its buffers, and its frozen parameters of up to ``MOST_KEPT`` elements.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.data.copy_(value)
+
+
+def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat) -> None:
+    """Make parameters views of the flat vectors."""
+    for name, parameter in parameters.items():
         parameter.data = flat.views[name]
 
 
-def _nothing(_phase: str) -> None:
-    pass
+MOST_KEPT = 1 << 20
+
+Phase = Callable[[str], None]  # told "forward", "backward", ... when that begins
+
+
+def no_phase(_name: str) -> None:
+    """Tell nobody."""
 
 
 class Buffers:
-    """The buffers of one module, as vectors: floating-point ones, and the bytes of all others."""
+    """The buffers of one module, as vectors: floating-point ones, and the bytes of all others.
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    Args:
+        model: the module.
+        written: numbers of the parameters, in the model's order, that its forward pass writes:
+            Keras keeps its statistics in such. They are buffers by another name.
+    """
+
+    def __init__(self, model: torch.nn.Module, written: Collection[int] = ()) -> None:
         slots = [
-            (module, name)
+            (module._buffers, name)
             for module in model.modules()
             for name, buffer in module.named_buffers(recurse=False)
             if buffer is not None
         ]
+        parameters = [p for number, p in enumerate(model.parameters()) if number in written]
+        slots += [({"": parameter}, "") for parameter in parameters]
         seen: set[int] = set()
-        self._floats: list[tuple[torch.nn.Module, str]] = []
-        self._others: list[tuple[torch.nn.Module, str]] = []
-        for module, name in slots:
-            buffer = module._buffers[name]
+        self._floats: list[tuple[_Slots, str]] = []
+        self._others: list[tuple[_Slots, str]] = []
+        for holder, name in slots:
+            buffer = holder[name]
             assert buffer is not None
             if id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            (self._floats if buffer.is_floating_point() else self._others).append((module, name))
+            (self._floats if buffer.is_floating_point() else self._others).append((holder, name))
 
     def floats(self) -> list[torch.Tensor]:
         return [_buffer(*slot) for slot in self._floats]
@@ -108,6 +144,9 @@ class Buffers:
                 value.copy_(part.clone().view(value.dtype).view(value.shape))
 
 
+_Slots = Mapping[str, torch.Tensor | None]
+
+
 class Replica:
     """One copy of the model on one device.
 
@@ -115,6 +154,9 @@ class Replica:
         model: the user's model, the coordinator's; its buffers are read before every shard.
         parameters: its trainable parameters. A replica on the same device reads them where they
             are: they change only while no replica computes.
+        written: see ``Buffers``.
+        own: whether it may use the model itself and need not copy it: nobody else does. Its buffers
+            have then to be set before every shard.
         loss: the user's loss function.
         turns: one for all replicas of the process.
     """
@@ -125,19 +167,22 @@ class Replica:
         parameters: Flat,
         device: torch.device,
         *,
+        written: Collection[int] = (),
+        own: bool = False,
         loss: Loss,
         turns: Turns,
     ) -> None:
         self.device = device
         self._loss = loss
         self._flat = parameters if parameters.device == device else parameters.layout.new(device)
-        self.model = _copy_of(model, self._flat)
+        self.model = model.to(device) if own else _copy_of(model, self._flat, device, written)
+        self._trainable = trainable(self.model)
+        bind(self._trainable, self._flat)
         if not self.model.training:
             self.model.train()  # as loaded for inference; in a training model, eval() parts stay so
         self._modes = [(module, module.training) for module in self.model.modules()]
-        self._trainable = trainable(self.model)
-        self._buffers = Buffers(self.model)
-        self._source_buffers = Buffers(model)
+        self._buffers = Buffers(self.model, written)
+        self._source_buffers = None if own else Buffers(model, written)
         self._turns = turns
         self._generator_lock = _lock_of(device)
         self._free: list[Flat] = []
@@ -150,7 +195,7 @@ class Replica:
         """
         if parameters.device == self.device:
             if self._flat is not parameters:
-                bind(self.model, parameters)
+                bind(self._trainable, parameters)
                 self._flat = parameters
         elif version != self._version:
             self._flat.copy_(parameters)
@@ -164,7 +209,7 @@ class Replica:
         seed: int,
         *,
         into: Flat | None = None,
-        at: Callable[[str], None] = _nothing,
+        at: Phase = no_phase,
     ) -> ShardSum:
         """Forward and backward over one shard.
 
@@ -255,7 +300,8 @@ class Replica:
                 module.training = mode
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
-        self._buffers.copy_(self._source_buffers)
+        if self._source_buffers is not None:
+            self._buffers.copy_(self._source_buffers)
         stream.reseed(seed)
         if self.device.type != "cpu":
             with torch.accelerator.device_index(self.device.index or 0):
@@ -281,30 +327,48 @@ def _lock_of(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if device.type == "cpu" else threading.Lock()
 
 
-def _copy_of(model: torch.nn.Module, parameters: Flat) -> torch.nn.Module:
-    """A deep copy whose trainable parameters are views of the flat vectors.
+def _copy_of(
+    model: torch.nn.Module, parameters: Flat, device: torch.device, written: Collection[int]
+) -> torch.nn.Module:
+    """A deep copy on a device, whose trainable parameters are views of the flat vectors.
 
-    Frozen parameters on the same device are shared: nobody changes them.
+    Frozen parameters on the same device are shared: nobody changes them, but for those written.
     """
-    memo: dict[int, Any] = {id(p): p for p in model.parameters() if p.device == parameters.device}
+    memo: dict[int, Any] = {
+        id(p): p
+        for number, p in enumerate(model.parameters())
+        if p.device == device and not p.requires_grad and number not in written
+    }
     for name, parameter in trainable(model).items():
         memo[id(parameter)] = torch.nn.Parameter(parameters.views[name])
     try:
-        return copy.deepcopy(model, memo).to(parameters.device)
+        copied = copy.deepcopy(model, memo).to(device)
     except Exception as error:
-        raise SettingError(
+        raise CopyError(
             "model",
             type(model).__name__,
-            "a module that copy.deepcopy can copy, as every worker has a copy of its own",
-            f"deepcopy said: {error}",
+            "a module that copy.deepcopy can copy, as every tower has a copy of its own",
+            f"use engine='processes', where none is needed; deepcopy said: {error}",
         ) from error
+    # A model with a way of its own to be copied may make its parameters anew (Keras).
+    theirs = trainable(copied)
+    if [*theirs] != [*parameters.views] or any(
+        theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.views.items()
+    ):
+        raise CopyError(
+            "model",
+            type(model).__name__,
+            "a module whose deep copy has the parameters that deepcopy is told to give it",
+            "use engine='processes', where no copy is needed",
+        )
+    return copied
 
 
 def _split(vector: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
     return torch.split_with_sizes(vector, sizes)
 
 
-def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
-    buffer = module._buffers[name]
+def _buffer(holder: _Slots, name: str) -> torch.Tensor:
+    buffer = holder[name]
     assert buffer is not None
-    return buffer
+    return buffer.detach()  # a parameter's, too, is written here

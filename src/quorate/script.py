@@ -9,6 +9,7 @@ import runpy
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from quorate.settings import overrides, overriding
+from quorate.settings import overriding
 
 # A script may change its folder before it trains; its arguments are relative to this one.
-_FOLDER = Path.cwd()
+_folder = os.getcwd() if Path().exists() else "/"  # noqa: PTH109
+
+_running: Script | None = None  # by ``Script.run`` in this process
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,24 @@ class Script:
 
     def run(self) -> None:
         """Run it as ``__main__`` in this process. Raises whatever it raises."""
+        global _running
         sys.argv = [self.path, *self.arguments]
+        before, _running = _running, self
+        try:
+            self._prepare()
+            with nullcontext() if self.options is None else overriding(self.options):
+                self._run()
+        finally:
+            _running = before
+
+    def _prepare(self) -> None:
         if self.options is None:
-            self._run()
             return
         # A model that a script builds before its Trainer starts from equal weights.
         seed = self.options.get("seed", 0)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
-        with overriding(self.options):
-            self._run()
 
     def sources(self) -> dict[str, int]:
         """The files of its own folder that it consists of so far, and when they were changed."""
@@ -77,13 +87,34 @@ def current() -> Script | None:
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None or multiprocessing.parent_process() is not None:
         return None
-    file = Path(path)
-    file = file if file.is_absolute() else _FOLDER / file
-    installed = (Path(sysconfig.get_path(name)) for name in ("scripts", "purelib", "stdlib"))
-    if not file.is_file() or any(file.is_relative_to(folder) for folder in installed):
+    if _running is not None:
+        return _running
+    file = Path(_folder, path)
+    if not file.is_file() or _is_installed(file):
         return None
-    module = None if spec is None else spec.name
-    return Script(str(file), module, tuple(sys.argv[1:]), os.fspath(_FOLDER), overrides())
+    if spec is not None and spec.name == "__main__":  # python FOLDER
+        return Script(str(file.parent), None, _arguments(file.parent.name), _folder, None)
+    if spec is not None:
+        return Script(str(file), spec.name, _arguments(spec.name), _folder, None)
+    return Script(str(file), None, _arguments(file.name), _folder, None)
+
+
+def _arguments(program: str) -> tuple[str, ...]:
+    """What followed the program at the command; a script may have changed ``sys.argv`` since."""
+    for position, word in enumerate(sys.orig_argv[1:], start=2):
+        if word == program or Path(word).name == program:
+            return tuple(sys.orig_argv[position:])
+    return tuple(sys.argv[1:])
+
+
+def _is_installed(file: Path) -> bool:
+    schemes = sysconfig.get_scheme_names()
+    names = ("scripts", "stdlib")
+    folders = {sysconfig.get_path(name, scheme) for name in names for scheme in schemes}
+    folders |= {sysconfig.get_path(name) for name in names}
+    return bool({"site-packages", "dist-packages"} & set(file.parts)) or any(
+        file.is_relative_to(folder) for folder in folders
+    )
 
 
 def _changed_at(name: str) -> int:

@@ -31,11 +31,6 @@ def overriding(options: Mapping[str, Any]) -> Iterator[None]:
         _overrides.reset(token)
 
 
-def overrides() -> Mapping[str, Any] | None:
-    """The options of ``quorate run``; None outside of it."""
-    return _overrides.get(None)
-
-
 def setting(name: str, passed: T) -> T:
     """The value of an option: the command's, if one was given, else the script's."""
     value: T = _overrides.get({}).get(name, passed)

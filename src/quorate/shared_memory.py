@@ -37,6 +37,7 @@ class Segment:
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         try:
             self.fd = _anonymous(nbytes) if fd is None else fd
+            weakref.finalize(self, os.close, self.fd)
             # Tensors hold on to the map, and the object need not outlive them to keep it mapped.
             self.map = mmap.mmap(self.fd, nbytes)
         except OSError as error:
@@ -45,7 +46,6 @@ class Segment:
                 "fewer workers or shards, or engine='towers'"
             ) from error
         self.nbytes = nbytes
-        weakref.finalize(self, os.close, self.fd)
 
     def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
         """The (count,) elements from byte ``start`` on; start must be a multiple of their size."""

@@ -18,6 +18,7 @@ class State:
 
     Args:
         model: the user's; its trainable parameters become views of flat vectors on ``device``.
+        written: see ``Buffers``.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
 
     The other arguments are those of ``Trainer``.
@@ -29,6 +30,7 @@ class State:
         device: torch.device,
         *,
         shared: bool,
+        written: frozenset[int] = frozenset(),
         optimizer: OptimizerFactory,
         schedule: Schedule | None,
         clip_norm: float | None,
@@ -41,8 +43,9 @@ class State:
         self.parameters = layout.shared() if shared else layout.new(device)
         for name, parameter in parameters.items():
             self.parameters.views[name].copy_(parameter.detach())
-        bind(model, self.parameters)
-        self.buffers = Buffers(model)
+        bind(parameters, self.parameters)
+        self.written = written
+        self.buffers = Buffers(model, written)
         self.optimizer = FlatOptimizer(optimizer, model, self.parameters)
         self.average = None if ema_decay is None else Average(ema_decay, self.parameters)
         self.update = Update(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
@@ -18,7 +17,7 @@ from quorate import checkpoint, engines, rules
 from quorate.coordinator import Coordinator, Stop
 from quorate.devices import Devices, describe, worker_devices
 from quorate.drive import drive
-from quorate.errors import CheckpointError, LossError, SettingError, UserError
+from quorate.errors import CheckpointError, CopyError, LossError, SettingError, UserError
 from quorate.feed import Collate, Source, length
 from quorate.job import Evaluation, Training
 from quorate.loss import Loss
@@ -26,7 +25,7 @@ from quorate.optimizer import OptimizerFactory
 from quorate.plan import Plan
 from quorate.probe import made, probed
 from quorate.progress import display, metrics
-from quorate.replica import Replica
+from quorate.replica import Replica, unchanged
 from quorate.report import MetricsLog, Report
 from quorate.settings import directory, function, real, setting, whole
 from quorate.shard_sum import ShardSum
@@ -41,8 +40,8 @@ from quorate.transports.worker import here
 from quorate.tree import TreeSum, tree_sum
 from quorate.update import Schedule, intra_op_threads
 
-# The first trainer of this process that trains: there its worker processes stop.
-_first: weakref.ref[Trainer] | None = None
+# Whether a training loop was begun in this process: at the first one, worker processes stop.
+_begun = False
 
 
 class Trainer:
@@ -138,7 +137,7 @@ class Trainer:
         self._turns = Turns(side_by_side=True)
         self._state: State | None = None
         self._transport: Transport | None = None  # of the loop under way
-        self._first_data: list[Any] | None = None  # of this trainer's first loop
+        self._datasets: dict[str, Any] | None = None  # of the script's first loop, until it begins
         self._channel: Channel | None = None
         self._plan: Plan | None = None
         self._looping = False
@@ -244,7 +243,7 @@ class Trainer:
             if state.global_step >= last_step:
                 self._say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
                 return
-            self._transport = stack.enter_context(closing(self._crew(state, source)))
+            self._transport = stack.enter_context(closing(self._workers(state, source)))
             stack.callback(setattr, self, "_transport", None)
             job = Training(
                 source,
@@ -293,7 +292,8 @@ class Trainer:
                 parameters = state.average.shadow
             transport = self._transport
             if transport is None or not transport.can_compute(dataset):
-                transport = stack.enter_context(closing(self._towers(state)))
+                stack.enter_context(unchanged(state.model))
+                transport = stack.enter_context(closing(self._evaluators(state)))
             job = Evaluation(
                 source,
                 parameters,
@@ -376,7 +376,7 @@ class Trainer:
         return probed(
             self.model,
             partial(self._make_state, self.model, self._home),
-            partial(self._replica, device=self._devices[0]),
+            self._probe_replica,
             source.load((0, 0)),
             seed=self._seed,
             training=training,
@@ -526,30 +526,29 @@ class Trainer:
     def _become_a_worker(self, dataset: Any, validation: Any = None) -> None:
         """Note the data of the first loop; in a worker process, compute shards and not come back.
 
-        A worker runs the script up to its first training loop, and has the data of no other.
+        A worker runs the script up to its first training loop: it has the data of no other, and
+        does not know what the script changed since.
         """
-        global _first
+        global _begun
+        datasets = {"dataset": dataset, "validation": validation}
         if (worker := here()) is not None:
             worker.serve(
                 self.model,
                 self._loss,
                 self._devices[worker.number],
-                {"dataset": dataset, "validation": validation},
+                datasets,
                 collate=self._collate,
                 threads=self._threads,
             )
-        if _first is None:
-            _first = weakref.ref(self)
-        if self._first_data is None:
-            self._first_data = [dataset, validation]
+        elif not _begun:
+            _begun, self._datasets = True, datasets
 
-    def _crew(self, state: State, source: Source) -> Transport:
+    def _workers(self, state: State, source: Source) -> Transport:
         """New workers, for one training loop."""
+        datasets, self._datasets = self._datasets, None
         if self._script is None:
             return self._towers(state)
-        assert self._first_data is not None
-        dataset, validation = self._first_data
-        if _first is None or _first() is not self or dataset is not source.dataset:
+        if datasets is None or datasets["dataset"] is not source.dataset:
             self._say(
                 "workers are towers: worker processes run a script up to its first training loop, "
                 "and this one is another"
@@ -559,15 +558,18 @@ class Trainer:
             state.model,
             state.parameters,
             None if state.average is None else state.average.shadow,
+            written=state.written,
             shards=source.plan.shards,
             workers=len(self._devices),
         )
         return Processes(
             self._script,
             arena,
+            state.model,
             state.buffers,
+            partial(self._probe_replica, state),
             self._devices,
-            {"dataset": dataset, "validation": validation},
+            datasets,
             threads=self._threads,
             timeout_s=self._worker_timeout_s,
             say=self._say,
@@ -576,8 +578,31 @@ class Trainer:
     def _towers(self, state: State) -> Towers:
         return Towers(self._devices, partial(self._replica, state), threads=self._threads)
 
-    def _replica(self, state: State, device: torch.device) -> Replica:
-        return Replica(state.model, state.parameters, device, loss=self._loss, turns=self._turns)
+    def _evaluators(self, state: State) -> Towers:
+        """Workers for an evaluation outside of a training loop."""
+        try:
+            return self._towers(state)
+        except CopyError:
+            if self._engine != engines.PROCESSES:
+                raise
+            # The state is on the CPU, and nobody else uses the model now.
+            make = partial(self._replica, state, own=True)
+            return Towers([self._home], make, threads=self._threads)
+
+    def _probe_replica(self, state: State) -> Replica:
+        # Towers show here whether they can copy the model; worker processes copy none.
+        return self._replica(state, self._home, own=self._engine == engines.PROCESSES)
+
+    def _replica(self, state: State, device: torch.device, *, own: bool = False) -> Replica:
+        return Replica(
+            state.model,
+            state.parameters,
+            device,
+            written=state.written,
+            own=own,
+            loss=self._loss,
+            turns=self._turns,
+        )
 
 
 def _too_many_shards(shards: int, rows: str) -> SettingError:

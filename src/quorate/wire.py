@@ -26,7 +26,7 @@ class Wire:
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self.fds: list[int] = []  # received, and not yet taken
-        self.is_cut = False  # the other end is closed
+        self.is_cut = False  # nothing more will come: the other end is closed
         self._received = bytearray()
 
     @classmethod
@@ -47,7 +47,7 @@ class Wire:
                 data = data[sent:]
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
-            self.is_cut = True
+            pass  # and what it sent before is still to be read
 
     def receive(self) -> Message | None:
         """The next message, or None when the other end is closed. Blocks."""

@@ -28,7 +28,7 @@ from quorate.transports.processes import Processes
 
 ROWS, BATCH = 300, 24
 KILLS, STEPS = int(sys.argv[1]), int(sys.argv[2])
-PAUSE_S = 0.01 if KILLS else 0.0
+PAUSE_S = 0.03 if KILLS else 0.0
 
 
 class Rows(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
@@ -79,7 +79,8 @@ def loss(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
 class FaultPlan(threading.Thread):
     """Kills ``kills`` workers, each while it is in a phase of its choice and another one lives."""
 
-    PHASES = ("starting", "fetching", "forward", "backward", "pushing", "waiting")
+    # One that starts is met after another was killed.
+    PHASES = ("fetching", "starting", "forward", "backward", "pushing", "waiting")
 
     def __init__(self, transport: Processes, kills: int) -> None:
         super().__init__(daemon=True)
@@ -103,13 +104,13 @@ class FaultPlan(threading.Thread):
         lives = [
             m
             for m in self._transport._members
-            if m.process is not None and m.process.popen.pid not in self._killed
+            if m.life is not None and m.life.popen.pid not in self._killed
         ]
-        able = [m for m in lives if m.process is not None and m.process.joined]
+        able = [m for m in lives if m.life is not None and m.life.joined]
         self._chance.shuffle(lives)
         for member in lives:
-            process = member.process
-            if process is None or process.silent or (member in able and len(able) < 2):
+            process = member.life
+            if process is None or process.kill_reason or (member in able and len(able) < 2):
                 continue
             doing = self._transport.arena.doing(member.number).phase
             if doing == phase if process.is_here else phase == "starting":

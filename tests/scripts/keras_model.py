@@ -5,6 +5,8 @@ KERAS_BACKEND=torch quorate run --devices cpu --workers 2 tests/scripts/keras_mo
 
 from __future__ import annotations
 
+import json
+
 import keras
 import torch
 import torch.nn.functional as F
@@ -29,7 +31,7 @@ model = keras.Sequential(
         keras.layers.Dense(2),
     ]
 )
-x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+x = torch.randn(192, 8, generator=torch.Generator().manual_seed(0))
 trainer = quorate.Trainer(
     model,
     loss,
@@ -37,4 +39,8 @@ trainer = quorate.Trainer(
     batch_size=16,
     shards=4,
 )
-trainer.fit(TensorDataset(x, (x.sum(1) > 0).long()), epochs=2)
+data = TensorDataset(x, (x.sum(1) > 0).long())
+trainer.fit(data, epochs=8)
+statistics = {n: p for n, p in trainer.model.named_parameters() if "moving_mean" in n}
+moved = max(float(p.detach().abs().max()) for p in statistics.values())
+print(json.dumps({**trainer.evaluate(data), "moved": moved}))

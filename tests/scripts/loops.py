@@ -2,7 +2,7 @@
 
     quorate run --devices cpu --workers 2 tests/scripts/loops.py leave
 
-leave: one loop after the other, some left before workers are there. Prints descriptors and children.
+leave: loop after loop, some left before workers are there. Prints descriptors and children.
 hold: says "holding" with a report in hand, and waits for ever.
 compute: says "computing" after two updates, and goes on for ever, with slow shards.
 start: says "starting" as soon as workers are being started.
@@ -60,7 +60,7 @@ if what == "leave":
     found = []
     for loop in range(times):
         if loop % 2:  # stopped while workers start
-            threading.Timer(0.1 * loop, trainer.stop).start()
+            threading.Timer(0.2 * (loop % 12), trainer.stop).start()
             for _ in trainer.updates(data, steps=10_000):
                 pass
         else:
@@ -71,8 +71,11 @@ if what == "leave":
 else:
     if what == "start":
         print("starting", flush=True)
+    begun = 0.0
     for update in trainer.updates(data, steps=10_000):
-        if what == "hold":
+        begun = begun or time.monotonic()
+        # By then all workers have computed something.
+        if what == "hold" and time.monotonic() - begun > 1.5:
             print("holding", flush=True)
             time.sleep(1000)
         if update.global_step == 2:

@@ -24,7 +24,7 @@ mischief, folder = sys.argv[1], Path(sys.argv[2])
 ROWS, BATCH, SHARDS = 128, 16, 4
 
 
-class Mine(Exception):
+class MineError(Exception):
     """Of a type that the coordinator's process does not take from the worker's."""
 
     def __init__(self, first: int, second: int) -> None:
@@ -40,32 +40,36 @@ def once(name: str) -> bool:
 
 
 def fail() -> None:
-    try:
-        raise ZeroDivisionError("the first one")
-    except ZeroDivisionError as error:
-        raise Mine(3, 4) from error
+    raise MineError(3, 4)
+
+
+def wait_for_all() -> None:
+    """An exception is tried on another worker only if there is one."""
+    while len(list(folder.glob("arrived-*"))) < 2:
+        time.sleep(0.01)
+    time.sleep(0.5)
 
 
 def disturb(step: int, shard: int, number: int) -> None:
     match mischief, step, shard:
+        case "once", 0, _:
+            wait_for_all()
         case "raise", 3, 2:
             print("a worker's own words")
             fail()
-        case "exit", 3, 1:
-            os._exit(3)
         case "segfault", 3, 1:
             ctypes.string_at(0)
         case "memory", 3, 1:
             torch.empty(1 << 50)
         case "once", 1, 2 if once("raised"):
             fail()
-        case "once", 2, 1 if once("ended"):
-            os._exit(3)
-        case "once", 3, 0 if once("crashed"):
-            ctypes.string_at(0)
-        case (("once" | "hang"), 5, _) if once(f"hung-{number}"):
+        case (("once" | "hang"), 2, _) if once(f"hung-{number}"):
             while True:
                 time.sleep(0.01)
+        case "once", 3, 1 if once("ended"):
+            os._exit(3)
+        case "once", 4, 0 if once("crashed"):
+            ctypes.string_at(0)
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -79,6 +83,8 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     return out.square().mean()
 
 
+if (worker := here()) is not None:
+    once(f"arrived-{worker.number}")
 generator = torch.Generator().manual_seed(0)
 trainer = quorate.Trainer(
     lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1)),

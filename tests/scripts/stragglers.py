@@ -22,7 +22,7 @@ from quorate.digest import digest
 from quorate.transports.processes import Processes
 from quorate.transports.worker import here
 
-BATCH, SHARDS, SHARD_S = 16, 8, 0.1
+BATCH, SHARDS, SHARD_S = 16, 8, 0.08
 # part -> its steps; the first one waits until all workers are there.
 PARTS = {
     "warm": range(0, 10),
@@ -31,7 +31,7 @@ PARTS = {
     "gone": range(36, 52),
 }
 STEPS = PARTS["gone"].stop
-STOPPED_S = 4.0
+STOPPED_S = 2.0
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -64,9 +64,9 @@ if __name__ == "__main__":
         step = update.global_step - 1
         times_s[next(part for part, steps in PARTS.items() if step in steps)].append(now - last)
         crew = trainer._transport
-        if isinstance(crew, Processes) and crew._members[2].process is not None:
+        if isinstance(crew, Processes) and crew._members[2].life is not None:
             member = crew._members[2]
-            pid = member.process.popen.pid
+            pid = member.life.popen.pid
             if step + 1 == PARTS["stopped"].start:
                 # In the middle of a shard, and then of a step.
                 threading.Timer(SHARD_S / 2, os.kill, (pid, signal.SIGSTOP)).start()

@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from quorate.errors import UserError
 from quorate.flat import Flat, Layout
-from quorate.replica import Buffers, trainable
+from quorate.memory_format import set_format
+from quorate.replica import Buffers, bind, trainable
 from quorate.shared_memory import Segment, require
 
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
@@ -49,9 +50,10 @@ class Arena:
     """Both sides' view of it. Use ``create`` in the coordinator, ``attach`` in a worker.
 
     Args:
-        parameters: in a segment of their own.
+        parameters: in a segment of their own, as all that outlives the workers.
         average: likewise, if the parameters are averaged.
-        frozen: the layout of the parameters that are not trained.
+        frozen: likewise, those that are not trained.
+        written: see ``Buffers``; these are no frozen ones here.
         floats: F.
         counts: bytes of all other buffers.
         slots: how many there are.
@@ -63,28 +65,28 @@ class Arena:
         self,
         parameters: Flat,
         average: Flat | None,
-        frozen: Layout,
+        frozen: Flat,
         *,
+        written: Collection[int],
         floats: int,
         counts: int,
         slots: int,
         workers: int,
         segment: Segment | None = None,
     ) -> None:
-        self.parameters, self.average = parameters, average
+        self.parameters, self.average, self.frozen = parameters, average, frozen
         self.slots = slots
+        self.written = frozenset(written)
         self._sizes = {"floats": floats, "counts": counts, "slots": slots, "workers": workers}
-        # From the front: frozen parameters, buffers, what workers are doing; then the slots, each
-        # on pages of its own, so that those never used cost nothing.
-        floats_at = _up(frozen.nbytes, 64)
-        counts_at = floats_at + 8 * floats
+        # From the front: buffers, what workers are doing; then the slots, each on pages of its own,
+        # so that those never used cost nothing.
+        counts_at = 8 * floats
         self._doing_at = _up(counts_at + counts, 64)
         self._slots_at = _up(self._doing_at + workers * _DOING.size, _PAGE)
         self.slot_bytes = _up(_up(parameters.layout.nbytes, 64) + 8 * floats + counts, _PAGE)
         nbytes = self._slots_at + slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
-        self.frozen = frozen.over(self._segment)
-        self.floats = self._segment.tensor(torch.float64, floats, floats_at)  # (F,)
+        self.floats = self._segment.tensor(torch.float64, floats, 0)  # (F,)
         self.counts = self._segment.tensor(torch.uint8, counts, counts_at)
 
     # --- the coordinator's side -------------------------------------------------------------------
@@ -96,6 +98,7 @@ class Arena:
         parameters: Flat,
         average: Flat | None,
         *,
+        written: Collection[int],
         shards: int,
         workers: int,
     ) -> Arena:
@@ -104,34 +107,38 @@ class Arena:
         Raises:
             UserError: there is not enough memory for it.
         """
-        buffers = Buffers(model)
+        buffers = Buffers(model, written)
         floats, counts = _or_empty(buffers.weighted(1.0)), _or_empty(buffers.counts())
-        frozen = Layout(_frozen(model).items())
-        # Every shard of a step, and one straggler's copy per worker.
-        slots = shards + workers
+        layout = Layout(_frozen(model, written).items())
+        # Runs of shards are added up as they come: a worker's take about as many slots as the tree
+        # has levels, and one that it is writing.
+        levels = (shards - 1).bit_length()
+        used = min(shards + workers, workers * (levels + 2))
         slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + counts.numel()
         require(
-            frozen.nbytes + slots * slot_bytes,
+            layout.nbytes + used * slot_bytes,
             f"gradients of {shards} shards on {workers} workers",
-            "use fewer workers or shards, or engine='towers'",
+            "use fewer workers, or engine='towers'",
         )
+        frozen = layout.shared()
         arena = cls(
             parameters,
             average,
             frozen,
+            written=written,
             floats=floats.numel(),
             counts=counts.numel(),
-            slots=slots,
+            slots=shards + workers,  # every shard of a step, and a copy per worker
             workers=workers,
         )
-        for name, parameter in _frozen(model).items():
+        for name, parameter in _frozen(model, written).items():
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
         return arena
 
     def handed_over(self) -> tuple[dict[str, Any], list[int]]:
         """What ``attach`` needs: a description in JSON, and descriptors."""
-        segments = [self.parameters.segment, self._segment]
+        segments = [self.parameters.segment, self.frozen.segment, self._segment]
         if self.average is not None:
             segments.append(self.average.segment)
         fds = [segment.fd for segment in segments if segment is not None]
@@ -139,6 +146,7 @@ class Arena:
         return {
             "parameters": _described(self.parameters.layout),
             "frozen": _described(self.frozen.layout),
+            "written": sorted(self.written),
             **self._sizes,
         }, fds
 
@@ -165,11 +173,15 @@ class Arena:
         """
         parameters, frozen = description.pop("parameters"), description.pop("frozen")
         _compare(parameters, _described(Layout(trainable(model).items())))
-        _compare(frozen, _described(Layout(_frozen(model).items())))
-        first, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
+        own = _frozen(model, description["written"])
+        _compare(frozen, _described(Layout(own.items())))
+        first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
         layout = _layout(parameters)
+        if any(_is_channels_last(*entry) for entry in parameters):
+            set_format(model, torch.channels_last)  # buffers too, which have a format of their own
         average = layout.over(more[0]) if more else None
-        arena = cls(layout.over(first), average, _layout(frozen), **description, segment=rest)
+        frozen_there = _layout(frozen).over(second)
+        arena = cls(layout.over(first), average, frozen_there, **description, segment=rest)
         arena._bind_frozen(model)
         return arena
 
@@ -199,12 +211,15 @@ class Arena:
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
-        for name, parameter in _frozen(model).items():
-            parameter.data = self.frozen.views[name]
+        bind(_frozen(model, self.written), self.frozen)
 
 
-def _frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return {name: p for name, p in model.named_parameters() if not p.requires_grad}
+def _frozen(model: torch.nn.Module, written: Collection[int]) -> dict[str, torch.nn.Parameter]:
+    return {
+        name: parameter
+        for number, (name, parameter) in enumerate(model.named_parameters())
+        if not parameter.requires_grad and number not in written
+    }
 
 
 def _described(layout: Layout) -> _Description:
@@ -221,6 +236,11 @@ def _layout(description: _Description) -> Layout:
             yield name, torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
     return Layout(tensors())
+
+
+def _is_channels_last(_name: str, _dtype: str, shape: list[int], stride: list[int]) -> bool:
+    # Not is_contiguous(): a tensor of one channel is contiguous in both formats.
+    return len(shape) == 4 and tuple(stride) != torch.empty(shape, device="meta").stride()
 
 
 def _compare(coordinators: _Description, own: _Description) -> None:

@@ -8,53 +8,42 @@ Legend: N workers, V shards, t step, s shard.
 
 from __future__ import annotations
 
-import heapq
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import IO, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from quorate import lifeline, raised
-from quorate.coordinator import (
-    Compute,
-    Discard,
-    Done,
-    Event,
-    Failed,
-    Joined,
-    Keep,
-    Left,
-    Replace,
-)
 from quorate.devices import usable_cores
 from quorate.errors import UserError, WorkerError
 from quorate.fingerprint import fingerprint
-from quorate.job import Evaluation, Job
+from quorate.job import Job, Training, probe_fingerprint
 from quorate.plan import abridged
-from quorate.replica import Buffers
+from quorate.replica import Buffers, Replica, unchanged
 from quorate.restarts import Restarts
 from quorate.script import Script
-from quorate.settings import child_environment
-from quorate.shard_sum import ShardSum
 from quorate.shared_memory import Segment
-from quorate.transports import Part, worker
-from quorate.transports.arena import Arena, Slot
-from quorate.tree import Node, TreeSum
-from quorate.wire import Message, Wire
+from quorate.streams import Stream
+from quorate.transports.arena import Arena
+from quorate.transports.life import Life
+from quorate.transports.processes_channel import ProcessesChannel
+from quorate.wire import Message
 
-# How long workers may take to end when they are told to; then they are killed.
+# How long workers may take to end when they are told to, or have closed their wire; then they are
+# killed.
 GRACE_S = 0.5
+
+# How long the first workers that are ready wait for the others: as long as no update is made, a
+# worker can be asked for the gradient that the coordinator computes too.
+TOGETHER_S = 10.0
 
 
 class Processes:
@@ -63,19 +52,27 @@ class Processes:
     Args:
         script: what they run.
         arena: what they share.
-        buffers: of the coordinator's model.
+        model: the coordinator's.
+        buffers: of it.
+        probe: makes a replica of it, that may be it itself, to compute what workers are compared
+            with.
         devices: one per worker.
         datasets: what the loop was called with, by the names that workers know it by.
         threads: intra-op threads of each.
-        timeout_s: how long a worker may take to reach the training loop.
+        timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
+
+    Raises:
+        WorkerError: a process cannot be started.
     """
 
     def __init__(
         self,
         script: Script,
         arena: Arena,
+        model: torch.nn.Module,
         buffers: Buffers,
+        probe: Callable[[], Replica],
         devices: Sequence[torch.device],
         datasets: Mapping[str, Any],
         *,
@@ -87,14 +84,19 @@ class Processes:
         self.buffers = buffers
         self._script = script
         self._sources = script.sources()
+        self._model = model
+        self._probe = probe
         self._devices = devices
         self._datasets = datasets
-        self._fingerprints: dict[str, str] = {}  # of each dataset's first shard
         self._threads = threads
+        self._spins = threads * len(devices) <= usable_cores()
         self._timeout_s = timeout_s
         self._say = say
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
+        self._data: dict[str, str | None] = {}  # fingerprints by _key; None: not repeatable
+        self._gradient: str | None = None  # fingerprint; None: not repeatable, or training goes on
+        self._together_until: float | None = None
         text, self._fds = arena.handed_over()
         payload = json.dumps(text).encode()
         self._description = Segment(len(payload))
@@ -108,8 +110,10 @@ class Processes:
         try:
             for member in self._members:
                 self._start(member)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise WorkerError(f"workers cannot be started: {error}") from error
             raise
 
     def can_compute(self, dataset: object) -> bool:
@@ -117,32 +121,36 @@ class Processes:
 
     def open(self, job: Job) -> ProcessesChannel:
         self._jobs += 1
+        if (key := self._key(job)) not in self._data:
+            self._data[key] = self._fingerprint(job)
+        if self._jobs == 1 and isinstance(job, Training):
+            self._gradient = self._probed(job)
+            self._together_until = time.monotonic() + TOGETHER_S
         channel = ProcessesChannel(self, job, self._jobs)
         self._channels[self._jobs] = channel
         self.arena.publish(self.buffers)
         for member in self._members:
-            if member.process is not None and member.process.is_here:
-                self._offer(member.process, channel)
+            if member.life is not None and member.life.is_here:
+                self._ask(member.life, channel)
         return channel
 
     def forget(self, channel: ProcessesChannel) -> None:
         """End a job."""
         del self._channels[channel.number]
         for member in self._members:
-            if member.process is not None and channel.number in member.process.offered:
-                member.process.wire.send({"kind": "close", "job": channel.number})
+            if member.life is not None and channel.number in member.life.asked:
+                member.life.wire.send({"kind": "close", "job": channel.number})
 
     def tell(self, worker: int, message: Message) -> None:
-        process = self._members[worker].process
-        if process is not None:  # else it has ended, and the coordinator will hear of it
-            process.wire.send(message)
+        life = self._members[worker].life
+        if life is not None:  # else it has ended, and the coordinator will hear of it
+            life.wire.send(message)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
-        process = self._members[worker].process
-        if process is not None:
-            process.silent = reason
-            process.popen.kill()
+        life = self._members[worker].life
+        if life is not None:
+            life.kill(reason)
 
     def wake(self) -> None:
         """Have ``pump`` return. Any thread, also a signal handler, may."""
@@ -167,82 +175,50 @@ class Processes:
         """End all workers: those that wait end at once, the others are killed."""
         for member in self._members:
             member.retry_at = None
-            if member.process is not None:
-                member.process.wire.send({"kind": "end"})
+            if member.life is not None:
+                member.life.wire.send({"kind": "end"})
         # After a second Ctrl-C nobody waits.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         deadline = time.monotonic() + (0.0 if at_once else GRACE_S)
         for member in self._members:
-            if (process := member.process) is None:
-                continue
-            try:
-                process.popen.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.popen.kill()
-            process.popen.wait()
-            self._release(member)
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        self._wake_write = -1
+            if member.life is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    member.life.popen.wait(max(0.0, deadline - time.monotonic()))
+                self._release(member)
+        if self._wake_write >= 0:
+            self._selector.close()
+            write, self._wake_write = self._wake_write, -1
+            os.close(self._wake_read)
+            os.close(write)
 
     # --- starting ---------------------------------------------------------------------------------
 
     def _start(self, member: _Member) -> None:
         member.retry_at = None
-        output = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        ours, theirs = Wire.pair()
-        # Whoever has more threads than cores must not spin while it waits for work.
-        crowded = self._threads * len(self._devices) > usable_cores()
-        defaults = {"OMP_WAIT_POLICY": "passive"} if crowded else {}
-        start = {
-            "number": member.number,
-            "wire": theirs.socket.fileno(),
-            "output": output.fileno(),
-            "script": asdict(self._script),
-        }
-        try:
-            popen = subprocess.Popen(
-                [
-                    sys.executable,
-                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                    lifeline.__file__,
-                    str(os.getpid()),
-                    worker.__name__,
-                    json.dumps(sys.path),
-                    json.dumps(start),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.socket.fileno(), output.fileno()],
-                cwd=self._script.folder,
-                env=child_environment(defaults),
-                process_group=0,  # a terminal's Ctrl-C is the coordinator's
-            )
-        except OSError as error:
-            ours.close()
-            output.close()
-            raise WorkerError(f"worker {member.number} cannot be started: {error}") from error
-        finally:
-            theirs.close()
-        process = _Process(popen, ours, output)
-        member.process = process
-        self._selector.register(ours.socket, selectors.EVENT_READ, lambda: self._hear(member))
-        if hasattr(os, "pidfd_open"):
-            # Its children may have inherited the wire and keep it open, but not its exit.
-            process.exit = os.pidfd_open(popen.pid)
-            self._selector.register(process.exit, selectors.EVENT_READ, lambda: self._ended(member))
+        self.arena.tell(member.number, "starting")
+        life = Life(member.number, self._script, spins=self._spins)
+        member.life = life
+        self._selector.register(life.wire.socket, selectors.EVENT_READ, lambda: self._hear(member))
+        if life.exit is not None:
+            self._selector.register(life.exit, selectors.EVENT_READ, lambda: self._ended(member))
 
-    def _offer(self, process: _Process, channel: ProcessesChannel) -> None:
+    def _ask(self, life: Life, channel: ProcessesChannel) -> None:
+        """Ask a worker to join a job, and for what shows that it is the same there as here."""
         job = channel.job
-        name = next(n for n, d in self._datasets.items() if d is job.source.dataset)
-        process.offered.add(channel.number)
-        process.wire.send(
+        key = self._key(job)
+        checks = []
+        if key not in life.checked and self._data[key] is not None:
+            checks.append("data")
+        if self._gradient is not None and isinstance(job, Training):
+            checks.append("gradient")
+        life.asked[channel.number] = time.monotonic()
+        life.wire.send(
             {
                 "kind": "open",
                 "job": channel.number,
-                "work": "evaluation" if isinstance(job, Evaluation) else "training",
-                "dataset": name,
-                "check": name not in process.checked,
+                "work": job.name,
+                "dataset": self._name_of(job),
+                "checks": checks,
                 "averaged": job.parameters is self.arena.average,
                 "plan": job.plan.to_json(),
                 "steps": [job.steps.start, job.steps.stop],
@@ -250,30 +226,84 @@ class Processes:
             }
         )
 
-    def _check(self, member: _Member, channel: ProcessesChannel, answer: str | None) -> None:
-        """Refuse a worker that loaded other rows than the coordinator does."""
-        assert member.process is not None
-        source = channel.job.source
-        name = next(n for n, d in self._datasets.items() if d is source.dataset)
-        if answer is None or name in member.process.checked:
-            return
-        member.process.checked.add(name)
-        if name not in self._fingerprints:
-            self._fingerprints[name] = fingerprint(source.load((0, 0)).data)
-        if answer == self._fingerprints[name]:
-            return
-        if fingerprint(source.load((0, 0)).data) != self._fingerprints[name]:
-            self._fingerprints[name] = answer
+    def _name_of(self, job: Job) -> str:
+        dataset = job.source.dataset
+        return next(name for name, known in self._datasets.items() if known is dataset)
+
+    def _key(self, job: Job) -> str:
+        """Of a dataset and the order in which its rows are taken."""
+        return f"{self._name_of(job)} {job.plan.to_json()}"
+
+    # --- whether a worker is the same as the coordinator ------------------------------------------
+
+    def _fingerprint(self, job: Job) -> str | None:
+        """Of a dataset's first shard."""
+        try:
+            first, second = (fingerprint(job.source.load((0, 0)).data) for _ in range(2))
+        except Exception:  # user code: it raises again in its shard, where it is told
+            return None
+        if first != second:
             self._say(
-                f"the {name} gives other values each time it is loaded: bits are not repeatable "
-                "(it draws from a generator of its own?)"
+                f"the {self._name_of(job)} gives other values each time it is loaded: bits are not "
+                "repeatable (it draws from a generator of its own?)"
             )
-            return
-        raise UserError(
-            f"a worker that ran the script again has another {name}: its first shard, rows "
-            f"{abridged(source.plan.shard(0, 0))}, differs from the coordinator's; seed what the "
-            "script draws, sort what it takes from a set, or use engine='towers'"
-        )
+            return None
+        return first
+
+    def _probed(self, job: Job) -> str | None:
+        """Of the gradient of the first shard, from the parameters as they are before training."""
+
+        def twice() -> list[str]:
+            found = []
+            for _ in range(2):
+                with unchanged(self._model), Stream() as stream:
+                    found.append(probe_fingerprint(self._probe(), job.source, stream))
+            return found
+
+        # In a thread, as workers compute: this one may be inside of an autocast of the script's.
+        with ThreadPoolExecutor(
+            1, initializer=torch.set_num_threads, initargs=(self._threads,)
+        ) as one:
+            first, second = one.submit(twice).result()
+        if first != second:
+            self._say(
+                "the same shard gives another gradient each time it is computed: bits are not "
+                "repeatable (the model draws from a generator of its own, or keeps state?)"
+            )
+            return None
+        return first
+
+    def _check(self, life: Life, channel: ProcessesChannel, answer: Message) -> None:
+        key, name = self._key(channel.job), self._name_of(channel.job)
+        if "data" in answer:
+            life.checked.add(key)
+            if answer["data"] != self._data[key]:
+                rows = abridged(channel.job.plan.shard(0, 0))
+                raise UserError(
+                    f"a worker that ran the script again has another {name}: its first shard, rows "
+                    f"{rows}, differs from the coordinator's; seed what the script draws, sort "
+                    "what it takes from a set, or use engine='towers'"
+                )
+        if "gradient" in answer and self._gradient not in (None, answer["gradient"]):
+            raise UserError(
+                "a worker that ran the script again computes another gradient from the same rows "
+                "and parameters: its model or loss differs in what is no parameter; seed what the "
+                "script draws, or use engine='towers'"
+            )
+
+    def _let_join(self) -> None:
+        """Let workers that are ready begin; at first, when all are."""
+        if self._together_until is not None:
+            waited_for = [m.life for m in self._members if m.life is not None and not m.ready]
+            if waited_for and time.monotonic() < self._together_until:
+                return
+            self._together_until = self._gradient = None
+        for member in self._members:
+            for channel in [c for n, c in self._channels.items() if n in member.ready]:
+                channel.joined(member.number)
+                assert member.life is not None
+                member.life.joined.add(channel.number)
+            member.ready.clear()
 
     # --- news of workers --------------------------------------------------------------------------
 
@@ -282,32 +312,31 @@ class Processes:
             os.read(self._wake_read, 4096)
 
     def _hear(self, member: _Member) -> None:
-        process = member.process
-        if process is None:
+        life = member.life
+        if life is None or life.is_deaf_since is not None:
             return  # its exit was handled in the same round
-        for message in process.wire.arrived():
-            self._handle(member, process, message)
-        if process.wire.is_cut:
-            self._selector.unregister(process.wire.socket)
-            process.is_deaf = True
-            process.popen.kill()  # if it has not ended by itself
-            if process.exit is None:
-                self._ended(member)
+        for message in life.wire.arrived():
+            self._handle(member, life, message)
+        if life.wire.is_cut:
+            # Its process is about to end, and its exit code says why.
+            self._selector.unregister(life.wire.socket)
+            life.is_deaf_since = time.monotonic()
 
-    def _handle(self, member: _Member, process: _Process, message: Message) -> None:
+    def _handle(self, member: _Member, life: Life, message: Message) -> None:
         channel = self._channels.get(message.get("job", 0))
         match message["kind"]:
             case "here":
-                process.is_here = True
-                process.wire.send({"kind": "arena"}, [self._description.fd, *self._fds])
+                life.is_here = True
+                life.wire.send({"kind": "arena"}, [self._description.fd, *self._fds])
                 for each in self._channels.values():
-                    self._offer(process, each)
+                    self._ask(life, each)
             case "unfit":
-                process.unfit = message["message"]
+                life.unfit = message["message"]
             case "ready" if channel is not None:
-                self._check(member, channel, message["fingerprint"])
-                process.joined.add(channel.number)
-                channel.joined(member.number)
+                self._check(life, channel, message)
+                del life.asked[channel.number]
+                member.ready.add(channel.number)
+                self._let_join()
                 if member.lost_at is not None:
                     away_s = time.monotonic() - member.lost_at
                     member.lost_at = None
@@ -320,34 +349,28 @@ class Processes:
                 channel.failed(member.number, message)
 
     def _ended(self, member: _Member) -> None:
-        process = member.process
-        if process is None:
+        life = member.life
+        if life is None:
             return
-        for message in process.wire.arrived():  # what it sent before it ended counts
-            self._handle(member, process, message)
-        code = process.popen.wait()
+        for message in life.wire.arrived():  # what it sent before it ended counts
+            self._handle(member, life, message)
+        reason, killed = life.how_it_ended()
+        if life.unfit is not None and not any(m.restarts.computed_in_all for m in self._members):
+            raise UserError(life.unfit)
         doing = self.arena.doing(member.number)
-        reason = process.silent or _how(code)
-        if process.unfit is not None:
-            if all(other.restarts.computed_in_all == 0 for other in self._members):
-                raise UserError(process.unfit)
-            reason = process.unfit
         where = ""
-        if not process.is_here:
-            where = " while starting"
-        elif doing.phase != "waiting":
+        if life.joined and doing.phase not in ("starting", "waiting"):
             where = f" in step {doing.step}, shard {doing.shard}, {doing.phase}"
-        # A kill comes from outside: an operator, or the kernel when memory runs out.
-        killed = code == -signal.SIGKILL and process.silent is None
+        elif not life.joined and killed:
+            where = " while starting"
         said = f"worker {member.number} ({self._devices[member.number]}) {reason}{where}"
-        if not process.is_here and code > 0:
-            said += f": {_tail(process.output)}"
         self._release(member)
-        for number in process.joined & self._channels.keys():
+        for number in life.joined & self._channels.keys():
             self._channels[number].left(member.number, said, crashed=not killed)
-        self._again(member, said, killed=killed, unfit=process.unfit is not None)
+        self._again(member, said, killed=killed, unfit=life.unfit is not None)
+        self._let_join()
 
-    def _again(self, member: _Member, said: str, *, killed: bool, unfit: bool) -> None:
+    def _again(self, member: _Member, said: str, *, killed: bool, unfit: bool = False) -> None:
         """Start another in its place, now or later, or give it up."""
         now = time.monotonic()
         member.lost_at = member.lost_at or now
@@ -366,210 +389,68 @@ class Processes:
         self._say(f"{said}; the run goes on without it")
 
     def _release(self, member: _Member) -> None:
-        """Close what belonged to a process that has ended."""
-        process, member.process = member.process, None
-        assert process is not None
-        if not process.is_deaf:
-            self._selector.unregister(process.wire.socket)
-        if process.exit is not None:
-            self._selector.unregister(process.exit)
-            os.close(process.exit)
-        process.wire.close()
-        process.output.close()
+        """Close what belonged to a process that has ended, or is to end now."""
+        life, member.life = member.life, None
+        member.ready.clear()
+        assert life is not None
+        if life.is_deaf_since is None:
+            self._selector.unregister(life.wire.socket)
+        if life.exit is not None:
+            self._selector.unregister(life.exit)
+        life.close()
+
+    # --- what is due at a time --------------------------------------------------------------------
 
     def _due(self) -> Iterator[float]:
+        if self._together_until is not None:
+            yield self._together_until
         for member in self._members:
             if member.retry_at is not None:
                 yield member.retry_at
-            if member.process is not None and not member.process.is_here:
-                yield member.process.started_at + self._timeout_s
+            if member.life is not None and member.life.is_deaf_since is not None:
+                yield member.life.is_deaf_since + (0.0 if member.life.exit is None else GRACE_S)
+            elif member.life is not None and member.life.kill_reason is None:
+                yield from self._answers_due(member.life)
+
+    def _answers_due(self, life: Life) -> list[float]:
+        """When it has to have reached the loop, or joined what it was asked to."""
+        waits = list(life.asked.values()) if life.is_here else [life.started_at]
+        return [since + self._timeout_s for since in waits]
 
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
+        if self._together_until is not None and self._together_until <= now:
+            self._let_join()
         for member in self._members:
-            process = member.process
             if member.retry_at is not None and member.retry_at <= now:
-                self._start(member)
-            elif process is None or process.is_here or process.silent is not None:
+                self._retry(member)
                 continue
-            elif process.started_at + self._timeout_s <= now:
-                reason = f"took more than worker_timeout_s={self._timeout_s:g} s"
-                self.replace(member.number, reason)
-
-
-class ProcessesChannel:
-    """One job's conversation with all workers."""
-
-    def __init__(self, transport: Processes, job: Job, number: int) -> None:
-        self.job = job
-        self.number = number
-        self._transport = transport
-        self._events: deque[Event] = deque()
-        self._errors: dict[tuple[int, int, int], BaseException] = {}
-        self._running: dict[int, _Running] = {}  # worker -> what it computes
-        self._pending: dict[tuple[int, int, int], _Result] = {}  # neither kept nor discarded
-        # Of the newest step: what is kept and not yet added, and the sums of the rest.
-        self._step = -1
-        self._kept: deque[tuple[Node, _Result]] = deque()
-        self._sum: TreeSum[_Result] = TreeSum(0, self._add)
-        self._free = list(range(transport.arena.slots))  # a heap: low ones first, so few are used
-        self._slots: dict[int, Slot] = {}
-
-    def send(self, effect: Compute | Keep | Discard | Replace) -> None:
-        match effect:
-            case Compute():
-                self._compute(effect)
-            case Keep(worker, step, shard):
-                self._kept.append(((0, shard), self._pending.pop((worker, step, shard))))
-            case Discard(worker, step, shard):
-                self._give_back(self._pending.pop((worker, step, shard)))
-            case Replace(worker, reason):
-                self._transport.replace(worker, reason)
-
-    def receive(self, timeout_s: float | None) -> Event | None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._events:
-            if self._kept:  # adding can wait, a worker without work cannot
-                self._transport.pump(0.0)
-                if not self._events:
-                    self._sum.put(*self._kept.popleft())
+            life = member.life
+            if life is None:
                 continue
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._transport.pump(left_s)
-            if not self._events and left_s == 0.0:
-                return None
-        return self._events.popleft()
+            if life.is_deaf_since is not None:
+                self._see_whether_it_ends(member, life, now)
+            elif life.kill_reason is None and any(at <= now for at in self._answers_due(life)):
+                life.kill(f"took more than worker_timeout_s={self._timeout_s:g} s to start")
 
-    def post(self, event: Event) -> None:
-        self._events.append(event)
-        self._transport.wake()
+    def _see_whether_it_ends(self, member: _Member, life: Life, now: float) -> None:
+        assert life.is_deaf_since is not None
+        if life.exit is None:
+            with suppress(subprocess.TimeoutExpired):
+                life.popen.wait(GRACE_S)
+                self._ended(member)
+                return
+        if now >= life.is_deaf_since + GRACE_S and life.kill_reason is None:
+            life.kill("closed its wire")
+            if life.exit is None:
+                self._ended(member)
 
-    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:  # noqa: ARG002
-        assert step == self._step
-        parts = [*self._sum.parts.items(), *self._kept]
-        return [(node, result.sum) for node, result in parts]
-
-    def error(self, worker: int, step: int, shard: int) -> BaseException:
-        return self._errors[worker, step, shard]
-
-    def close(self) -> None:
-        self._transport.forget(self)
-
-    # --- what the transport reports ---------------------------------------------------------------
-
-    def joined(self, worker: int) -> None:
-        self._events.append(Joined(worker))
-
-    def left(self, worker: int, reason: str, *, crashed: bool) -> None:
-        running = self._running.pop(worker, None)
-        if running is not None:
-            step, shard, slot = running
-            self._free_slot(slot)  # it is gone, and writes no more
-            rows = abridged(self.job.plan.shard(step, shard))
-            self._errors[worker, step, shard] = WorkerError(
-                f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
-            )
-        self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
-
-    def done(self, worker: int, message: Message) -> None:
-        step, shard, number = self._running.pop(worker)
-        slot = None if number is None else self._slot(number)
-        missing = message["missing"]
-        self._pending[worker, step, shard] = _Result(
-            ShardSum(
-                weight=message["weight"],
-                metrics=message["metrics"],
-                gradient=None if slot is None else slot.gradient,
-                buffers=slot.buffers if slot is not None and slot.buffers.numel() else None,
-                counts=slot.counts if slot is not None and slot.counts.numel() else None,
-                missing=None if missing is None else frozenset(missing),
-            ),
-            number,
-        )
-        self._events.append(Done(worker, step, shard))
-
-    def failed(self, worker: int, message: Message) -> None:
-        step, shard, slot = self._running.pop(worker)
-        self._free_slot(slot)
-        self._errors[worker, step, shard] = raised.from_json(message["error"])
-        self._events.append(Failed(worker, step, shard))
-
-    # --- slots ------------------------------------------------------------------------------------
-
-    def _compute(self, effect: Compute) -> None:
-        if effect.step != self._step:
-            self._begin(effect.step)
-        slot = None if isinstance(self.job, Evaluation) else heapq.heappop(self._free)
-        self._running[effect.worker] = _Running(effect.step, effect.shard, slot)
-        self._transport.tell(
-            effect.worker,
-            {
-                "kind": "compute",
-                "job": self.number,
-                "step": effect.step,
-                "shard": effect.shard,
-                "slot": slot,
-                "place": effect.place,
-            },
-        )
-
-    def _begin(self, step: int) -> None:
-        """Forget the sums of the step before, and show workers what the update made of buffers."""
-        for _, result in (*self._sum.parts.items(), *self._kept):
-            self._give_back(result)
-        self._kept.clear()
-        self._step = step
-        self._sum = TreeSum(self.job.plan.shards_of(step), self._add)
-        if not isinstance(self.job, Evaluation):
-            self._transport.arena.publish(self._transport.buffers)
-
-    def _add(self, left: _Result, right: _Result) -> _Result:
-        left.sum.add(right.sum)
-        self._give_back(right)
-        return left
-
-    def _give_back(self, result: _Result) -> None:
-        self._free_slot(result.slot)
-
-    def _free_slot(self, number: int | None) -> None:
-        if number is not None:
-            heapq.heappush(self._free, number)
-
-    def _slot(self, number: int) -> Slot:
-        if number not in self._slots:
-            self._slots[number] = self._transport.arena.slot(number)
-        return self._slots[number]
-
-
-class _Running(NamedTuple):
-    step: int
-    shard: int
-    slot: int | None
-
-
-class _Result(NamedTuple):
-    """One or more shards' sums, and the slot that they lie in."""
-
-    sum: ShardSum
-    slot: int | None
-
-
-@dataclass
-class _Process:
-    """One life of a worker."""
-
-    popen: subprocess.Popen[bytes]
-    wire: Wire
-    output: IO[bytes]  # of the script before the training loop
-    started_at: float = field(default_factory=time.monotonic)
-    exit: int | None = None  # becomes readable when it ends
-    is_here: bool = False  # it has reached the training loop
-    is_deaf: bool = False  # its wire is cut
-    offered: set[int] = field(default_factory=set)  # jobs
-    joined: set[int] = field(default_factory=set)  # jobs
-    checked: set[str] = field(default_factory=set)  # datasets
-    silent: str | None = None  # why it is being killed
-    unfit: str | None = None  # why it cannot take part
+    def _retry(self, member: _Member) -> None:
+        try:
+            self._start(member)
+        except OSError as error:
+            said = f"worker {member.number} cannot be started: {error}"
+            self._again(member, said, killed=False)
 
 
 @dataclass
@@ -577,26 +458,9 @@ class _Member:
     """A worker's number, through all its lives."""
 
     number: int
-    process: _Process | None = None
+    life: Life | None = None
+    ready: set[int] = field(default_factory=set)  # jobs that this life may join
     restarts: Restarts = field(default_factory=Restarts)
     retry_at: float | None = None
     lost_at: float | None = None  # since when there is none
     given_up: str | None = None
-
-
-def _how(code: int) -> str:
-    """How a process ended."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = f" ({signal.Signals(-code).name})"
-    except ValueError:
-        name = ""
-    return f"was killed by signal {-code}{name}"
-
-
-def _tail(output: IO[bytes], most: int = 600) -> str:
-    """The end of what a script printed, for a message."""
-    output.seek(0)
-    text = output.read().decode(errors="replace").strip()
-    return text[-most:] or "it printed nothing"

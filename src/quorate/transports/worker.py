@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ from quorate import raised
 from quorate.errors import UserError
 from quorate.feed import Collate, Feed, Source, length
 from quorate.fingerprint import fingerprint
-from quorate.job import Evaluation, Job, Training
+from quorate.job import JOBS, Job, probe_fingerprint
 from quorate.loss import Loss
 from quorate.plan import Plan
 from quorate.replica import Buffers, Replica
@@ -38,19 +39,22 @@ def here() -> Worker | None:
     return _here
 
 
-def run(*, number: int, wire: int, output: int, script: dict[str, Any]) -> None:
+def run(*, wire: int, output: int) -> None:
     """Run the script; it does not come back from its first training loop.
 
     Args:
-        number: of the worker.
-        wire: descriptor of its end of the wire.
+        wire: descriptor of its end of the wire. The first message says who it is, and holds the
+            fields of a ``Script``.
         output: descriptor of what takes the place of standard output and error until then: the
             coordinator has said all of that already, and shows it only if something goes wrong.
-        script: the fields of a ``Script``.
     """
     global _here
-    _here = Worker(number, Wire(socket.socket(fileno=wire)), output)
-    Script(**script).run()
+    end = Wire(socket.socket(fileno=wire))
+    start = end.receive()
+    if start is None:
+        return
+    _here = Worker(start["number"], end, output)
+    Script(**start["script"]).run()
     sys.exit("the script came to its end without a training loop")
 
 
@@ -81,16 +85,27 @@ class Worker:
         coordinator's to run, once.
         """
         code = 1
-        try:
-            self._serve(model, loss, device, datasets, collate, threads)
-            code = 0
-        except UserError as error:
-            self._wire.send({"kind": "unfit", "message": str(error)})
-        except BaseException:  # the edge of the process
-            traceback.print_exc()
-        finally:
-            self._flush()
-            os._exit(code)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError):  # the script trains in another thread than the main one
+                signal.signal(number, signal.SIG_IGN)  # whatever the script made of them
+
+        def serve() -> None:
+            nonlocal code
+            try:
+                self._serve(model, loss, device, datasets, collate, threads)
+                code = 0
+            except UserError as error:
+                self._wire.send({"kind": "unfit", "message": str(error)})
+            except BaseException:  # the edge of the process
+                traceback.print_exc()
+
+        # In a thread of its own, as a tower: what the script has around its loop (autocast, a
+        # default device) is the thread's that it runs in, and reaches no shard.
+        thread = threading.Thread(target=serve, name="quorate-worker")
+        thread.start()
+        thread.join()
+        self._flush()
+        os._exit(code)
 
     def _serve(
         self,
@@ -106,9 +121,9 @@ class Worker:
         torch.set_autocast_cache_enabled(False)
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # whatever the script made of them
         # 2. What is shared.
+        if device.type == "cpu":
+            model.to(device)
         self._wire.send({"kind": "here"})
         if self._wire.receive() is None:
             return
@@ -116,7 +131,13 @@ class Worker:
         text = Segment(os.fstat(description).st_size, description)
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, model)
         replica = Replica(
-            model, arena.parameters, device, loss=loss, turns=Turns(side_by_side=True)
+            model,
+            arena.parameters,
+            device,
+            written=arena.written,
+            own=True,
+            loss=loss,
+            turns=Turns(side_by_side=True),
         )
         # 3. From here on what user code prints is news.
         self._flush()
@@ -124,11 +145,11 @@ class Worker:
             os.dup2(original, fd)
             os.close(original)
         # 4. Shards.
-        crew = _Crew(self.number, self._wire, arena, model, replica, datasets, collate)
+        loop = _Loop(self.number, self._wire, arena, model, replica, datasets, collate)
         with Stream() as stream:
             arena.tell(self.number, "waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
-                crew.handle(message, stream)
+                loop.handle(message, stream)
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -157,7 +178,7 @@ class _Work:
             self._feed = None
 
 
-class _Crew:
+class _Loop:
     """Carries out messages, one at a time, in order."""
 
     def __init__(
@@ -173,24 +194,23 @@ class _Crew:
         self._number = number
         self._wire = wire
         self._arena = arena
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(model, arena.written)
         self._replica = replica
         self._datasets = datasets
         self._collate = collate
         self._works: dict[int, _Work] = {}
-        self._version: tuple[int, int] | None = None  # (job, step) of the buffers here
 
     def handle(self, message: Message, stream: Stream) -> None:
         match message["kind"]:
             case "open":
-                self._open(message)
+                self._open(message, stream)
             case "compute":
                 self._compute(message, stream)
                 self._arena.tell(self._number, "waiting")
             case "close":
                 self._works.pop(message["job"]).close()
 
-    def _open(self, message: Message) -> None:
+    def _open(self, message: Message, stream: Stream) -> None:
         name, plan = message["dataset"], Plan(**message["plan"])
         dataset = self._datasets[name]
         if (rows := length(dataset)) != plan.rows:
@@ -199,29 +219,35 @@ class _Crew:
                 f"expected {plan.rows} as in the coordinator; make the script repeatable, or use "
                 "engine='towers'"
             )
-        work = {"training": Training, "evaluation": Evaluation}[message["work"]]
+        kind = JOBS[message["work"]]
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
         source = Source(dataset, plan, self._collate)
         self._works[message["job"]] = _Work(
-            work(source, parameters, range(*message["steps"]), **message["loading"])
+            kind(source, parameters, range(*message["steps"]), **message["loading"])
         )
-        answer = fingerprint(source.load((0, 0)).data) if message["check"] else None
-        self._wire.send({"kind": "ready", "job": message["job"], "fingerprint": answer})
+        answer: Message = {"kind": "ready", "job": message["job"]}
+        try:
+            if "data" in message["checks"]:
+                answer["data"] = fingerprint(source.load((0, 0)).data)
+            if "gradient" in message["checks"]:
+                self._arena.read(self._buffers)
+                answer["gradient"] = probe_fingerprint(self._replica, source, stream)
+        except Exception:
+            pass
+        self._wire.send(answer)
 
     def _compute(self, message: Message, stream: Stream) -> None:
         number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))
         work = self._works[number]
-        answer: Message = {"job": number, "step": step, "shard": shard}
+        answer: Message = {"job": number, "ticket": message["ticket"]}
 
         def at(phase: str) -> None:
             self._arena.tell(self._number, phase, step, shard)
 
         try:
             at("fetching")
-            if self._version != (number, step):  # within a step they do not change
-                self._arena.read(self._buffers)
-                self._version = (number, step)
+            self._arena.read(self._buffers)
             into = None if slot is None else self._arena.slot(slot)
             result = work.job.compute(
                 self._replica,

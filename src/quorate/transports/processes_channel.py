@@ -1,0 +1,231 @@
+"""One job's conversation with all worker processes: who computes what, and in which slot.
+
+A worker has the slot of a shard until it has answered or ended, the coordinator until the shard's
+step is over. Every call to compute has a ticket, so that an answer finds what it belongs to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from quorate import raised
+from quorate.coordinator import (
+    Compute,
+    Discard,
+    Done,
+    Event,
+    Failed,
+    Joined,
+    Keep,
+    Left,
+    Replace,
+)
+from quorate.errors import WorkerError
+from quorate.job import Job, Training
+from quorate.plan import abridged
+from quorate.replica import Buffers
+from quorate.shard_sum import ShardSum
+from quorate.transports import Part
+from quorate.transports.arena import Arena, Slot
+from quorate.tree import Node, TreeSum
+from quorate.wire import Message
+
+
+class Owner(Protocol):
+    """What a channel needs of the transport."""
+
+    arena: Arena
+    buffers: Buffers
+
+    def tell(self, worker: int, message: Message) -> None: ...
+    def replace(self, worker: int, reason: str) -> None: ...
+    def forget(self, channel: ProcessesChannel) -> None: ...
+    def pump(self, timeout_s: float | None) -> None: ...
+    def wake(self) -> None: ...
+
+
+class ProcessesChannel:
+    """One job's conversation with all workers."""
+
+    def __init__(self, transport: Owner, job: Job, number: int) -> None:
+        self.job = job
+        self.number = number
+        self._transport = transport
+        self._events: deque[Event] = deque()
+        self._errors: dict[tuple[int, int, int], BaseException] = {}
+        self._tickets = itertools.count()
+        self._running: dict[int, _Running] = {}  # worker -> what it computes
+        self._ends: Counter[int] = Counter()  # worker -> ends that are reported and not yet heard
+        self._pending: dict[tuple[int, int, int], _Result] = {}  # neither kept nor discarded
+        # Of the newest step: what is kept and not yet added, and the sums of the rest.
+        self._step = -1
+        self._kept: deque[tuple[Node, _Result]] = deque()
+        self._sum: TreeSum[_Result] = TreeSum(0, self._add)
+        self._free = list(range(transport.arena.slots))  # a heap: low ones first, so few are used
+        self._slots: dict[int, Slot] = {}
+
+    def send(self, effect: Compute | Keep | Discard | Replace) -> None:
+        match effect:
+            case Compute():
+                self._compute(effect)
+            case Keep(worker, step, shard):
+                self._kept.append(((0, shard), self._pending.pop((worker, step, shard))))
+            case Discard(worker, step, shard):
+                self._give_back(self._pending.pop((worker, step, shard)))
+            case Replace(worker, reason):
+                self._transport.replace(worker, reason)
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._events:
+            if self._kept:  # adding can wait, a worker without work cannot
+                self._transport.pump(0.0)
+                if not self._events:
+                    self._sum.put(*self._kept.popleft())
+                continue
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._transport.pump(left_s)
+            if not self._events and left_s == 0.0:
+                return None
+        event = self._events.popleft()
+        if isinstance(event, Left):
+            self._ends[event.worker] -= 1
+        return event
+
+    def post(self, event: Event) -> None:
+        self._events.append(event)
+        self._transport.wake()
+
+    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:  # noqa: ARG002
+        assert step == self._step
+        parts = [*self._sum.parts.items(), *self._kept]
+        return [(node, result.sum) for node, result in parts]
+
+    def error(self, worker: int, step: int, shard: int) -> BaseException:
+        return self._errors[worker, step, shard]
+
+    def close(self) -> None:
+        self._transport.forget(self)
+        # It adds by a method of this object, which would keep the slots until the next collection.
+        del self._sum
+        self._slots.clear()
+        self._pending.clear()
+        self._kept.clear()
+
+    # --- what the transport reports ---------------------------------------------------------------
+
+    def joined(self, worker: int) -> None:
+        self._events.append(Joined(worker))
+
+    def left(self, worker: int, reason: str, *, crashed: bool) -> None:
+        running = self._running.pop(worker, None)
+        if running is not None:
+            _, step, shard, slot = running
+            self._free_slot(slot)  # it is gone, and writes no more
+            rows = abridged(self.job.plan.shard(step, shard))
+            self._errors[worker, step, shard] = WorkerError(
+                f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
+            )
+        self._ends[worker] += 1
+        crashed = crashed and running is not None
+        self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
+
+    def done(self, worker: int, message: Message) -> None:
+        if not self._is_expected(worker, message):
+            return
+        _, step, shard, number = self._running.pop(worker)
+        slot = None if number is None else self._slot(number)
+        missing = message["missing"]
+        self._pending[worker, step, shard] = _Result(
+            ShardSum(
+                weight=message["weight"],
+                metrics=message["metrics"],
+                gradient=None if slot is None else slot.gradient,
+                buffers=slot.buffers if slot is not None and slot.buffers.numel() else None,
+                counts=slot.counts if slot is not None and slot.counts.numel() else None,
+                missing=None if missing is None else frozenset(missing),
+            ),
+            number,
+        )
+        self._events.append(Done(worker, step, shard))
+
+    def failed(self, worker: int, message: Message) -> None:
+        if not self._is_expected(worker, message):
+            return
+        _, step, shard, slot = self._running.pop(worker)
+        self._free_slot(slot)
+        self._errors[worker, step, shard] = raised.from_json(message["error"])
+        self._events.append(Failed(worker, step, shard))
+
+    def _is_expected(self, worker: int, message: Message) -> bool:
+        running = self._running.get(worker)
+        return running is not None and running.ticket == message["ticket"]
+
+    # --- slots ------------------------------------------------------------------------------------
+
+    def _compute(self, effect: Compute) -> None:
+        if effect.step != self._step:
+            self._begin(effect.step)
+        if self._ends[effect.worker]:
+            return  # the coordinator will hear next that it has left, and deal the shard again
+        ticket = next(self._tickets)
+        slot = heapq.heappop(self._free) if isinstance(self.job, Training) else None
+        self._running[effect.worker] = _Running(ticket, effect.step, effect.shard, slot)
+        self._transport.tell(
+            effect.worker,
+            {
+                "kind": "compute",
+                "job": self.number,
+                "ticket": ticket,
+                "step": effect.step,
+                "shard": effect.shard,
+                "slot": slot,
+                "place": effect.place,
+            },
+        )
+
+    def _begin(self, step: int) -> None:
+        """Forget the sums of the step before, and show workers what the update made of buffers."""
+        for _, result in (*self._sum.parts.items(), *self._kept):
+            self._give_back(result)
+        self._kept.clear()
+        self._step = step
+        self._sum = TreeSum(self.job.plan.shards_of(step), self._add)
+        if isinstance(self.job, Training):
+            self._transport.arena.publish(self._transport.buffers)
+
+    def _add(self, left: _Result, right: _Result) -> _Result:
+        left.sum.add(right.sum)
+        self._give_back(right)
+        return left
+
+    def _give_back(self, result: _Result) -> None:
+        self._free_slot(result.slot)
+
+    def _free_slot(self, number: int | None) -> None:
+        if number is not None:
+            heapq.heappush(self._free, number)
+
+    def _slot(self, number: int) -> Slot:
+        if number not in self._slots:
+            self._slots[number] = self._transport.arena.slot(number)
+        return self._slots[number]
+
+
+class _Running(NamedTuple):
+    ticket: int
+    step: int
+    shard: int
+    slot: int | None
+
+
+class _Result(NamedTuple):
+    """One or more shards' sums, and the slot that they lie in."""
+
+    sum: ShardSum
+    slot: int | None
