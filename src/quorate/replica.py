@@ -155,8 +155,9 @@ class Replica:
         parameters: its trainable parameters. A replica on the same device reads them where they
             are: they change only while no replica computes.
         written: see ``Buffers``.
-        own: whether it may use the model itself and need not copy it: nobody else does. Its buffers
-            have then to be set before every shard.
+        own: whether it may use the model itself and need not copy it: nobody else does.
+        set_buffers: gives them the coordinator's values, before every shard. Default: those of the
+            model now, or of the model that was copied as it then is.
         loss: the user's loss function.
         turns: one for all replicas of the process.
     """
@@ -169,6 +170,7 @@ class Replica:
         *,
         written: Collection[int] = (),
         own: bool = False,
+        set_buffers: Callable[[Buffers], None] | None = None,
         loss: Loss,
         turns: Turns,
     ) -> None:
@@ -182,7 +184,7 @@ class Replica:
             self.model.train()  # as loaded for inference; in a training model, eval() parts stay so
         self._modes = [(module, module.training) for module in self.model.modules()]
         self._buffers = Buffers(self.model, written)
-        self._source_buffers = None if own else Buffers(model, written)
+        self._set_buffers = set_buffers or _copier(Buffers(model, written), snapshot=own)
         self._turns = turns
         self._generator_lock = _lock_of(device)
         self._free: list[Flat] = []
@@ -300,8 +302,7 @@ class Replica:
                 module.training = mode
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
-        if self._source_buffers is not None:
-            self._buffers.copy_(self._source_buffers)
+        self._set_buffers(self._buffers)
         stream.reseed(seed)
         if self.device.type != "cpu":
             with torch.accelerator.device_index(self.device.index or 0):
@@ -325,6 +326,14 @@ def _lock_of(device: torch.device) -> AbstractContextManager[object]:
     The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
     """
     return nullcontext() if device.type == "cpu" else threading.Lock()
+
+
+def _copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
+    if not snapshot:
+        return lambda buffers: buffers.copy_(source)
+    # The replica's own buffers are the source: what they are now is kept apart.
+    floats, counts = source.weighted(1.0), source.counts()
+    return lambda buffers: buffers.set(floats, counts)
 
 
 def _copy_of(

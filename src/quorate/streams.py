@@ -17,6 +17,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
@@ -195,19 +196,19 @@ class Turns:
         with _turn.lock:
             before = _shared_state()
             if not self.draws:
-                result = work(_leave_alone)
-                self._first = False
-                if _same(_shared_state(), before):
-                    return result
-                self.draws = True
-            _turn.begun += 1
-            _turn.active += 1
-            try:
-                return work(_reseed_shared)
-            finally:
-                random.setstate(before[0])
-                np.random.set_state(before[1])
-                _turn.active -= 1
+                # A first run is a turn already: other code must not take its draws for its own.
+                with _turn if self._first else nullcontext():
+                    result = work(_leave_alone)
+                    self._first = False
+                    if _same(_shared_state(), before):
+                        return result
+                    self.draws = True
+            with _turn:
+                try:
+                    return work(_reseed_shared)
+                finally:
+                    random.setstate(before[0])
+                    np.random.set_state(before[1])
 
 
 class _Turn:
@@ -220,8 +221,20 @@ class _Turn:
 
     def _reset(self) -> None:
         self.lock = threading.RLock()
-        self.begun = 0  # turns that reseeded, so far
+        self.begun = 0  # turns that may draw, so far
         self.active = 0  # of these, not yet ended
+
+    def __enter__(self) -> None:
+        self.begun += 1
+        self.active += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.active -= 1
 
 
 _turn = _Turn()

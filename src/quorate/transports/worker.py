@@ -24,7 +24,7 @@ from quorate.fingerprint import fingerprint
 from quorate.job import JOBS, Job, probe_fingerprint
 from quorate.loss import Loss
 from quorate.plan import Plan
-from quorate.replica import Buffers, Replica
+from quorate.replica import Replica
 from quorate.script import Script
 from quorate.shared_memory import Segment
 from quorate.streams import Stream, Turns
@@ -136,6 +136,7 @@ class Worker:
             device,
             written=arena.written,
             own=True,
+            set_buffers=arena.read,
             loss=loss,
             turns=Turns(side_by_side=True),
         )
@@ -145,7 +146,7 @@ class Worker:
             os.dup2(original, fd)
             os.close(original)
         # 4. Shards.
-        loop = _Loop(self.number, self._wire, arena, model, replica, datasets, collate)
+        loop = _Loop(self.number, self._wire, arena, replica, datasets, collate)
         with Stream() as stream:
             arena.tell(self.number, "waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
@@ -186,7 +187,6 @@ class _Loop:
         number: int,
         wire: Wire,
         arena: Arena,
-        model: torch.nn.Module,
         replica: Replica,
         datasets: dict[str, Any],
         collate: Collate | None,
@@ -194,7 +194,6 @@ class _Loop:
         self._number = number
         self._wire = wire
         self._arena = arena
-        self._buffers = Buffers(model, arena.written)
         self._replica = replica
         self._datasets = datasets
         self._collate = collate
@@ -231,7 +230,6 @@ class _Loop:
             if "data" in message["checks"]:
                 answer["data"] = fingerprint(source.load((0, 0)).data)
             if "gradient" in message["checks"]:
-                self._arena.read(self._buffers)
                 answer["gradient"] = probe_fingerprint(self._replica, source, stream)
         except Exception:
             pass
@@ -247,7 +245,6 @@ class _Loop:
 
         try:
             at("fetching")
-            self._arena.read(self._buffers)
             into = None if slot is None else self._arena.slot(slot)
             result = work.job.compute(
                 self._replica,
