@@ -115,8 +115,8 @@ def test_memory_is_logarithmic_in_the_shards() -> None:
     made: list[Replica] = []
 
     class Watched(quorate.Trainer):
-        def _replica(self, state: State, device: torch.device) -> Replica:
-            made.append(super()._replica(state, device))
+        def _replica(self, state: State, device: torch.device, *, own: bool = False) -> Replica:
+            made.append(super()._replica(state, device, own=own))
             return made[-1]
 
     trainer = Watched(

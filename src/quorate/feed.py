@@ -236,7 +236,10 @@ def _as_it_is(load: Any) -> Any:
 
 
 def _begin_process(threads: int, _worker: int) -> None:
-    die_with(os.getppid())
+    # Not by SIGKILL: torch passes batches on in segments that have a name for a moment, and a kill
+    # then would leave one behind. Python handles a signal when the call is over.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+    die_with(os.getppid(), signal.SIGTERM)
     # Ctrl-C reaches all processes of a terminal; the coordinator alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)

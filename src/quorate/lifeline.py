@@ -16,17 +16,17 @@ import threading
 import time
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent's thread that started it ends.
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when its parent's thread that started it ends.
 
-    Also a stopped process dies. Where there is no such kernel call a thread looks at the parent
-    twice a second.
+    By SIGKILL a stopped process dies too. Where there is no such kernel call a thread looks at the
+    parent twice a second.
     """
     if sys.platform == "linux":
         import ctypes
 
         pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, by)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it was gone before
