@@ -340,12 +340,6 @@ def test_a_permanently_slow_worker_costs_a_fifth_of_the_pace_at_most(
     assert max(steps_s) < 8.0  # no step waits for what it takes there: 8 s at least
 
 
-@pytest.mark.xfail(reason="a worker that never computed calls nobody slow", strict=True)
-def test_a_permanently_slow_worker_at_home_in_the_only_shard_is_found_out() -> None:
-    run = one_may_be_slow(1, range(2), 0)
-    assert run.now < 1.2 * one_may_be_slow(1, [1], None).now + 12.0  # its first shard
-
-
 # --- workers that leave ---------------------------------------------------------------------------
 
 

@@ -242,6 +242,7 @@ class Coordinator:
         timeout_s: float | None = None,
     ) -> None:
         self.first_step = self.step = first_step
+        self.begun_at: float | None = None  # when the first worker joined
         self.phase = Phase.COMPUTING
         self._shards_of = shards_of
         self._last_step = last_step
@@ -267,6 +268,7 @@ class Coordinator:
             case Joined(worker):
                 if worker in self._members:
                     raise self._error(f"worker {worker} joined twice")
+                self.begun_at = now if self.begun_at is None else self.begun_at
                 self._members[worker] = _Member()
                 self._members = dict(sorted(self._members.items()))
                 self._assign_homes()

@@ -462,8 +462,10 @@ class Trainer:
             if new := applied.missing - named:
                 named |= new
                 self._say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
+            if step == coordinator.first_step:
+                begun = coordinator.begun_at or begun  # workers had to start
             if step == coordinator.first_step + 1:
-                pace.clear()  # the first update waited for workers to start and warm up
+                pace.clear()  # and to warm up
             pace.append((time.monotonic() - begun, plan.batch_rows(step)))
             seconds = sum(s for s, _ in pace)
             yield Report(
