@@ -361,6 +361,8 @@ class Processes:
         where = ""
         if life.joined and doing.phase not in ("starting", "waiting"):
             where = f" in step {doing.step}, shard {doing.shard}, {doing.phase}"
+            if life.kill_reason is not None:
+                where += f" for {time.monotonic() - doing.since:.0f} s"
         elif not life.joined and killed:
             where = " while starting"
         said = f"worker {member.number} ({self._devices[member.number]}) {reason}{where}"
