@@ -77,6 +77,7 @@ class Arena:
         self.parameters, self.average, self.frozen = parameters, average, frozen
         self.slots = slots
         self.written = frozenset(written)
+        self._slots: dict[int, Slot] = {}
         self._sizes = {"floats": floats, "counts": counts, "slots": slots, "workers": workers}
         # From the front: buffers, what workers are doing; then the slots, each on pages of its own,
         # so that those never used cost nothing.
@@ -201,6 +202,12 @@ class Arena:
     # --- both -------------------------------------------------------------------------------------
 
     def slot(self, number: int) -> Slot:
+        """The slot of a number; its views are made once, as there is one per parameter."""
+        if number not in self._slots:
+            self._slots[number] = self._slot(number)
+        return self._slots[number]
+
+    def _slot(self, number: int) -> Slot:
         start = self._slots_at + number * self.slot_bytes
         floats_at = start + _up(self.parameters.layout.nbytes, 64)
         floats, counts = self.floats.numel(), self.counts.numel()

@@ -31,7 +31,7 @@ from quorate.plan import abridged
 from quorate.replica import Buffers
 from quorate.shard_sum import ShardSum
 from quorate.transports import Part
-from quorate.transports.arena import Arena, Slot
+from quorate.transports.arena import Arena
 from quorate.tree import Node, TreeSum
 from quorate.wire import Message
 
@@ -67,7 +67,6 @@ class ProcessesChannel:
         self._kept: deque[tuple[Node, _Result]] = deque()
         self._sum: TreeSum[_Result] = TreeSum(0, self._add)
         self._free = list(range(transport.arena.slots))  # a heap: low ones first, so few are used
-        self._slots: dict[int, Slot] = {}
 
     def send(self, effect: Compute | Keep | Discard | Replace) -> None:
         match effect:
@@ -113,7 +112,6 @@ class ProcessesChannel:
         self._transport.forget(self)
         # It adds by a method of this object, which would keep the slots until the next collection.
         del self._sum
-        self._slots.clear()
         self._pending.clear()
         self._kept.clear()
 
@@ -139,7 +137,7 @@ class ProcessesChannel:
         if not self._is_expected(worker, message):
             return
         _, step, shard, number = self._running.pop(worker)
-        slot = None if number is None else self._slot(number)
+        slot = None if number is None else self._transport.arena.slot(number)
         missing = message["missing"]
         self._pending[worker, step, shard] = _Result(
             ShardSum(
@@ -210,11 +208,6 @@ class ProcessesChannel:
     def _free_slot(self, number: int | None) -> None:
         if number is not None:
             heapq.heappush(self._free, number)
-
-    def _slot(self, number: int) -> Slot:
-        if number not in self._slots:
-            self._slots[number] = self._transport.arena.slot(number)
-        return self._slots[number]
 
 
 class _Running(NamedTuple):

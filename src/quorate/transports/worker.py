@@ -232,7 +232,7 @@ class _Loop:
             if "gradient" in message["checks"]:
                 answer["gradient"] = probe_fingerprint(self._replica, source, stream)
         except Exception:
-            pass
+            pass  # the edge of user code: it raises again in its shard, where it is told
         self._wire.send(answer)
 
     def _compute(self, message: Message, stream: Stream) -> None:
