@@ -1,4 +1,4 @@
-# make train: the main job on real data.  make test: the tests.  make check: ruff and mypy.
+# make train: the main job on real data.  make test: the tests, two at a time.  make check: ruff and mypy.
 # Each makes .venv when it is missing or older than what it is made from.
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ train: $(VENV)/stamp
 	$(BIN)/quorate run examples/fashion_mnist.py
 
 test: $(VENV)/stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(VENV)/stamp
 	$(BIN)/ruff format --check .

@@ -69,7 +69,7 @@ def quorate_role(kills: int) -> None:
             break
         if calm == SETTLED:
             calm += 1
-            pid = chance.choice(alive).popen.pid  # type: ignore[union-attr]
+            pid = chance.choice(alive).pid  # type: ignore[union-attr]
 
             def kill(pid: int = pid) -> None:
                 killed_at.append(time.monotonic())

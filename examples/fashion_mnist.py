@@ -12,6 +12,7 @@ the test images is below --target.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -69,23 +70,39 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256, help="rows per update")
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--lr", type=float, default=0.05, help="falls to 0 along a cosine")
+    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--warm-up", type=int, default=0, help="updates in which the rate rises")
     parser.add_argument("--data", type=Path, help="a folder with the four IDX files")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/fashion_mnist"))
     parser.add_argument("--target", type=float, default=0.90, help="least test accuracy")
     options = parser.parse_args()
 
     train, test = fashion_mnist.load(options.data)
-    updates = options.epochs * -(-len(train) // max(1, options.batch_size))
+
+    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        updates = options.epochs * trainer.updates_per_epoch(train)
+        if not options.warm_up:
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda n: min(1, (n + 1) / options.warm_up) * (1 + math.cos(math.pi * n / updates)) / 2,
+        )
+
     trainer = quorate.Trainer(
         Net,
         loss,
         optimizer=lambda params: torch.optim.SGD(
-            params, lr=options.lr, momentum=0.9, nesterov=True, weight_decay=1e-4
+            params,
+            lr=options.lr,
+            momentum=options.momentum,
+            nesterov=options.momentum > 0,
+            weight_decay=1e-4,
         ),
-        schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, updates),
+        schedule=schedule,
         batch_size=options.batch_size,
         shards=options.shards,
         run_dir=options.run_dir,
+        save_every_s=20.0,  # the whole run takes minutes
     )
     trainer.fit(train, epochs=options.epochs, validation=test)
     accuracy = trainer.evaluate(test)["accuracy"]

@@ -11,19 +11,30 @@ thousand workers and hours of stragglers take seconds. A shard's result is a str
     run.run()
     assert run.finish == Finish(10, "all steps are done")
 
-After every event it is checked that
+It keeps its own books of what is open, kept, applied, late and stale, and knows of the rule only
+how many shards a step needs and how stale it may be. After every event it is checked that
 
-- a busy worker gets no shard, and nobody gets one of another step or one that is kept already;
-- a shard has at most two copies running, and a second only when no shard waits for its first;
-- no worker is idle while it may compute a shard that is in nobody's hands;
-- every result is either kept or discarded, at once;
-- at an update, each shard is kept by exactly one worker whose results are still there, and the sum
-  is the string of the whole tree: it does not show who computed what;
-- every step is applied exactly once, and in order;
+- a busy worker gets no shard, and nobody gets one that is kept already, or of a step that is
+  applied, or that may not be begun yet: too many are open, or it is too far ahead;
+- a shard has at most two copies running, and a second only when there is nothing else to do; of a
+  rule that makes no copies, none is ever computed in vain;
+- in the middle of a step no shard is begun that its quorum will not need;
+- no worker is idle while it may compute a shard that is needed and in nobody's hands, or begin a
+  step, not even while an update is made;
+- every result is either kept or discarded, at once, and discarded only if it is too late;
+- at an update, each of the shards that are needed, and no other, is kept by exactly one worker
+  whose results are still there; none is staler than the rule allows; the sum is the string of the
+  tree over just those: it does not show who computed what;
+- no update is put off that would leave time for all the others, and the oldest comes first;
+- whoever computes a shard of a step that is applied is told so, at once, and nobody else is;
+- every step is applied exactly once, and in order where shards are not applied one by one; what is
+  left open is known after every update;
+- after a stop, what is under way is finished and nothing is begun;
 - a worker is replaced once, on a tick, and after the timeout and 3 times its usual time; nobody who
   is due for it is forgotten;
 - a run is aborted only over a shard that failed as often as is allowed, or on everyone, and then it
-  is.
+  is;
+- the tally is right.
 
 Whatever breaks one of these raises ``InvariantError`` with the last events and effects.
 
@@ -36,16 +47,19 @@ import heapq
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from quorate.coordinator import (
+from quorate.coordinator import Coordinator
+from quorate.plan import home
+from quorate.protocol import (
     Abort,
     Applied,
     Apply,
+    Cancel,
+    Cancelled,
     Compute,
-    Coordinator,
     Discard,
     Done,
     Effect,
@@ -60,7 +74,8 @@ from quorate.coordinator import (
     Tick,
     Wake,
 )
-from quorate.rules import Sync
+from quorate.rules import Rule, Sync
+from quorate.tally import Tally
 from quorate.tree import TreeSum, tree_sum
 
 
@@ -78,16 +93,18 @@ def add(left: str, right: str) -> str:
     return f"({left}+{right})"
 
 
-def whole_sum(step: int, shards: int) -> str:
-    """The sum of a step, straight from the definition of the tree and not by ``TreeSum``."""
+def whole_sum(step: int, shards: int, present: Collection[int] | None = None) -> str:
+    """The sum of a step, straight from the definition of the tree and not by ``TreeSum``.
+
+    Of all shards or of those that are present: a node with one child is that child.
+    """
 
     def node(level: int, index: int) -> str:
         if level == 0:
-            return leaf(step, index)
+            return leaf(step, index) if present is None or index in present else ""
         left = node(level - 1, 2 * index)
-        if (2 * index + 1) << (level - 1) >= shards:
-            return left
-        return add(left, node(level - 1, 2 * index + 1))
+        right = "" if (2 * index + 1) << (level - 1) >= shards else node(level - 1, 2 * index + 1)
+        return add(left, right) if left and right else left or right
 
     return node((shards - 1).bit_length(), 0)
 
@@ -103,21 +120,46 @@ def never(worker: int, step: int, shard: int) -> bool:
 
 
 @dataclass(eq=False)
+class _Task:
+    """A shard that a worker computes."""
+
+    step: int
+    shard: int
+    version: int  # updates made when it was begun
+    since: float
+    is_lost: bool = False  # the worker was told, or its result came too late
+
+
+@dataclass(eq=False)
 class _Worker:
     """One life of a worker."""
 
-    task: tuple[int, int] | None = None  # (step, shard)
-    since: float = 0.0
+    task: _Task | None = None
     times_s: list[float] = field(default_factory=list)  # of the shards that it has done
     is_replaced: bool = False
+
+    @property
+    def usual_s(self) -> float | None:
+        return median(self.times_s[-15:]) if self.times_s else None
 
 
 @dataclass
 class _Results:
     """What a worker has computed: it outlives the worker that leaves with ``results_stay``."""
 
-    pending: dict[tuple[int, int], str] = field(default_factory=dict)  # neither kept nor discarded
+    pending: dict[tuple[int, int], _Task] = field(default_factory=dict)  # nor kept nor discarded
     sums: dict[int, TreeSum[str]] = field(default_factory=dict)  # per step, what was kept
+    versions: dict[tuple[int, int], int] = field(default_factory=dict)  # of what was kept
+
+
+@dataclass
+class _Step:
+    """A step that was begun and is not applied."""
+
+    begun_at_event: int
+    begun_at: float
+    failed_on: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers
+    kept_now: set[int] | None = None  # shards, until the sums change
 
 
 @dataclass(order=True)
@@ -136,9 +178,17 @@ class Simulation:
     Args:
         shards: V, of every step or as a function of the step.
         steps: updates applied at the end.
+        rule: what makes an update.
+        home_of: see ``Coordinator``.
+        reach: see ``Coordinator``.
+        most_open: see ``Coordinator``.
         first_step: updates applied before.
+        left_open: steps that are not in them, though later ones are.
+        tally: of before.
         time_s: how long worker w takes for shard s of step t; infinite: it hangs until killed.
         fails: whether user code raises there, at the end of that time.
+        leaves_off_s: how long a worker takes to leave off a shard that is not wanted any more;
+            infinite: it goes on to its end.
         apply_s: how long an update takes. At 0 nothing comes between ``Apply`` and ``Applied``, as
             in ``drive``; else workers may come, go and report meanwhile.
         patience: see ``Coordinator``.
@@ -154,9 +204,16 @@ class Simulation:
         *,
         shards: int | Callable[[int], int],
         steps: int,
+        rule: Rule | None = None,
+        home_of: Callable[[tuple[int, int], int], range] | None = None,
+        reach: int = 1,
+        most_open: float = math.inf,
         first_step: int = 0,
+        left_open: Iterable[int] = (),
+        tally: Tally | None = None,
         time_s: Callable[[int, int, int], float] = one_second,
         fails: Callable[[int, int, int], bool] = never,
+        leaves_off_s: float = math.inf,
         apply_s: float = 0.0,
         patience: float = 1.5,
         attempts: int = 2,
@@ -166,37 +223,58 @@ class Simulation:
         results_stay: bool = False,
     ) -> None:
         self.shards_of = shards if callable(shards) else lambda step: shards
-        self.step = first_step
+        self.rule = rule or Sync()
+        self.applied = first_step
         self.steps = steps
         self.now = 0.0
-        self.sums: list[str] = []  # of the steps applied
+        self.order: list[int] = []  # the steps applied
+        self.sums: list[str] = []  # of each
         self.applied_at: list[float] = []
+        self.staleness: list[int] = []  # of every gradient applied
+        self.fates: dict[str, Counter[int]] = {  # of every shard: worker -> how many
+            fate: Counter() for fate in ("fresh", "stale", "dropped", "copies")
+        }
         self.computed: Counter[int] = Counter()  # worker -> results of its that were kept
         self.copies = 0  # shards that were dealt while another worker was computing them
         self.replaced: list[int] = []  # workers
         self.finish: Finish | None = None
         self.abort: Abort | None = None
         self.log: deque[tuple[float, Event, Sequence[Effect]]] = deque(maxlen=50)
-        self._coordinator = Coordinator(
+        left_open = list(left_open)
+        self.coordinator = Coordinator(
             shards_of=self.shards_of,
             first_step=first_step,
             last_step=steps,
-            rule=Sync(),
+            rule=self.rule,
+            home_of=home_of,
+            reach=reach,
+            most_open=most_open,
+            left_open=left_open,
+            tally=tally,
             patience=patience,
             attempts=attempts,
             timeout_s=timeout_s,
         )
+        self._home_of = home_of or (lambda place, step: home(place, self.shards_of(step)))
+        self._reach, self._most_open, self._patience = reach, most_open, patience
         self._attempts, self._timeout_s = attempts, timeout_s
         self._end_s, self._start_s, self._results_stay = end_s, start_s, results_stay
         self._time_s, self._fails, self._apply_s = time_s, fails, apply_s
+        self._leaves_off_s = leaves_off_s
         self._queue: list[_Due] = []
         self._count = itertools.count()
+        self._events = 0
         self._wake_at: float | None = None
         self._workers: dict[int, _Worker] = {}
         self._results: dict[int, _Results] = {}  # of workers who are or were there
+        self._open: dict[int, _Step] = {}
+        self._closed = set(range(first_step + len(left_open))) - set(left_open)  # steps applied
+        self._end = steps  # updates applied at the end, stopped or not
         self._applying: tuple[Apply, str] | None = None  # and the sum that was collected for it
-        self._kept_now: set[int] | None = None  # until the sums change
-        self._failed_on: dict[int, list[int]] = {}  # shard of this step -> workers
+        self._to_tell: set[tuple[int, int, int]] = set()  # who computes (t, s) in vain
+        before = self.coordinator.tally.to_json()
+        self._fates_before = {fate: Counter(dict(enumerate(before[fate]))) for fate in self.fates}
+        self._staleness_before = before["staleness"]
 
     # --- what a test calls ------------------------------------------------------------------------
 
@@ -220,8 +298,9 @@ class Simulation:
     def advance(self) -> Sequence[Effect]:
         """Let the next event happen, and return the effects that it had."""
         event = self._receive()
+        self._events += 1
         self._happen(event)
-        effects = self._coordinator.handle(event, self.now)
+        effects = self.coordinator.handle(event, self.now)
         self.log.append((self.now, event, effects))
         self._wake_at = None
         for effect in effects:
@@ -256,8 +335,6 @@ class Simulation:
 
     def _happen(self, event: Event) -> None:
         """What the event means for the workers, before the coordinator knows of it."""
-        if isinstance(event, Left | Applied):
-            self._kept_now = None
         match event:
             case Joined(worker):
                 self._workers[worker] = _Worker()
@@ -265,35 +342,71 @@ class Simulation:
             case Left(worker):
                 member = self._workers.pop(worker)
                 if not event.results_stay:
-                    del self._results[worker]
+                    for number in self._results.pop(worker).sums:
+                        self._open[number].kept_now = None
                     if self._applying is not None and worker in self._applying[0].holders:
                         self._applying = None
                 if event.crashed and member.task is not None:
-                    self._note_failure(worker, *member.task)
+                    self._note_failure(worker, member.task)
                 if member.is_replaced:
                     back = Joined(worker)
                     self._post(self.now + self._start_s, back, lambda: self._is_possible(back))
             case Done(worker, step, shard):
-                member = self._workers[worker]
-                member.task = None
-                member.times_s.append(self.now - member.since)
-                self._results[worker].pending[step, shard] = leaf(step, shard)
-            case Failed(worker, step, shard):
-                self._workers[worker].task = None
-                self._note_failure(worker, step, shard)
-            case Applied():
-                assert self._applying is not None
-                self.sums.append(self._applying[1])
-                self.applied_at.append(self.now)
-                self._applying = None
-                for results in self._results.values():
-                    results.sums.pop(self.step, None)
-                self.step += 1
-                self._failed_on = {}
+                task = self._end_task(worker)
+                self._workers[worker].times_s.append(self.now - task.since)
+                self._results[worker].pending[step, shard] = task
+            case Failed(worker):
+                self._note_failure(worker, self._end_task(worker))
+            case Cancelled(worker):
+                took_s = self.now - self._end_task(worker).since
+                if took_s > self._expected_s(self._workers[worker]):
+                    self._workers[worker].times_s.append(took_s)
+            case Applied(step):
+                self._end_step(step)
+            case Stop():
+                # A step that nobody computes or holds anything of is not under way any more.
+                idle = [t for t in self._open if not self._kept(t) and not self._running(t)]
+                for step in idle:
+                    del self._open[step]
+                self._end = min(self._end, self.applied + len(self._open))
 
-    def _note_failure(self, worker: int, step: int, shard: int) -> None:
-        if step == self.step and self._applying is None and shard not in self._kept():
-            self._failed_on.setdefault(shard, []).append(worker)
+    def _end_task(self, worker: int) -> _Task:
+        member = self._workers[worker]
+        assert member.task is not None
+        task, member.task = member.task, None
+        return task
+
+    def _end_step(self, step: int) -> None:
+        assert self._applying is not None
+        self.order.append(step)
+        self.sums.append(self._applying[1])
+        self.applied_at.append(self.now)
+        self._applying = None
+        for worker, results in self._results.items():
+            for shard in range(self.shards_of(step)) if step in results.sums else ():
+                if (version := results.versions.pop((step, shard), None)) is not None:
+                    stale = self.applied - version
+                    self.staleness.append(stale)
+                    self.fates["stale" if stale else "fresh"][worker] += 1
+        kept = self._kept(step)
+        for worker, member in self._workers.items():
+            if member.task is not None and member.task.step == step:
+                self._lose(worker, member.task, kept)
+                self._to_tell.add((worker, step, member.task.shard))
+        for results in self._results.values():
+            results.sums.pop(step, None)
+        del self._open[step]
+        self._closed.add(step)
+        self.applied += 1
+
+    def _lose(self, worker: int, task: _Task, kept: set[int]) -> None:
+        if not task.is_lost:
+            task.is_lost = True
+            self.fates["copies" if task.shard in kept else "dropped"][worker] += 1
+
+    def _note_failure(self, worker: int, task: _Task) -> None:
+        if self._is_wanted(task.step, task.shard):
+            self._open[task.step].failed_on.setdefault(task.shard, []).append(worker)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -304,17 +417,24 @@ class Simulation:
             case Compute():
                 self._compute(effect)
             case Keep(worker, step, shard):
-                if step != self.step or shard in self._kept():
+                if not self._is_wanted(step, shard):
                     raise self._violation(f"nobody needs this result any more: {effect}")
-                value = self._result(effect)
-                tree = self._results[worker].sums.setdefault(
-                    step, TreeSum(self.shards_of(step), add)
-                )
-                tree.put((0, shard), value)
-                self._kept_now = None
+                results, task = self._result(effect)
+                tree = results.sums.setdefault(step, TreeSum(self.shards_of(step), add))
+                tree.put((0, shard), leaf(step, shard))
+                results.versions[step, shard] = task.version
+                self._open[step].kept_now = None
                 self.computed[worker] += 1
-            case Discard():
-                self._result(effect)
+            case Discard(worker, step, shard):
+                if self._is_wanted(step, shard) or not self.rule.copies:
+                    raise self._violation(f"it was not in vain: {effect}")
+                _, task = self._result(effect)
+                self._lose(worker, task, self._kept(step) if step in self._open else set())
+            case Cancel(worker, step, shard):
+                if (worker, step, shard) not in self._to_tell or not self.rule.copies:
+                    raise self._violation(f"it is not in vain: {effect}")
+                self._to_tell.remove((worker, step, shard))
+                self._cancel(effect)
             case Apply():
                 self._apply(effect)
             case Replace(worker):
@@ -328,44 +448,77 @@ class Simulation:
                 if self._wake_at is not None:
                     raise self._violation(f"the coordinator asks for two ticks: {effect}")
                 self._wake_at = at
-            case Abort(_, _, shard):
-                failed_on = self._failed_on.get(shard, [])
+            case Abort(_, step, shard):
+                failed_on = self._open[step].failed_on.get(shard, []) if step in self._open else []
                 if len(failed_on) < self._attempts and not self._workers.keys() <= set(failed_on):
                     raise self._violation(f"someone could try shard {shard} again: {effect}")
                 self.abort = effect
-            case Finish():
-                if effect.step != self.step:
-                    raise self._violation(f"{self.step} updates are applied at {effect}")
+            case Finish(step):
+                if step != self.applied or step != self._end:
+                    raise self._violation(f"it is not {self._end} updates at {effect}")
                 self.finish = effect
 
     def _compute(self, effect: Compute) -> None:
-        worker, step, shard = effect.worker, effect.step, effect.shard
+        worker, number, shard = effect.worker, effect.step, effect.shard
         member = self._workers.get(worker)
         if member is None or member.task is not None:
             raise self._violation(f"worker {worker} is not idle: {effect}")
-        if step != self.step or shard not in range(self.shards_of(step)) or self._applying:
-            raise self._violation(f"step {self.step} has no such shard to compute: {effect}")
-        if shard in self._kept():
+        if effect.place != self._place(worker):
+            raise self._violation(f"worker {worker} is at {self._place(worker)}: {effect}")
+        if number not in self._open:
+            self._begin(effect)
+        if shard not in range(self.shards_of(number)) or self._applying:
+            raise self._violation(f"there is no such shard to compute now: {effect}")
+        if shard in self._kept(number):
             raise self._violation(f"shard {shard} is kept already: {effect}")
-        copies = sum(other.task == (step, shard) for other in self._workers.values())
-        if copies > 1 or (copies and self._may_compute(worker, self._loose())):
-            raise self._violation(f"{copies} copies of shard {shard} are running: {effect}")
-        if not self._may_compute(worker, {shard}):
+        runners = self._running(number).get(shard, [])
+        if runners and (not self.rule.copies or len(runners) > 1 or self._have_work([worker])):
+            raise self._violation(f"{len(runners)} copies of it are running: {effect}")
+        if not runners and self._is_in_vain(worker, number):
+            raise self._violation(f"the quorum will be there without it: {effect}")
+        if not self._may_compute(worker, number, {shard}):
             raise self._violation(f"shard {shard} failed there and others could try: {effect}")
-        self.copies += copies
-        member.task, member.since = (step, shard), self.now
-        time_s = self._time_s(worker, step, shard)
-        ended = Failed if self._fails(worker, step, shard) else Done
-        if time_s < math.inf:
-            event = ended(worker, step, shard)
-            self._post(self.now + time_s, event, lambda: self._workers.get(worker) is member)
+        self.copies += len(runners)
+        task = member.task = _Task(number, shard, self.applied, self.now)
+        time_s = self._time_s(worker, number, shard)
+        ended = Failed if self._fails(worker, number, shard) else Done
+        self._post_of(worker, task, time_s, ended(worker, number, shard))
 
-    def _result(self, effect: Keep | Discard) -> str:
+    def _post_of(self, worker: int, task: _Task, after_s: float, event: Event) -> None:
+        """Let a worker report later, if it is alive and computing the same thing then."""
+        member = self._workers[worker]
+        if after_s < math.inf:
+            self._post(
+                self.now + after_s,
+                event,
+                lambda: self._workers.get(worker) is member and member.task is task,
+            )
+
+    def _begin(self, effect: Compute) -> None:
+        if not self._may_begin():
+            raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
+        waiting = (t for t in itertools.count() if t not in self._closed and t not in self._open)
+        first = next(waiting)
+        if effect.step in self._closed or effect.step >= self.steps:
+            raise self._violation(f"there is no such step any more: {effect}")
+        if not first <= effect.step < first + self._reach:
+            raise self._violation(f"step {first} is the next, and then {effect}")
+        if effect.step != first and not self._home_of(self._place(effect.worker), effect.step):
+            raise self._violation(f"step {first} is before one that is at home elsewhere: {effect}")
+        self._open[effect.step] = _Step(self._events, self.now)
+
+    def _cancel(self, effect: Cancel) -> None:
+        task = self._workers[effect.worker].task
+        assert task is not None
+        event = Cancelled(effect.worker, effect.step, effect.shard)
+        self._post_of(effect.worker, task, self._leaves_off_s, event)
+
+    def _result(self, effect: Keep | Discard) -> tuple[_Results, _Task]:
         results = self._results.get(effect.worker)
-        value = results and results.pending.pop((effect.step, effect.shard), None)
-        if value is None:
+        task = results and results.pending.pop((effect.step, effect.shard), None)
+        if results is None or task is None:
             raise self._violation(f"there is no such result: {effect}")
-        return value
+        return results, task
 
     def _replace(self, effect: Replace) -> None:
         worker = effect.worker
@@ -383,65 +536,161 @@ class Simulation:
         """When a worker is to be replaced if it has not answered before."""
         if self._timeout_s is None or member.task is None or member.is_replaced:
             return math.inf
-        usual_s = median(member.times_s[-15:]) if member.times_s else 0.0
-        return member.since + max(self._timeout_s, 3 * usual_s)
+        return member.task.since + max(self._timeout_s, 3 * (member.usual_s or 0.0))
 
     def _apply(self, effect: Apply) -> None:
-        if effect.step != self.step or self._applying is not None:
-            raise self._violation(f"step {self.step} is under way, and then {effect}")
+        step = effect.step
+        if self._applying is not None or step not in self._open:
+            raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
+        if not self.rule.is_apart and step != self.applied:
+            raise self._violation(f"step {self.applied} is the next, and then {effect}")
+        self._check_idle()  # whoever can go on does so before the update
+        oldest = min(self._versions(step))
+        for other in self._open:
+            if self._is_ready(other) and min(self._versions(other)) < oldest:
+                raise self._violation(f"step {other} is ready and older: {effect}")
         parts = []
         for worker in effect.holders:
             results = self._results.get(worker)
-            if results is None or self.step not in results.sums:
+            if results is None or step not in results.sums:
                 raise self._violation(f"worker {worker} holds nothing: {effect}")
-            parts += results.sums[self.step].parts.items()
-        everyone = {w for w, results in self._results.items() if self.step in results.sums}
+            parts += results.sums[step].parts.items()
+        everyone = {w for w, results in self._results.items() if step in results.sums}
         if everyone != set(effect.holders):
             raise self._violation(f"workers {sorted(everyone)} hold sums, but {effect}")
-        shards = self.shards_of(self.step)
-        if self._kept() != set(range(shards)):
-            raise self._violation(f"only shards {sorted(self._kept())} are kept at {effect}")
-        total = tree_sum(parts, shards, add)
-        if total != whole_sum(self.step, shards):
-            raise self._violation(f"the sum of step {self.step} is {total}")
+        shards, kept = self.shards_of(step), self._kept(step)
+        needed = self.rule.needed(shards)
+        if len(kept) != needed or effect.shards != tuple(sorted(kept)):
+            raise self._violation(f"{needed} are needed, {sorted(kept)} are kept at {effect}")
+        stale = max(self.applied - version for version in self._versions(step, running=False))
+        if stale > self.rule.staleness or effect.staleness != stale:
+            raise self._violation(f"it is {stale} updates old: {effect}")
+        total = tree_sum(parts, shards, add, present=needed)
+        if total != whole_sum(step, shards, kept):
+            raise self._violation(f"the sum of step {step} is {total}")
         applying = (effect, total)
         self._applying = applying
-        self._post(self.now + self._apply_s, Applied(self.step), lambda: self._applying is applying)
+        self._post(self.now + self._apply_s, Applied(step), lambda: self._applying is applying)
 
-    # --- invariants -------------------------------------------------------------------------------
+    # --- what is the case -------------------------------------------------------------------------
 
-    def _kept(self) -> set[int]:
-        """Shards of this step that are in sums which are still there."""
-        if self._kept_now is None:
-            self._kept_now = {
+    def _place(self, worker: int) -> tuple[int, int]:
+        return sum(other < worker for other in self._workers), len(self._workers)
+
+    def _kept(self, step: int) -> set[int]:
+        """Shards of an open step that are in sums which are still there."""
+        found = self._open[step]
+        if found.kept_now is None:
+            found.kept_now = {
                 shard
                 for results in self._results.values()
-                if (tree := results.sums.get(self.step)) is not None
+                if (tree := results.sums.get(step)) is not None
                 for level, index in tree.parts
                 for shard in range(index << level, min((index + 1) << level, tree.leaves))
             }
-        return self._kept_now
+        return found.kept_now
 
-    def _loose(self) -> set[int]:
-        """Shards of this step that nobody computes or holds."""
-        tasks = [member.task for member in self._workers.values()]
-        computing = {task[1] for task in tasks if task is not None and task[0] == self.step}
-        return set(range(self.shards_of(self.step))) - self._kept() - computing
+    def _is_wanted(self, step: int, shard: int) -> bool:
+        """Whether a result may still be in its step's update."""
+        applying = self._applying is not None and self._applying[0].step == step
+        return step in self._open and not applying and shard not in self._kept(step)
 
-    def _may_compute(self, worker: int, shards: set[int]) -> bool:
+    def _running(self, step: int) -> dict[int, list[int]]:
+        """Who computes the shards of a step that nobody holds."""
+        running: dict[int, list[int]] = {}
+        kept = self._kept(step)
+        for worker, member in self._workers.items():
+            task = member.task
+            if task is not None and task.step == step and task.shard not in kept:
+                running.setdefault(task.shard, []).append(worker)
+        return running
+
+    def _versions(self, step: int, *, running: bool = True) -> list[int]:
+        """The parameters that the gradients of an open step are from, or will be."""
+        tasks = [m.task for m in self._workers.values() if m.task is not None]
+        kept = [
+            version
+            for results in self._results.values()
+            if step in results.sums
+            for (number, _), version in results.versions.items()
+            if number == step
+        ]
+        return kept + [task.version for task in tasks if running and task.step == step]
+
+    def _loose(self, step: int) -> set[int]:
+        """Shards of a step that nobody computes or holds."""
+        return set(range(self.shards_of(step))) - self._kept(step) - self._running(step).keys()
+
+    def _may_compute(self, worker: int, step: int, shards: set[int]) -> bool:
         """Whether one of the shards has not failed on this worker, or has on every one."""
-        failed_on = (set(self._failed_on.get(shard, ())) for shard in shards)
+        failures = self._open[step].failed_on
+        failed_on = (set(failures.get(shard, ())) for shard in shards)
         return any(worker not in those or self._workers.keys() <= those for those in failed_on)
+
+    def _may_begin(self) -> bool:
+        """Whether the rule lets someone begin one more step: alone, nobody works ahead."""
+        alone = len(self._workers) < 2
+        most = 1 if alone else min(self.rule.staleness + 1, self._most_open)
+        return len(self._open) < most and self.applied + len(self._open) < self._end
+
+    def _wants(self, step: int) -> int:
+        """How many shards of a step somebody should begin at least.
+
+        At its opening, when nobody knows who will be late, any.
+        """
+        if self._open[step].begun_at_event == self._events:
+            return self.shards_of(step)
+        needed = self.rule.needed(self.shards_of(step))
+        return needed - len(self._kept(step)) - len(self._running(step))
+
+    def _have_work(self, workers: Iterable[int]) -> list[int]:
+        """Which of these may begin a step, or compute what is needed and nobody computes."""
+        if self._may_begin():
+            return list(workers)
+        loose = {step: self._loose(step) for step in self._open if self._wants(step) > 0}
+        return [w for w in workers if any(self._may_compute(w, *each) for each in loose.items())]
+
+    def _expected_s(self, member: _Worker) -> float:
+        """How long a shard usually takes there; of the others before one is done; infinite."""
+        known = [m.usual_s for m in self._workers.values() if m.usual_s is not None]
+        return member.usual_s or (median(known) if known else math.inf)
+
+    def _is_in_vain(self, worker: int, step: int) -> bool:
+        """Whether enough others are expected to be done with a step before this worker."""
+        own_s = self._workers[worker].usual_s
+        if self._wants(step) > 0 or own_s is None:
+            return False
+        if self.now <= self._open[step].begun_at + (self._patience - 1) * own_s:
+            return False  # whoever was told to leave off is back by then
+        others = []
+        for runners in self._running(step).values():
+            ends = []
+            for runner in runners:
+                member = self._workers[runner]
+                assert member.task is not None
+                usual_s = self._expected_s(member)
+                is_behind = member.task.since + self._patience * usual_s <= self.now
+                ends.append(math.inf if is_behind else member.task.since + usual_s)
+            others.append(min(ends))
+        wanted = self.rule.needed(self.shards_of(step)) - len(self._kept(step))
+        return self.now + own_s > sorted(others)[wanted - 1]
+
+    # --- invariants -------------------------------------------------------------------------------
 
     def _check(self, event: Event) -> None:
         """What must hold when all effects of an event are carried out."""
         if isinstance(event, Done) and self._results[event.worker].pending:
             raise self._violation(f"neither kept nor discarded: the result of {event}")
+        if self._to_tell:
+            raise self._violation(f"these compute in vain, untold: {sorted(self._to_tell)}")
+        if isinstance(event, Applied) or self.finish is not None:
+            self._check_books()
         if self.finish is not None or self.abort is not None:
             return
-        for shard, failed_on in self._failed_on.items():
-            if len(set(failed_on)) >= self._attempts:
-                raise self._violation(f"shard {shard} failed on {failed_on}, and nothing is done")
+        for number, step in self._open.items():
+            for shard, failed_on in step.failed_on.items():
+                if len(set(failed_on)) >= self._attempts:
+                    raise self._violation(f"shard {shard} of {number} failed on {failed_on}")
         silent_at = math.inf
         if self._timeout_s is not None:
             silent_at = min(map(self._silent_at, self._workers.values()), default=math.inf)
@@ -452,13 +701,47 @@ class Simulation:
             raise self._violation(f"no tick is asked for at {silent_at}, but at {self._wake_at}")
         if self._applying:
             return
+        self._check_idle()
+        for step in filter(self._is_ready, self._open):
+            raise self._violation(f"step {step} is ready, and its update is put off")
+
+    def _check_idle(self) -> None:
         # To give one that is being ended another shard, or not to, are both fine.
         idle = [w for w, m in self._workers.items() if m.task is None and not m.is_replaced]
-        if idle and (loose := self._loose()):
-            for worker in idle:
-                if self._may_compute(worker, loose):
-                    raise self._violation(f"worker {worker} is idle, and nobody has {loose}")
+        if idle and (idle := self._have_work(idle)):
+            loose = {step: self._loose(step) for step in self._open}
+            raise self._violation(f"workers {idle} are idle, and nobody has {loose}")
+
+    def _is_ready(self, step: int) -> bool:
+        """Whether enough is in, and all other open steps are still fresh enough after this one.
+
+        Of the updates from the next one on, so many must be made by each one's last moment.
+        """
+        if len(self._kept(step)) < self.rule.needed(self.shards_of(step)):
+            return False
+        if self.rule.staleness == math.inf:
+            return True
+        others = [versions for t in self._open if t != step and (versions := self._versions(t))]
+        last = [min(versions) + self.rule.staleness for versions in others]
+        return all(sum(each <= end for each in last) <= end - self.applied for end in last)
+
+    def _check_books(self) -> None:
+        """What is saved with a checkpoint: the position, and the tally."""
+        left_open = set(range(max(self._closed, default=-1) + 1)) - self._closed
+        if self.coordinator.left_open != sorted(left_open):
+            raise self._violation(
+                f"{sorted(left_open)} are left open, not {self.coordinator.left_open}"
+            )
+        tally = self.coordinator.tally.to_json()
+        for fate, count in self.fates.items():
+            total = count + self._fates_before[fate]
+            if {worker: n for worker, n in enumerate(tally[fate]) if n} != dict(total):
+                raise self._violation(f"{fate} are {dict(total)}, not {tally[fate]}")
+        before = self._staleness_before
+        stale = [sum([before[0], *self.staleness]), max([before[1], *self.staleness])]
+        if tally["staleness"] != stale:
+            raise self._violation(f"staleness is {stale}, not {tally['staleness']}")
 
     def _violation(self, message: str) -> InvariantError:
         lines = [f"  {at:g}: {event} -> {list(effects)}" for at, event, effects in self.log]
-        return InvariantError("\n".join([f"{message} (step {self.step})", *lines]))
+        return InvariantError("\n".join([f"{message} (after {self.applied} updates)", *lines]))

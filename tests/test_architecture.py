@@ -12,28 +12,38 @@ import quorate
 ROOT = Path(quorate.__file__).parent
 # From the bottom to the top. A module imports only from rows below its own.
 LAYERS = [
-    ["errors", "keys", "digest", "report", "memory_format", "stop", "data"],
-    ["lifeline", "restarts", "wire", "fingerprint"],
-    ["data.idx"],
-    ["data.fetch"],
+    ["errors", "keys", "digest", "report", "memory_format", "stop", "pace", "retention", "data"],
+    ["lifeline", "restarts", "wire", "fingerprint", "tally", "protocol", "worker_status"],
+    ["data.idx", "evaluations", "shard_time", "services"],
+    ["data.fetch", "services.device_use", "services.event_file", "supervisor"],
     ["settings", "shared_memory", "plan", "tree", "rules", "streams", "loss", "raised"],
-    ["coordinator", "flat", "devices", "progress", "script", "data.fashion_mnist"],
-    ["shard_sum", "engines"],
-    ["replica", "feed"],
+    ["coordinator", "flat", "devices", "straggler", "worker_table", "script"],
+    ["data.fashion_mnist", "progress", "services.summary_writer"],
+    ["shard_sum", "engines", "services.summaries", "services.worker_table"],
+    ["replica", "feed", "finite"],
+    ["snapshots"],
     ["job", "optimizer"],
-    ["transports"],
+    ["blame", "transports"],
     ["transports.arena"],
     ["transports.towers", "transports.worker", "drive", "update", "transports.processes_channel"],
+    ["transports.nursery"],
+    ["transports.birth"],
     ["transports.life"],
     ["transports.processes"],
     ["state"],
     ["checkpoint", "probe"],
+    ["resume", "weights", "services.checkpoints"],
+    ["callbacks"],
+    ["fit"],
     ["trainer"],
     ["cli.run", "cli.inspect"],
     ["cli"],
     ["__main__"],
 ]
-PURE = ["coordinator", "restarts", "rules", "plan", "tree", "keys", "errors"]
+PURE = [
+    *("coordinator", "protocol", "tally", "restarts", "rules", "plan", "tree", "keys", "errors"),
+    *("evaluations", "pace", "retention", "straggler"),
+]
 IMPURE = {"torch", "socket", "threading", "time", "multiprocessing", "asyncio"}
 
 
@@ -57,7 +67,7 @@ MODULES = {name_of(p): p for p in ROOT.rglob("*.py") if name_of(p) != "__init__"
 
 
 def test_what_is_public() -> None:
-    assert quorate.__all__ == ["QuorateError", "Report", "Trainer", "UserError"]
+    assert quorate.__all__ == ["Callback", "QuorateError", "Report", "Trainer", "UserError"]
     assert all(hasattr(quorate, name) for name in quorate.__all__)
 
 

@@ -15,12 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import Simulation
 
-from quorate.coordinator import (
+from quorate.coordinator import Coordinator, Phase
+from quorate.errors import ProtocolError
+from quorate.plan import home
+from quorate.protocol import (
     Abort,
     Applied,
     Apply,
+    Cancel,
+    Cancelled,
     Compute,
-    Coordinator,
     Discard,
     Done,
     Effect,
@@ -30,14 +34,11 @@ from quorate.coordinator import (
     Joined,
     Keep,
     Left,
-    Phase,
     Replace,
     Stop,
     Tick,
     Wake,
-    home,
 )
-from quorate.errors import ProtocolError
 from quorate.rules import Sync
 
 HOME = "home shard"
@@ -199,6 +200,7 @@ def test_the_first_of_two_copies_is_kept_and_the_late_one_discarded_steps_later(
     handle_all(c, 11.5, Done(0, 1, 0))  # and w0 takes the copy
     assert c.handle(Done(0, 1, 1), 12.5) == [Keep(0, 1, 1), Apply(1, (0,))]
     assert c.handle(Applied(1), 13.0) == [
+        Cancel(1, 1, 1),
         Compute(0, 2, 0, HOME),
         Compute(2, 2, 1, FREE),
     ]
@@ -207,6 +209,17 @@ def test_the_first_of_two_copies_is_kept_and_the_late_one_discarded_steps_later(
     assert c.handle(Done(1, 1, 1), 15.5)[0] == Discard(1, 1, 1)
     assert handle_all(c, 16.0, Done(0, 3, 0), Done(2, 3, 1))[-1] == Apply(3, (0, 2))
     assert c.handle(Applied(3), 17.0) == [Finish(4, ENDED)]
+
+
+def test_a_straggler_that_leaves_off_when_it_is_told_to_gets_a_shard_of_the_step_under_way() -> (
+    None
+):
+    c = straggling()
+    handle_all(c, 11.5, Done(0, 1, 0))  # and w0 takes the copy
+    c.handle(Done(0, 1, 1), 12.5)
+    assert c.handle(Applied(1), 13.0)[0] == Cancel(1, 1, 1)
+    assert c.handle(Left(2, "killed"), 13.0) == []  # it computed (2, 1)
+    assert c.handle(Cancelled(1, 1, 1), 13.1) == [Compute(1, 2, 1, HOME)]
 
 
 def test_a_straggler_that_is_back_first_is_kept_and_its_copy_discarded() -> None:
@@ -278,8 +291,8 @@ def test_a_shard_of_a_slow_worker_is_duplicated_as_soon_as_another_is_idle() -> 
     # It would take until 30, and is far behind only at 35.
     assert c.handle(Done(0, 1, 0), 21.0) == [Keep(0, 1, 0), Compute(0, 1, 1, slow(1))]
     assert c.handle(Done(0, 1, 1), 22.0) == [Keep(0, 1, 1), Apply(1, (0,))]
-    # It goes on with what nobody needs, and the next step does without it.
-    assert c.handle(Applied(1), 22.0) == [Compute(0, 2, 0, HOME)]
+    # It goes on with what nobody needs, if it cannot leave off, and the next step does without it.
+    assert c.handle(Applied(1), 22.0) == [Cancel(1, 1, 1), Compute(0, 2, 0, HOME)]
     assert c.handle(Done(0, 2, 0), 23.0) == [Keep(0, 2, 0), Compute(0, 2, 1, FREE)]
     assert c.handle(Done(0, 2, 1), 24.0) == [Keep(0, 2, 1), Apply(2, (0,))]
     assert c.handle(Done(1, 1, 1), 30.0) == [Discard(1, 1, 1)]
@@ -630,7 +643,7 @@ def test_what_comes_after_the_end_has_no_effect_but_on_results() -> None:
     c = straggling()
     handle_all(c, 11.5, Done(0, 1, 0), Stop("SIGTERM"))  # and w0 takes the copy
     c.handle(Done(0, 1, 1), 12.5)
-    assert c.handle(Applied(1), 13.0) == [Finish(2, "SIGTERM")]
+    assert c.handle(Applied(1), 13.0) == [Cancel(1, 1, 1), Finish(2, "SIGTERM")]
     assert c.handle(Done(1, 1, 1), 14.0) == [Discard(1, 1, 1)]
     assert handle_all(c, 15.0, Left(1, "killed"), Joined(1), Stop("again"), Tick()) == []
 
@@ -647,6 +660,7 @@ def test_what_comes_after_the_end_has_no_effect_but_on_results() -> None:
         (Done(0, 1, 0), "worker 0 was not computing step 1, shard 0"),
         (Done(5, 0, 0), "worker 5 was not computing step 0, shard 0"),
         (Failed(1, 0, 0), "worker 1 was not computing step 0, shard 0"),
+        (Cancelled(0, 0, 0), "worker 0 left off what it was not told to"),
         (Applied(0), "no update of step 0 was asked for"),
     ],
     ids=str,
@@ -659,7 +673,7 @@ def test_an_impossible_event_is_refused_with_the_events_before_it(
         c.handle(event, 1.0)
     assert str(caught.value) == "\n".join(
         [
-            f"{message} (step 0, computing)",
+            f"{message} (after 0 updates, computing)",
             "last events, oldest first:",
             "  Joined(worker=0)",
             "  Joined(worker=1)",
@@ -787,9 +801,9 @@ def test_in_any_order_of_events_a_stop_ends_the_run_within_a_step(
     run.at(time_s, Stop("SIGTERM"))
     while not (run.finish or run.abort or (run.log and run.log[-1][1] == Stop("SIGTERM"))):
         run.advance()
-    under_way = run.step
+    under_way = run.applied
     run.run()
-    assert run.step <= under_way + 1
+    assert run.applied <= under_way + 1
 
 
 @given(st.integers(1, 12), st.integers(1, 8))

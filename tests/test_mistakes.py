@@ -32,7 +32,7 @@ IN_THE_SCRIPT = {
     "ema-1": ["ema_decay: got 1.0", "< 1"],
     "plateau": ["schedule: got 'ReduceLROnPlateau'"],
     "optimizer": ["optimizer: got 'NoneType'"],
-    "rule": ["update: got 'quorum:1'"],
+    "rule": ["update: got 'majority'", "sync, quorum:R, async, bounded:K"],
     "optimizer-itself": ["optimizer: got 'SGD'", "a function from parameters"],
     "no-function": ["loss: got 'NoneType'"],
     "schedule-itself": ["schedule: got 'int'"],
@@ -54,6 +54,12 @@ AT_THE_COMMAND = {
     ("--threads", "0"): ["threads: got 0"],
     ("--engine", "magic"): ["engine: got 'magic'"],
     ("--seed", "-1"): ["seed: got -1"],
+    ("--update", "quorum"): ["update: got 'quorum'", "quorum:R"],
+    ("--update", "quorum:0"): ["update: got 'quorum:0'", "R must be at least 1"],
+    ("--update", "quorum:9"): ["update: got 'quorum:9'", "at most the 2 shards"],
+    ("--update", "bounded:few"): ["update: got 'bounded:few'", "whole number"],
+    ("--update", "bounded:-1"): ["update: got 'bounded:-1'", "K must be at least 0"],
+    ("--update", "async:2"): ["update: got 'async:2'"],
 }
 
 

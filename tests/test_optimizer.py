@@ -144,7 +144,7 @@ def test_an_update_on_many_cores_has_the_bits_of_one(
                 for view in gradient.views.values():
                     view.copy_(torch.randn(view.shape, generator=generator))
                 parts.append(((0, shard), ShardSum(7.0, {"loss": 1.0}, gradient)))
-            apply.apply(parts, 3, n)
+            apply.apply(parts, 3, n, present=3)
         assert apply.average is not None
         return torch.cat([*parameters.vectors, *apply.average.shadow.vectors])
 

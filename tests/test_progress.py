@@ -6,9 +6,21 @@ import contextlib
 import io
 import os
 import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
+import pytest
+
+from quorate import progress
 from quorate.progress import Bar, Lines, clock, display
 from quorate.report import Report
+from quorate.services.device_use import DeviceUse
+from quorate.worker_status import PHASES, WorkerStatus
+from quorate.worker_table import WorkerTable, plain
+
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def report(step: int) -> Report:
@@ -16,8 +28,15 @@ def report(step: int) -> Report:
         global_step=step,
         epoch=(step - 1) // 5,
         rows=8,
+        dropped_rows=0,
         weight=8.0,
         metrics={"loss": 1 / step, "accuracy": 0.5},
+        staleness=0,
+        fresh=[step],
+        stale=[0],
+        dropped=[0],
+        worker_losses={0: (8 / step, 8.0)},
+        not_finite=0,
         lr=0.1,
         grad_norm=None,
         examples_per_s=1234.5,
@@ -26,6 +45,57 @@ def report(step: int) -> Report:
         ends_epoch=step % 5 == 0,
         eta_s=75.0 * (10 - step),
     )
+
+
+def status(number: int, shards: int, *, phase: str = "waiting", for_s: float = 0.0) -> WorkerStatus:
+    """A worker on a GPU of its own: per shard 0.1 s waiting, and 0.2 s forward; worker 2 0.5 s."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    seconds |= {"waiting": 0.1 * shards, "forward": (0.5 if number == 2 else 0.2) * shards}
+    since = time.monotonic() - for_s
+    return WorkerStatus(number, f"cuda:{number}", 99, None, phase, 0, 0, since, seconds, shards)
+
+
+def three(shards: int) -> list[WorkerStatus]:
+    return [status(number, shards) for number in range(3)]
+
+
+def gpu(number: int) -> DeviceUse:
+    return DeviceUse(number, f"cuda:{number}", f"GPU {number + 3}", 0.87, 2 * GIB, 80 * GIB)
+
+
+class Terminal:
+    """A pseudo-terminal, wide and high enough, and what was written to it."""
+
+    def __init__(self) -> None:
+        self._leader, follower = os.openpty()
+        self.file = os.fdopen(follower, "w")
+        self._shown = b""
+        self._reader = threading.Thread(target=self._read)  # it holds but little
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # nobody writes to it any more
+            while part := os.read(self._leader, 1 << 16):
+                self._shown += part
+
+    def close(self) -> None:
+        self.file.close()
+        self._reader.join()
+        os.close(self._leader)
+
+    @property
+    def plain(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._shown.decode())
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    made = Terminal()
+    yield made
+    if not made.file.closed:
+        made.close()
 
 
 def test_lines_show_the_first_step_and_the_end_of_each_epoch() -> None:
@@ -42,23 +112,158 @@ def test_lines_show_the_first_step_and_the_end_of_each_epoch() -> None:
     assert shown[2].startswith("epoch 2/2  step 10/10  loss 0.1000")
 
 
-def test_a_terminal_gets_a_bar() -> None:
-    leader, follower = os.openpty()
-    with os.fdopen(follower, "w") as terminal:
-        screen = display(terminal)
-        assert isinstance(screen, Bar)
-        screen.say("8 rows = 2 shards x 4")
-        for step in range(1, 11):
-            screen.update(report(step))
-        screen.close()
-    shown = b""
-    with contextlib.suppress(OSError):  # a pseudo-terminal that nobody writes to any more
-        while part := os.read(leader, 1 << 16):
-            shown += part
-    os.close(leader)
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
-    assert "8 rows = 2 shards x 4" in plain
-    assert "step 10/10" in plain
+def test_a_terminal_gets_a_bar(terminal: Terminal) -> None:
+    screen = display(terminal.file)
+    assert isinstance(screen, Bar)
+    screen.say("8 rows = 2 shards x 4")
+    for step in range(1, 11):
+        screen.update(report(step))
+    screen.close()
+    terminal.close()
+    assert "8 rows = 2 shards x 4" in terminal.plain
+    assert "step 10/10" in terminal.plain
+
+
+def test_a_terminal_has_the_table_below_the_bar(terminal: Terminal) -> None:
+    screen = display(terminal.file)
+    screen.workers(three(2), [])  # before there is a bar
+    screen.update(report(1))
+    screen.workers(three(40), [gpu(number) for number in range(3)])
+    screen.update(report(2))
+    screen.close()
+    screen.workers(three(80), [])  # a service that comes too late
+    terminal.close()
+    lines = [line.rstrip() for line in terminal.plain.splitlines()]
+    assert any(line.startswith("worker 2 (cuda:2) is slow: 0.50 s a shard") for line in lines)
+    bar = max(number for number, line in enumerate(lines) if "step 2/10" in line)
+    assert lines[bar + 1 : bar + 5] == [
+        "worker  device          use  memory         shard   waiting  state",
+        "0       cuda:0 = GPU 3  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
+        "1       cuda:1 = GPU 4  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
+        "2       cuda:2 = GPU 5  87%  2.0 of 80 GiB  0.50 s  17%      waiting",
+    ]
+
+
+def test_a_short_log_has_no_table() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream)
+    for shards in (2, 4, 6):
+        lines.workers(three(shards), [])
+    lines.close()
+    assert stream.getvalue() == ""
+
+
+def test_a_long_log_has_a_table_once_in_a_while_and_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "TABLE_EVERY_S", 0.2)
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.workers(three(2), [])
+    assert stream.getvalue() == ""
+    time.sleep(0.2)
+    lines.workers(three(4), [])
+    lines.workers(three(5), [])
+    lines.workers(three(6), [])
+    assert stream.getvalue().splitlines() == [
+        "worker  device  use  memory  shard   waiting  state",
+        "0       cuda:0               0.20 s  33%      waiting",
+        "1       cuda:1               0.20 s  33%      waiting",
+        "2       cuda:2               0.50 s  17%      waiting",
+    ]
+    lines.close()
+    assert stream.getvalue().count("worker  device") == 2
+    lines.close()
+    assert stream.getvalue().count("worker  device") == 2
+
+
+def test_a_slow_worker_is_named_in_a_log() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream)
+    for shards in (2, 20, 40):
+        lines.workers(three(shards), [])
+    assert stream.getvalue() == (
+        "worker 2 (cuda:2) is slow: 0.50 s a shard, 2.5 times the median of 0.20 s; "
+        "in forward: 0.50 s against 0.20 s\n"
+    )
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_two_threads_may_show_something_at_once(
+    on_terminal: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "TABLE_EVERY_S", 0.0)
+    plain_stream = io.StringIO()
+    stream: TextIO = terminal.file if on_terminal else plain_stream
+    screen = display(stream)
+
+    def serve() -> None:
+        for shards in range(100):
+            screen.workers(three(shards), [])
+
+    service = threading.Thread(target=serve)
+    service.start()
+    for step in range(1, 101):
+        screen.update(report(step))
+        screen.say(f"{step} " + "said " * 9)
+    service.join()
+    screen.close()
+    terminal.close()
+    shown = terminal.plain if on_terminal else plain_stream.getvalue()
+    lines = [line.rstrip() for line in shown.splitlines()]
+    for step in range(1, 101):
+        assert f"{step} {'said ' * 9}".rstrip() in lines
+    if not on_terminal:
+        assert lines.count("worker  device  use  memory  shard   waiting  state") == 99
+
+
+def table(workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[list[str]]:
+    """Cells of a first table."""
+    return [list(row) for row in WorkerTable().rows(workers, uses, time.monotonic())]
+
+
+def test_cells_of_the_table() -> None:
+    cpu = status(1, 4)._replace(device="cpu")
+    uses = [
+        DeviceUse(0, "cuda:0", "GPU 3", None, None, None),
+        DeviceUse(1, "cpu", None, 0.97, 412 * MIB, None),
+        DeviceUse(2, "cuda:2", None, 0.004, 1000 * MIB, 8 * GIB),
+    ]
+    assert table([status(0, 4), cpu, status(2, 0)], uses) == [
+        ["0", "cuda:0 = GPU 3", "", "", "0.20 s", "33%", "waiting"],
+        ["1", "cpu", "1.0 core", "412 MiB", "0.20 s", "33%", "waiting"],
+        ["2", "cuda:2", "0%", "1.0 of 8 GiB", "", "", "waiting"],
+    ]
+    assert plain([]) == "worker  device  use  memory  shard  waiting  state"
+
+
+@pytest.mark.parametrize(
+    ("shards", "phase", "for_s", "is_gone", "shown"),
+    [
+        (4, "forward", 0.5, False, "forward"),
+        (4, "forward", 0.9, False, "forward"),  # 3 times 0.2 s, and yet no time to speak of
+        (4, "forward", 12.0, False, "forward for 12 s"),
+        (0, "starting", 8.0, False, "starting"),
+        (0, "starting", 12.0, False, "starting for 12 s"),
+        (4, "starting", 2.5, True, "gone for 2.50 s"),
+    ],
+)
+def test_a_state_that_lasts_is_shown_with_its_time(
+    shards: int, phase: str, for_s: float, is_gone: bool, shown: str
+) -> None:
+    worker = status(0, shards, phase=phase, for_s=for_s)
+    if is_gone:
+        worker = worker._replace(pid=None)
+    assert table([worker], [])[0][-1] == shown
+
+
+def test_figures_are_of_the_time_since_the_last_ones() -> None:
+    rows = WorkerTable()
+    first, slower = status(0, 10), status(0, 12)
+    slower.seconds["forward"] += 2.0
+    idle = slower._replace(seconds=slower.seconds | {"waiting": slower.seconds["waiting"] + 5})
+    shown = [rows.rows([each], [], time.monotonic())[0][4:6] for each in (first, slower, idle)]
+    assert shown == [("0.20 s", "33%"), ("1.20 s", "8%"), ("1.20 s", "100%")]
 
 
 def test_times_are_written_as_on_a_clock() -> None:

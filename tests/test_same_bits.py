@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
+from warm import WARM
 
 import quorate
 from quorate.digest import digest
@@ -222,17 +222,12 @@ def test_augmentation_belongs_to_the_sample_and_the_epoch(together: bool) -> Non
 
 
 def run_script(run_dir: Path, *options: str) -> dict[str, Any]:
-    quorate_command = [sys.executable, "-m", "quorate"]
-    command = [*quorate_command, "run", "--devices", "cpu", "--run-dir", str(run_dir), *options]
-    subprocess.run([*command, str(SCRIPT)], check=True, timeout=120, capture_output=True)
-    shown = subprocess.run(
-        [*quorate_command, "inspect", "--json", str(run_dir)],
-        check=True,
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
-    facts: dict[str, Any] = json.loads(shown.stdout)
+    words = ["run", "--devices", "cpu", "--run-dir", str(run_dir), *options, str(SCRIPT)]
+    code, out, err = WARM.run(words, os.environ, 120)
+    assert code == 0, out + err
+    code, shown, err = WARM.run(["inspect", "--json", str(run_dir)], os.environ, 60)
+    assert code == 0, err
+    facts: dict[str, Any] = json.loads(shown)
     return facts
 
 

@@ -6,20 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from quorate.coordinator import (
-    Abort,
-    Applied,
-    Apply,
-    Compute,
-    Coordinator,
-    Effect,
-    Finish,
-    Tick,
-    Wake,
-)
+from quorate.coordinator import Coordinator
+from quorate.protocol import Abort, Applied, Apply, Compute, Effect, Finish, Tick, Wake
 from quorate.transports import Channel, Part
+
+T = TypeVar("T")
 
 
 class Ready(NamedTuple):
@@ -27,6 +20,8 @@ class Ready(NamedTuple):
 
     step: int
     parts: list[Part]
+    shards: tuple[int, ...]  # that are in it
+    staleness: int  # updates since the oldest parameters that they were computed from
 
 
 class Stragglers:
@@ -57,38 +52,49 @@ class Stragglers:
 def drive(
     coordinator: Coordinator,
     channel: Channel,
+    apply: Callable[[Ready], T],
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda _: None,
-) -> Iterator[Ready]:
-    """Run the coordinator to its end.
+) -> Iterator[T]:
+    """Run the coordinator to its end, and yield what each update was.
 
-    Yields each step that is ready for its update; the update counts as applied when the next one
-    is asked for.
+    Nothing is sent to workers while the caller has it.
 
     Args:
+        apply: makes the update of a step.
         say: shows a line to the user: who is slow.
 
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
     """
+    held_s = 0.0  # how long the caller had what was yielded: nobody is slow because of that
+
+    def now() -> float:
+        return clock() - held_s
+
     wake_at: float | None = None
     stragglers = Stragglers(coordinator, say)
     while True:
-        event = channel.receive(None if wake_at is None else max(0.0, wake_at - clock()))
-        effects: deque[Effect] = deque(coordinator.handle(event or Tick(), clock()))
+        event = channel.receive(None if wake_at is None else max(0.0, wake_at - now()))
+        effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
         wake_at = None
         while effects:
             match effects.popleft():
                 case Wake(at):
                     wake_at = at
-                case Apply(step, holders):
-                    yield Ready(step, channel.collect(step, holders))
-                    effects.extend(coordinator.handle(Applied(step), clock()))
+                case Apply(step, holders, shards, staleness):
+                    parts = channel.collect(step, holders)
+                    applied = apply(Ready(step, parts, shards, staleness))
+                    channel.publish()
+                    effects.extend(coordinator.handle(Applied(step), now()))
+                    began = clock()
+                    yield applied
+                    held_s += clock() - began
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
                     return
                 case effect:
                     if isinstance(effect, Compute) and effect.instead_of is not None:
-                        stragglers.copied(effect.instead_of, effect, clock())
+                        stragglers.copied(effect.instead_of, effect, now())
                     channel.send(effect)

@@ -7,6 +7,7 @@
     │   ├── DataError        a dataset or a file: where, got, expected
     │   ├── LossError        what the loss function returned
     │   └── CheckpointError  a saved state that is damaged or does not fit
+    ├── NotFiniteError       a loss or gradient that is no number, before it reaches the parameters
     ├── WorkerError          workers ended, or raised what only they have a type for
     └── ProtocolError        a transport broke the coordinator's rules: a bug, with the last events
 
@@ -63,6 +64,10 @@ class LossError(UserError):
 
 class CheckpointError(UserError):
     """A saved state is damaged, or does not fit this model and these settings."""
+
+
+class NotFiniteError(QuorateError):
+    """A loss or a gradient is infinite or not a number; the update was not made."""
 
 
 class WorkerError(QuorateError):

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate as torch_collate
 
 from quorate.errors import DataError
 from quorate.keys import key
-from quorate.lifeline import die_with
+from quorate.lifeline import JOB_SIGNALS, die_with
 from quorate.plan import Plan, Rows
 from quorate.streams import Stream, Turns
 
@@ -116,6 +116,8 @@ class Feed:
         source: what loads them.
         tickets: the shards in the order in which they will be wanted.
         ahead: how many shards are held ready at most.
+        behind: shards so many steps before one that was taken may still be wanted; older ones are
+            dropped, or not loaded.
         covers: whether a shard is, or was, among the tickets; others are loaded when asked for.
         loader_workers: processes that load; 0 means a thread of this process. Turn it up if rows
             take long to decode and the workers wait for input.
@@ -130,12 +132,14 @@ class Feed:
         tickets: Iterable[Ticket],
         *,
         ahead: int,
+        behind: int = 0,
         covers: Callable[[Ticket], bool] = lambda _: True,
         loader_workers: int = 0,
         threads: int = 1,
     ) -> None:
         self._source = source
         self._ahead = ahead
+        self._behind = behind
         self._covers = covers
         self._threads = threads
         self._wanted: Ticket = (-1, -1)  # the last one that somebody waits for
@@ -145,7 +149,8 @@ class Feed:
         self._changed = threading.Condition()
         # DataLoader's processes start here, in the caller's thread: of a training loop before the
         # workers' threads. A fork of a process with running threads may inherit a locked lock.
-        self._loads = _loads(source, tickets, loader_workers, threads)
+        still_wanted = (t for t in tickets if t[0] >= self._wanted[0] - behind)
+        self._loads = _loads(source, still_wanted, loader_workers, threads)
         self._thread = threading.Thread(target=self._run, name="quorate-feed", daemon=True)
         self._thread.start()
 
@@ -162,7 +167,7 @@ class Feed:
                 while ticket > self._loaded and not self._ended:
                     self._changed.wait()
             found = self._ready.pop(ticket, None)
-            for old in [t for t in self._ready if t[0] < ticket[0]]:
+            for old in [t for t in self._ready if t[0] < ticket[0] - self._behind]:
                 del self._ready[old]  # of a step that is over: nobody will come for it
             self._changed.notify_all()
         return self._source.load(ticket) if found is None else found
@@ -240,6 +245,6 @@ def _begin_process(threads: int, _worker: int) -> None:
     # then would leave one behind. Python handles a signal when the call is over.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     die_with(os.getppid(), signal.SIGTERM)
-    # Ctrl-C reaches all processes of a terminal; the coordinator alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in set(JOB_SIGNALS) - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)

@@ -6,16 +6,20 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from quorate.coordinator import home
 from quorate.devices import memory
 from quorate.feed import Batch, Feed, Source, Ticket
 from quorate.fingerprint import fingerprint
 from quorate.flat import Flat
 from quorate.keys import key
-from quorate.plan import abridged
+from quorate.plan import Plan, abridged, home
 from quorate.replica import Phase, Replica, no_phase
 from quorate.shard_sum import ShardSum
+from quorate.snapshots import Snapshot
 from quorate.streams import Stream
+
+
+class NotWanted(BaseException):
+    """The shard that is being computed is not wanted any more. Only between two phases."""
 
 
 class Job(ABC):
@@ -25,6 +29,8 @@ class Job(ABC):
         source: loads the rows of a shard.
         parameters: the coordinator's, plain or averaged, that shards are computed from.
         steps: the steps of the plan that are to be computed.
+        on_snapshots: whether updates go on while shards are computed, so that each is computed from
+            a snapshot of the parameters.
         loader_workers: processes that load rows.
         threads: intra-op threads of whatever loads or computes.
     """
@@ -37,6 +43,7 @@ class Job(ABC):
         parameters: Flat,
         steps: range,
         *,
+        on_snapshots: bool = False,
         loader_workers: int = 0,
         threads: int = 1,
     ) -> None:
@@ -44,6 +51,7 @@ class Job(ABC):
         self.plan = source.plan
         self.parameters = parameters
         self.steps = steps
+        self.on_snapshots = on_snapshots
         self.loading = {"loader_workers": loader_workers, "threads": threads}
 
     def feed(self, place: tuple[int, int] = (0, 1), first: Ticket = (0, 0)) -> Feed:
@@ -56,13 +64,12 @@ class Job(ABC):
 
         def covers(ticket: Ticket) -> bool:
             step, shard = ticket
-            shards = home(place, self.plan.shards_of(step))
-            return shard in shards and step in self.steps and ticket >= first
+            return shard in self.plan.home(place, step) and step in self.steps and ticket >= first
 
         tickets = (
             (step, shard)
             for step in range(max(first[0], self.steps.start), self.steps.stop)
-            for shard in home(place, self.plan.shards_of(step))
+            for shard in self.plan.home(place, step)
             if (step, shard) >= first
         )
         # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
@@ -71,6 +78,8 @@ class Job(ABC):
             self.source,
             tickets,
             ahead=max(2, 2 * len(home(place, self.plan.shards))),
+            # One worker takes its own in order; several that share a feed, only about so.
+            behind=self.plan.reach - 1 if place == (0, 1) else 0,
             covers=covers,
             **self.loading,
         )
@@ -83,6 +92,7 @@ class Job(ABC):
         step: int,
         shard: int,
         *,
+        snapshot: Snapshot | None = None,
         into: Flat | None = None,
         at: Phase = no_phase,
     ) -> ShardSum:
@@ -90,13 +100,18 @@ class Job(ABC):
 
         Args:
             feed: of this job.
+            snapshot: what it is computed from, if not from ``parameters`` as they are.
             into: where the gradient is written.
-            at: told the name of each phase when it begins.
+            at: told the name of each phase when it begins. It may raise ``NotWanted``.
         """
         at("fetching")
         batch = feed.take((step, shard))
-        # Within a step parameters do not change; a job that ended leaves others behind.
-        replica.pull(self.parameters, version=(self, step))
+        if snapshot is None:
+            # Within a step parameters do not change; a job that ended leaves others behind.
+            replica.pull(self.parameters, version=(self, step))
+        else:
+            values = snapshot.values
+            replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
         return self._work(replica, batch, stream, step, shard, into, at)
 
     def annotate(
@@ -129,6 +144,11 @@ class Job(ABC):
     ) -> ShardSum: ...
 
 
+def shard_seed(plan: Plan, step: int, shard: int) -> int:
+    """Of the random stream of a training shard."""
+    return key("shard", plan.seed, step, shard)
+
+
 class Training(Job):
     """Gradients of the loss, shard by shard."""
 
@@ -144,7 +164,7 @@ class Training(Job):
         into: Flat | None,
         at: Phase,
     ) -> ShardSum:
-        seed = key("shard", self.plan.seed, step, shard)
+        seed = shard_seed(self.plan, step, shard)
         return replica.gradient(batch.data, len(batch.rows), stream, seed, into=into, at=at)
 
 

@@ -15,6 +15,12 @@ import sys
 import threading
 import time
 
+# They reach all processes of a job: a terminal's Ctrl-C, a cluster's SIGTERM and its warning before
+# that. The coordinator alone decides.
+JOB_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+]
+
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel signal this process when its parent's thread that started it ends.
@@ -43,8 +49,7 @@ def _main() -> None:
     import json
     from importlib import import_module
 
-    # Ctrl-C and a cluster's SIGTERM reach all processes; the coordinator alone decides.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     parent, module, path, arguments = sys.argv[1:5]
     die_with(int(parent))

@@ -10,6 +10,8 @@ Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,12 +38,26 @@ def permutation(rows: int, seed: int, epoch: int) -> Rows:
     return np.argsort(state, kind="stable").astype(np.int64, copy=False)
 
 
+def home(place: tuple[int, int], shards: int) -> range:
+    """The home shards of the worker at a place (rank, number of workers): a contiguous run.
+
+    With more workers than shards the first have one each, and the others none.
+    """
+    rank, workers = place[0], min(place[1], shards)
+    if rank >= workers:
+        return range(0)
+    return range(-(-rank * shards // workers), -(-(rank + 1) * shards // workers))
+
+
 class Plan:
     """Rows of every step and shard of a run over one dataset.
 
     The last batch of an epoch has the rows that are left, so each row counts once per epoch. A
     batch of fewer rows than shards has one shard per row.
     """
+
+    is_apart = False
+    reach = 1  # of so many steps, from the next one on, a worker may begin one of its home first
 
     def __init__(
         self, *, rows: int, batch_size: int, shards: int, seed: int = 0, shuffle: bool = True
@@ -55,13 +71,14 @@ class Plan:
         self._orders: dict[int, Rows] = {}  # of the newest epochs
 
     def to_json(self) -> dict[str, int]:
-        """The arguments that make this plan."""
+        """What ``from_json`` makes this plan of."""
         return {
             "rows": self.rows,
             "batch_size": self.batch_size,
             "shards": self.shards,
             "seed": self.seed,
             "shuffle": self.shuffle,
+            "is_apart": self.is_apart,
         }
 
     def epoch(self, step: int) -> int:
@@ -87,6 +104,10 @@ class Plan:
         b, v = self.batch_rows(step), self.shards_of(step)
         return self.batch(step)[shard * b // v : (shard + 1) * b // v]
 
+    def home(self, place: tuple[int, int], step: int) -> range:
+        """The shards of step t that the worker at a place computes if nothing unusual happens."""
+        return home(place, self.shards_of(step))
+
     def _order(self, epoch: int) -> Rows:
         found = self._orders.get(epoch)
         if found is None:
@@ -97,6 +118,61 @@ class Plan:
             # other threads may be reading the old one.
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: found}
         return found
+
+
+class PlanApart(Plan):
+    """The same shards, each a step of its own: for rules that apply them one by one.
+
+    Step u is a shard of a batch of the plain plan, in their order: all shards of a batch, then
+    those of the next. An epoch has as many steps as its batches have shards.
+    """
+
+    is_apart = True
+
+    def __init__(
+        self, *, rows: int, batch_size: int, shards: int, seed: int = 0, shuffle: bool = True
+    ) -> None:
+        super().__init__(
+            rows=rows, batch_size=batch_size, shards=shards, seed=seed, shuffle=shuffle
+        )
+        batches = self.steps_per_epoch
+        self._last_shards = min(shards, rows - (batches - 1) * batch_size)
+        self.steps_per_epoch = (batches - 1) * shards + self._last_shards
+        self.reach = 2 * shards
+
+    def _where(self, step: int) -> tuple[int, int, int]:
+        """Of which batch of its epoch step u is a shard, of which of how many."""
+        batch, shard = divmod(step % self.steps_per_epoch, self.shards)
+        is_last = (batch + 1) * self.batch_size >= self.rows
+        return batch, shard, self._last_shards if is_last else self.shards
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        """Where in the order of its epoch the rows of step u are."""
+        batch, shard, shards = self._where(step)
+        start = batch * self.batch_size
+        rows = min(self.batch_size, self.rows - start)
+        return start + shard * rows // shards, start + (shard + 1) * rows // shards
+
+    def batch_rows(self, step: int) -> int:
+        start, stop = self._bounds(step)
+        return stop - start
+
+    def shards_of(self, step: int) -> int:  # noqa: ARG002
+        return 1
+
+    def batch(self, step: int) -> Rows:
+        start, stop = self._bounds(step)
+        return self._order(self.epoch(step))[start:stop]
+
+    def home(self, place: tuple[int, int], step: int) -> range:
+        _, shard, shards = self._where(step)
+        return range(1) if shard in home(place, shards) else range(0)
+
+
+def from_json(arguments: dict[str, Any]) -> Plan:
+    """The plan that ``Plan.to_json`` described."""
+    kind = PlanApart if arguments.pop("is_apart") else Plan
+    return kind(**arguments)
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

@@ -185,16 +185,26 @@ class Replica:
         self._modes = [(module, module.training) for module in self.model.modules()]
         self._buffers = Buffers(self.model, written)
         self._set_buffers = set_buffers or _copier(Buffers(model, written), snapshot=own)
+        self._set_pulled = self._set_buffers
         self._turns = turns
         self._generator_lock = _lock_of(device)
         self._free: list[Flat] = []
         self._version: object = None
 
-    def pull(self, parameters: Flat, version: object) -> None:
-        """Compute from these parameters from now on: the coordinator's, or the averaged ones.
+    def pull(
+        self,
+        parameters: Flat,
+        version: object,
+        set_buffers: Callable[[Buffers], None] | None = None,
+    ) -> None:
+        """Compute from these parameters from now on: the coordinator's, averaged, or a snapshot.
 
         Those on this replica's device are read where they are; others are copied, once a version.
+
+        Args:
+            set_buffers: gives buffers the values that go with them, if not the coordinator's.
         """
+        self._set_pulled = set_buffers or self._set_buffers
         if parameters.device == self.device:
             if self._flat is not parameters:
                 bind(self._trainable, parameters)
@@ -302,7 +312,7 @@ class Replica:
                 module.training = mode
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
-        self._set_buffers(self._buffers)
+        self._set_pulled(self._buffers)
         stream.reseed(seed)
         if self.device.type != "cpu":
             with torch.accelerator.device_index(self.device.index or 0):

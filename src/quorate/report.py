@@ -16,10 +16,17 @@ class Report:
     """One update. All metrics are weighted means over all shards of its batch."""
 
     global_step: int  # updates applied, this one included
-    epoch: int  # that its rows belong to, from 0
-    rows: int
+    epoch: int  # from 0, by the number of updates
+    rows: int  # that the update was made of
+    dropped_rows: int  # of its batch, which came too late
     weight: float  # total weight: rows, unless the loss function says otherwise
     metrics: dict[str, float]  # "loss" first
+    worker_losses: dict[int, tuple[float, float]]  # per worker: weighted sum of the loss, weight
+    staleness: int  # updates between the parameters of its oldest gradient and itself
+    fresh: list[int]  # so far, per worker: shards applied to what they were computed from
+    stale: list[int]  # ... shards applied when that had changed
+    dropped: list[int]  # ... shards that came too late for their update
+    not_finite: int  # updates so far that were skipped for that; they count as steps
     lr: float
     grad_norm: float | None  # before clipping; None without clip_norm
     examples_per_s: float  # over the last few seconds, rows
@@ -50,7 +57,7 @@ class MetricsLog:
 
     def update(self, report: Report) -> None:
         record = asdict(report)
-        for name in ("last_step", "epochs", "ends_epoch", "eta_s"):
+        for name in ("worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
         metrics = record.pop("metrics")
         self._write(record | {f"metric_{n}" if n in record else n: v for n, v in metrics.items()})

@@ -1,39 +1,137 @@
-"""Update rules: which shards of a step make an update. A rule is a small class.
+"""Update rules: which gradients make an update, and how old they may be. A rule is a small class.
 
-The coordinator asks; transports do not know the rule.
+A step is computed from the parameters of one moment and applied later. How many updates are made
+in between is its staleness. The coordinator asks a rule for three things: of how many shards a step
+is made, how many of them must be in, and how stale it may be; transports do not know the rule. To
+add one, write a class and list it in ``RULES``.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 from quorate.errors import SettingError
 
 
 class Rule(Protocol):
-    """How many shards of a step make its update."""
+    """What the coordinator has to know."""
 
-    name: str  # what the user types
+    @property
+    def name(self) -> str:
+        """What the user types."""
+
+    @property
+    def staleness(self) -> float:
+        """The most updates between parameters and gradient; 0: steps are computed one by one."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether each shard of a batch is a step, and so an update, of its own."""
+
+    @property
+    def least_shards(self) -> int:
+        """How many shards a batch must have."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether an idle worker may compute what another is slow with, perhaps in vain."""
 
     def needed(self, shards: int) -> int:
         """Of a step with ``shards`` shards, how many must be in before the update."""
+
+
+def keeps_bits(rule: Rule, shards: int) -> bool:
+    """Whether a run gives the same bits on any number of devices."""
+    return not rule.is_apart and not rule.staleness and rule.needed(shards) == shards
 
 
 class Sync:
     """All shards of a step: the update does not depend on who computed them."""
 
     name = "sync"
+    form = name
+    staleness = 0.0
+    is_apart = False
+    least_shards = 1
+    copies = True
 
     def needed(self, shards: int) -> int:
         return shards
 
 
+class Quorum:
+    """The first R shards of a step; the rest are dropped whole (Chen et al., arXiv:1604.00981)."""
+
+    form = "quorum:R"
+    staleness = 0.0
+    is_apart = False
+    copies = True
+
+    def __init__(self, least: int) -> None:
+        if least < 1:
+            raise ValueError("R must be at least 1")
+        self.name = f"quorum:{least}"
+        self.least_shards = least
+
+    def needed(self, shards: int) -> int:
+        return min(self.least_shards, shards)  # the last batch may have fewer
+
+
+class Async:
+    """Every shard's gradient as it comes, however old."""
+
+    name = "async"
+    form = name
+    staleness = inf
+    is_apart = True
+    least_shards = 1
+    copies = True  # there is other work until the very end
+
+    def needed(self, shards: int) -> int:
+        return shards
+
+
+class Bounded:
+    """Every shard's gradient as it comes, but none older than K updates (Ho et al., NIPS 2013).
+
+    Whoever would be too far ahead waits; nothing is computed that could not be applied.
+    """
+
+    form = "bounded:K"
+    is_apart = True
+    least_shards = 1
+    copies = False
+
+    def __init__(self, most: int) -> None:
+        if most < 0:
+            raise ValueError("K must be at least 0")
+        self.name = f"bounded:{most}"
+        self.staleness = float(most)
+
+    def needed(self, shards: int) -> int:
+        return shards
+
+
+RULES = (Sync, Quorum, Async, Bounded)
+
+
 def parse(text: str) -> Rule:
-    """The rule that a user named.
+    """The rule that a user named: ``sync``, or a name and a number as in ``quorum:3``.
 
     Raises:
         SettingError: there is no such rule.
     """
-    if text == Sync.name:
-        return Sync()
-    raise SettingError("update", text, "sync", "other rules are not supported yet")
+    name, colon, number = str(text).strip().partition(":")
+    for rule in RULES:
+        wanted, wants_number, _ = rule.form.partition(":")
+        if name == wanted and colon == wants_number:
+            try:
+                return rule(*([int(number)] if colon else []))
+            except ValueError as error:
+                raise _no_rule(text, f"{rule.form} with a whole number: {error}") from None
+    raise _no_rule(text, "choose one of them")
+
+
+def _no_rule(text: str, cure: str) -> SettingError:
+    return SettingError("update", text, ", ".join(rule.form for rule in RULES), cure)

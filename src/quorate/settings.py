@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -67,6 +67,17 @@ def real(name: str, value: object, *, above: float, below: float = float("inf"))
     if not above < value < below:
         raise SettingError(name, value, expected, "choose one between the bounds")
     return float(value)
+
+
+def one_of(name: str, value: str, choices: Sequence[str]) -> str:
+    """Check a word.
+
+    Raises:
+        SettingError: it is none of these.
+    """
+    if value not in choices:
+        raise SettingError(name, value, " or ".join(choices), "choose one of them")
+    return value
 
 
 def function(name: str, value: T, expected: str) -> T:

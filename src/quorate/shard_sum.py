@@ -6,12 +6,22 @@ a mean of means. The division happens once, after the last addition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from quorate.errors import LossError
 from quorate.flat import Flat
+
+
+class Share(NamedTuple):
+    """What one shard has added, and who computed it: for people, not for sums."""
+
+    shard: int
+    worker: int
+    loss: float  # weighted
+    weight: float
 
 
 @dataclass
@@ -24,10 +34,16 @@ class ShardSum:
     buffers: torch.Tensor | None = None  # (floating-point buffers,) float64, weighted sums
     counts: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
+    shares: list[Share] = field(default_factory=list)  # of all shards that are in it
 
     def means(self) -> dict[str, float]:
         """The weighted means of all metrics."""
         return {name: value / self.weight for name, value in self.metrics.items()}
+
+    def computed_by(self, worker: int, shard: int) -> ShardSum:
+        """Self, which is one shard's, with a note of who computed it."""
+        self.shares = [Share(shard, worker, self.metrics["loss"], self.weight)]
+        return self
 
     def add(self, right: ShardSum) -> ShardSum:
         """Self + right, in place: ``self`` must hold the shards to the left.
@@ -40,6 +56,7 @@ class ShardSum:
                 f"one shard's metrics are {sorted(self.metrics)}, another's "
                 f"{sorted(right.metrics)}; return the same names for every shard"
             )
+        self.shares += right.shares
         self.weight += right.weight
         for name, value in right.metrics.items():
             self.metrics[name] += value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import warnings
+from typing import Any
 
 import torch
 
 from quorate.flat import Flat, Layout
 from quorate.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.replica import Buffers, bind, trainable
+from quorate.tally import Tally
 from quorate.update import Average, Schedule, Update
 
 
@@ -38,6 +39,12 @@ class State:
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
+        self.left_open: list[int] = []  # see ``Coordinator``
+        self.tally = Tally()
+        self.dropped_rows = 0  # of the epoch under way
+        self.not_finite = 0  # updates that were not made for that
+        self.evaluated_at = 0  # updates, when the validation set was evaluated last
+        self.best: dict[str, Any] | None = None  # by a named metric: its value and global_step
         parameters = trainable(model)
         layout = Layout(parameters.items())
         self.parameters = layout.shared() if shared else layout.new(device)
@@ -79,6 +86,26 @@ class State:
         model.load_state_dict(self.tensors(self.average.shadow), strict=False)
         return model
 
+    def account(self) -> dict[str, Any]:
+        """What became of the shards so far, and which are left, for JSON."""
+        return {
+            "left_open": self.left_open,
+            "tally": self.tally.to_json(),
+            "dropped_rows": self.dropped_rows,
+            "not_finite": self.not_finite,
+            "evaluated_at": self.evaluated_at,
+            "best": self.best,
+        }
+
+    def load_account(self, account: dict[str, Any]) -> None:
+        """Take what ``account`` gave."""
+        self.left_open = account["left_open"]
+        self.tally = Tally(account["tally"])
+        self.dropped_rows = account["dropped_rows"]
+        self.not_finite = account["not_finite"]
+        self.evaluated_at = account["evaluated_at"]
+        self.best = account["best"]
+
     def go_to(self, global_step: int) -> None:
         """Bring the schedule to where it is after so many updates.
 
@@ -86,9 +113,5 @@ class State:
         checkpoint need not know how a scheduler remembers it.
         """
         self.global_step = global_step
-        if self.update.scheduler is not None:
-            with warnings.catch_warnings():
-                # torch expects an optimizer step between two of a schedule.
-                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-                for _ in range(global_step):
-                    self.update.scheduler.step()
+        for _ in range(global_step):
+            self.update.skip()

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quorate import checkpoint, engines, rules
-from quorate.coordinator import Coordinator, Stop
+from quorate import checkpoint, engines, resume, rules
+from quorate.blame import explained
+from quorate.callbacks import Callback
+from quorate.coordinator import Coordinator
 from quorate.devices import Devices, describe, worker_devices
-from quorate.drive import drive
-from quorate.errors import CheckpointError, CopyError, LossError, SettingError, UserError
+from quorate.drive import Ready, drive
+from quorate.errors import CopyError, LossError, NotFiniteError, SettingError, UserError
+from quorate.evaluations import Best
 from quorate.feed import Collate, Source, length
+from quorate.fit import Beside, Fit, Loop, Validation
 from quorate.job import Evaluation, Training
 from quorate.loss import Loss
 from quorate.optimizer import OptimizerFactory
-from quorate.plan import Plan
+from quorate.pace import Pace
+from quorate.plan import Plan, PlanApart
 from quorate.probe import made, probed
-from quorate.progress import display, metrics
+from quorate.progress import display
+from quorate.protocol import Stop
 from quorate.replica import Replica, unchanged
-from quorate.report import MetricsLog, Report
-from quorate.settings import directory, function, real, setting, whole
-from quorate.shard_sum import ShardSum
+from quorate.report import Report
+from quorate.services.checkpoints import Checkpoints, Policy
+from quorate.settings import directory, function, one_of, real, setting, whole
+from quorate.shard_sum import ShardSum, Share
 from quorate.state import State
-from quorate.stop import StopSignals
+from quorate.stop import Stops
 from quorate.streams import Turns
 from quorate.transports import Channel, Transport
 from quorate.transports.arena import Arena
@@ -38,7 +45,16 @@ from quorate.transports.processes import Processes
 from quorate.transports.towers import Towers
 from quorate.transports.worker import here
 from quorate.tree import TreeSum, tree_sum
-from quorate.update import Schedule, intra_op_threads
+from quorate.update import Applied, Schedule, intra_op_threads
+from quorate.weights import initialize
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+# How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
+RESULTS_PER_WORKER = 4
+
+NOT_FINITE = ("stop", "skip")
 
 # Whether a training loop was begun in this process: at the first one, worker processes stop.
 _begun = False
@@ -70,7 +86,10 @@ class Trainer:
             the first training loop, or "towers", threads of this process. Default: processes for
             several CPU workers of a script; towers in a notebook, at a prompt and on GPUs.
         threads: intra-op threads of each worker. The bits depend on it.
-        update: the update rule: "sync", all shards of a step.
+        update: the update rule. "sync": all shards of a batch. "quorum:R": the first R of them, the
+            rest is dropped. "async": each shard is an update of its own, applied as it comes.
+            "bounded:K": likewise, but none from parameters more than K updates old. The bits depend
+            on timing but for "sync"; which to choose, and the learning rate: docs/update-rules.md.
         schedule: from the optimizer to a torch LR scheduler, stepped once per update.
         clip_norm: bound on the global norm of the mean gradient.
         ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
@@ -81,6 +100,19 @@ class Trainer:
         worker_timeout_s: a worker process that has been at one shard for so long, and for 3 times
             its usual time, is replaced, and one that has not reached the training loop by then.
             Turn it up if a step or the start of the script may take longer.
+        nonfinite: what to do before an update whose loss or gradient is not finite: "stop", which
+            names step, shards, rows and parameters, or "skip" it, which is said and counted.
+        init_from: weights to begin from: .safetensors, a state dict by ``torch.save``, or a run
+            directory. A run that is resumed has its own.
+        fresh: begin anew in a ``run_dir`` that holds a run, which is moved aside.
+        save_every_s: seconds from one checkpoint to the next, the most that a kill may cost; None
+            for none but at the end, after a stop and after an exception.
+        save_every_steps: also after every so many updates; training waits for the disk.
+        keep: how many of the newest checkpoints stay.
+        keep_every_h: one checkpoint every so many hours stays for ever.
+        summary_every_s: seconds between two points of a curve in TensorBoard; None for none.
+        max_time_s: seconds after which ``fit`` finishes the step under way, saves, and returns.
+        callbacks: what you want to happen besides; see ``Callback``.
 
     Raises:
         SettingError: a value cannot work; nothing was started.
@@ -107,6 +139,16 @@ class Trainer:
         collate: Collate | None = None,
         loader_workers: int = 0,
         worker_timeout_s: float = 300.0,
+        nonfinite: str = "stop",
+        init_from: str | Path | None = None,
+        fresh: bool = False,
+        save_every_s: float | None = 600.0,
+        save_every_steps: int | None = None,
+        keep: int = 5,
+        keep_every_h: float | None = None,
+        summary_every_s: float | None = 20.0,
+        max_time_s: float | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._devices = worker_devices(setting("devices", devices), setting("workers", workers))
         self._engine, self._script = engines.chosen(setting("engine", engine), self._devices)
@@ -125,6 +167,21 @@ class Trainer:
         self._loader_workers = whole("loader_workers", loader_workers, least=0)
         self._worker_timeout_s = real("worker_timeout_s", worker_timeout_s, above=0)
         self._loss = function("loss", loss, "of a model and a batch")
+        self._nonfinite = one_of("nonfinite", setting("nonfinite", nonfinite), NOT_FINITE)
+        self._fresh = bool(setting("fresh", fresh))
+        policy = Policy(
+            every_s=_seconds("save_every_s", setting("save_every_s", save_every_s)),
+            every_steps=_count("save_every_steps", setting("save_every_steps", save_every_steps)),
+            keep=whole("keep", keep, least=1),
+            keep_every_h=_seconds("keep_every_h", keep_every_h),
+        )
+        self._beside = Beside(
+            policy,
+            _seconds("summary_every_s", summary_every_s),
+            _seconds("max_time_s", setting("max_time_s", max_time_s)),
+            tuple(callbacks),
+        )
+        self._kept = {"clip_norm": clip_norm, "ema_decay": ema_decay}  # in checkpoints, to compare
         self._make_state = partial(
             State,
             shared=self._engine == engines.PROCESSES,
@@ -138,14 +195,16 @@ class Trainer:
         self._state: State | None = None
         self._transport: Transport | None = None  # of the loop under way
         self._datasets: dict[str, Any] | None = None  # of the script's first loop, until it begins
-        self._channel: Channel | None = None
+        self._stops: Stops | None = None  # of the loop under way
         self._plan: Plan | None = None
-        self._looping = False
-        self._log_failed = False
         self._tried = False  # on a training shard
         self._saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and where
+        self._fit: Fit | None = None  # under way
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
         self.model = made(model, self._seed)
+        self._init_from = setting("init_from", init_from)
+        if self._init_from is not None:  # in workers too: frozen weights are theirs
+            initialize(self.model, Path(self._init_from), self._say)
 
     @property
     def global_step(self) -> int:
@@ -157,6 +216,18 @@ class Trainer:
         """A copy of the model with the averaged weights; None without ``ema_decay``."""
         return None if self._state is None else self._state.averaged_model()
 
+    @property
+    def summaries(self) -> SummaryWriter | None:
+        """Where callbacks put images and text while ``fit`` runs; None without summaries."""
+        return None if self._fit is None else self._fit.summaries
+
+    def updates_per_epoch(self, dataset: Any) -> int:
+        """How many updates a pass over the dataset takes: a shard each under async and bounded:K.
+
+        A schedule is made when training begins, and so may ask the trainer that it belongs to.
+        """
+        return self._made_plan(length(dataset), shuffle=True).steps_per_epoch
+
     def fit(
         self,
         dataset: Any,
@@ -165,13 +236,17 @@ class Trainer:
         steps: int | None = None,
         validation: Any = None,
         shuffle: bool = True,
+        evaluate_every_epochs: int = 1,
+        evaluate_every_steps: int | None = None,
+        best: str | None = None,
     ) -> None:
         """Train until so many epochs are done, counted from the first run in ``run_dir``.
 
-        Shows progress, writes metrics.jsonl, evaluates ``validation`` and saves the state after
-        each epoch, and saves it at the end: also after Ctrl-C or SIGTERM (the step under way is
-        finished, then the process leaves as it would have; a second one stops at once), and after
-        an exception of the user's code.
+        Goes on from the newest sound checkpoint in ``run_dir``. Shows progress, writes
+        metrics.jsonl and TensorBoard's summaries, evaluates ``validation``, and saves the state now
+        and then and at the end: also after Ctrl-C or SIGTERM (the step under way is finished, then
+        the process leaves as it would have; a second one stops at once), ``max_time_s``, and an
+        exception of the user's code. SIGUSR1 saves and goes on.
 
         Args:
             dataset: a map-style dataset.
@@ -179,37 +254,39 @@ class Trainer:
             steps: updates in all; if given, ``epochs`` does not count.
             validation: a map-style dataset.
             shuffle: whether each epoch has an order of its own; else the dataset's.
+            evaluate_every_epochs: how often ``validation`` is evaluated, and at the end.
+            evaluate_every_steps: the same in updates; if given, the epochs do not count.
+            best: "max:accuracy" or "min:loss", say: the checkpoint with the best of this metric of
+                ``validation`` is saved and stays.
 
         Raises:
             UserError: something cannot work; no update was made.
+            NotFiniteError: a loss or gradient was not finite; that update was not made.
             KeyboardInterrupt: after Ctrl-C, with everything saved.
             SystemExit: after SIGTERM, likewise.
         """
         self._become_a_worker(dataset, validation)
+        wanted: Validation | None = None
         if validation is not None:
             length(validation, "validation")
+            wanted = Validation(
+                partial(self._evaluation, validation, None),
+                whole("evaluate_every_epochs", evaluate_every_epochs, least=1),
+                _count("evaluate_every_steps", evaluate_every_steps),
+                None if best is None else Best(best),
+            )
+        elif best is not None:
+            raise SettingError("best", best, "a validation set to find it with", "pass validation")
         with ExitStack() as stack:
             screen = stack.enter_context(closing(display()))
             stack.callback(setattr, self, "_say", self._say)
             self._say = screen.say
-            stop = stack.enter_context(StopSignals(self.stop))
-            updates = self.updates(dataset, epochs=epochs, steps=steps, shuffle=shuffle)
-            stack.enter_context(closing(updates))
-            stack.callback(self._save_at_end)
-            log: MetricsLog | None = None
-            for report in updates:
-                if log is None and self.run_dir is not None:
-                    log = stack.enter_context(MetricsLog(self.run_dir, report.global_step - 1))
-                screen.update(report)
-                if log is not None:
-                    self._logged(log.update, report)
-                if stop.received:  # perhaps before there was a step to stop after
-                    self.stop(stop.received.name)
-                if report.ends_epoch and not stop.received:
-                    if validation is not None:
-                        self._validate(validation, report, log)
-                    self._save_under_way()
-        stop.leave()
+            self._fit = fit = Fit(self, self._beside, wanted, self._facts, screen)
+            stack.callback(self._end_fit, fit)
+            fit.train(lambda stops: self._loop(dataset, epochs, steps, shuffle, stops))
+
+    def _end_fit(self, fit: Fit) -> None:
+        self._saved, self._fit = fit.saved or self._saved, None
 
     def updates(
         self,
@@ -225,43 +302,66 @@ class Trainer:
         ends them; another loop goes on at the next update. Arguments and errors as for ``fit``.
         """
         self._become_a_worker(dataset)
-        plan = self._planned(length(dataset), shuffle)
+        with self._loop(dataset, epochs, steps, shuffle, Stops()) as loop:
+            yield from loop.reports
+
+    @contextmanager
+    def _loop(
+        self, dataset: Any, epochs: int, steps: int | None, shuffle: bool, stops: Stops
+    ) -> Iterator[Loop]:
+        """Prepare a training loop, and end its workers afterwards."""
+        if self._stops is not None:
+            raise UserError("a loop over updates is under way; close it before another is begun")
+        self._begin_afresh()
+        self._plan = plan = self._made_plan(length(dataset), shuffle)
         last_step = whole("epochs", epochs, least=1) * plan.steps_per_epoch
         if steps is not None:
             last_step = whole("steps", steps, least=1)
-        if self._looping:
-            raise UserError("a loop over updates is under way; close it before another is begun")
         with ExitStack() as stack:
-            self._looping = True
-            stack.callback(setattr, self, "_looping", False)
+            self._stops = stops
+            stack.callback(setattr, self, "_stops", None)
             stack.enter_context(intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate)
             notes: list[str] = []
             state = self._prepared(source, notes.append)
             for line in (self._arithmetic(plan), *notes):
                 self._say(line)
+            loop = Loop(state, plan, last_step, self._saved, None, iter(()))
             if state.global_step >= last_step:
                 self._say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
+                yield loop
+                return
+            if stops.reason is not None:  # workers take seconds to start
+                self._say(f"stopped after step {state.global_step:,}: {stops.reason}")
+                yield loop
                 return
             self._transport = stack.enter_context(closing(self._workers(state, source)))
             stack.callback(setattr, self, "_transport", None)
             job = Training(
                 source,
                 state.parameters,
-                range(state.global_step, last_step),
+                range(min([state.global_step, *state.left_open]), last_step),
+                on_snapshots=self._on_snapshots,
                 loader_workers=self._loader_workers,
                 threads=self._threads,
             )
-            self._channel = stack.enter_context(closing(self._transport.open(job)))
-            stack.callback(setattr, self, "_channel", None)
+            channel = stack.enter_context(closing(self._transport.open(job)))
+            stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
             coordinator = Coordinator(
                 shards_of=plan.shards_of,
+                home_of=plan.home,
+                reach=plan.reach,
                 first_step=state.global_step,
                 last_step=last_step,
+                left_open=state.left_open,
+                tally=state.tally,
                 rule=self._rule,
-                timeout_s=self._worker_timeout_s,
+                most_open=RESULTS_PER_WORKER * len(self._devices),
+                timeout_s=self._worker_timeout_s if self._transport.can_replace else None,
             )
-            yield from self._applied(state, plan, coordinator, last_step)
+            reports = self._applied(state, source, channel, coordinator, last_step)
+            with closing(reports):
+                yield loop._replace(transport=self._transport, reports=reports)
 
     def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]:
         """Weighted means of the loss function's loss and metrics over every row, each once.
@@ -273,6 +373,14 @@ class Trainer:
         Raises:
             UserError: the dataset is empty, its weight is zero, or nothing is averaged.
         """
+        found = self._evaluation(dataset, averaged, Stops())
+        assert found is not None
+        return found
+
+    def _evaluation(
+        self, dataset: Any, averaged: bool | None, stops: Stops
+    ) -> dict[str, float] | None:
+        """What ``evaluate`` returns, or None if it was stopped."""
         rows = length(dataset)
         plan = Plan(
             rows=rows,
@@ -302,16 +410,24 @@ class Trainer:
                 threads=self._threads,
             )
             channel = stack.enter_context(closing(transport.open(job)))
+            stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
             coordinator = Coordinator(
                 shards_of=plan.shards_of,
                 first_step=0,
                 last_step=plan.steps_per_epoch,
                 rule=rules.Sync(),
-                timeout_s=self._worker_timeout_s,
+                timeout_s=self._worker_timeout_s if transport.can_replace else None,
             )
             total = TreeSum(plan.steps_per_epoch, ShardSum.add)
-            for step, parts in drive(coordinator, channel):
-                total.put((0, step), tree_sum(parts, plan.shards_of(step), ShardSum.add))
+
+            def add(ready: Ready) -> None:
+                step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
+                total.put((0, ready.step), step_sum)
+
+            for _ in drive(coordinator, channel, add):
+                pass
+        if coordinator.applied < plan.steps_per_epoch:
+            return None
         assert total.root is not None
         if total.root.weight == 0:
             raise LossError("weight: it is 0 in all shards of the evaluation: nothing to average")
@@ -319,11 +435,11 @@ class Trainer:
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Finish the step under way, then end ``fit`` or ``updates``. Any thread may call it."""
-        if self._channel is not None:
-            self._channel.post(Stop(reason))
+        if self._stops is not None:
+            self._stops.ask(reason)
 
     def save(self) -> Path:
-        """Save the state under ``run_dir``, unless it is there; returns the checkpoint's directory.
+        """Write a checkpoint of the state as it is, and return its directory.
 
         Raises:
             UserError: there is no ``run_dir``, or nothing was trained yet.
@@ -333,8 +449,8 @@ class Trainer:
             raise UserError("nothing to save: set run_dir, and train first")
         self._refuse_half_an_update(self._state)
         if self._saved is None or self._saved[0] != self.global_step:
-            facts = self._facts(self._plan)
-            path = checkpoint.save(self.run_dir, self._state, facts)
+            with closing(Checkpoints(self.run_dir, self._beside.policy)) as saver:
+                path = saver.write(checkpoint.contents(self._state, self._facts(self._state)))
             self._saved = (self.global_step, path)
         return self._saved[1]
 
@@ -347,26 +463,45 @@ class Trainer:
 
     # --- preparing --------------------------------------------------------------------------------
 
-    def _planned(self, rows: int, shuffle: bool) -> Plan:
+    def _begin_afresh(self) -> None:
+        """Move what an earlier run left in ``run_dir`` aside, if that is wanted: once."""
+        if not self._fresh or self.run_dir is None:
+            return
+        self._fresh = False
+        if (folder := resume.set_aside(self.run_dir)) is not None:
+            self._say(f"the run that was in {self.run_dir} is in {folder} now")
+
+    def _found(self) -> checkpoint.Found | None:
+        """The checkpoint to go on from."""
+        return None if self.run_dir is None or self._fresh else checkpoint.find(self.run_dir)
+
+    def _made_plan(self, rows: int, shuffle: bool) -> Plan:
         if self._shards is None:
-            found = None if self.run_dir is None else checkpoint.find(self.run_dir)
+            found = self._found()
             workers = min(len(self._devices), self._batch_size, rows)
             self._shards = workers if found is None else found.record["shards"]
         if self._shards > rows:
             raise _too_many_shards(self._shards, f"{rows} rows of the dataset")
-        self._plan = Plan(
+        if self._shards < self._rule.least_shards:
+            raise SettingError(
+                "update",
+                self._rule.name,
+                f"at most the {self._shards} shards of a batch",
+                "choose a smaller quorum, or more shards",
+            )
+        kind = PlanApart if self._rule.is_apart else Plan
+        return kind(
             rows=rows,
             batch_size=min(self._batch_size, rows),
             shards=self._shards,
             seed=self._seed,
             shuffle=shuffle,
         )
-        return self._plan
 
     def _evaluated(self, source: Source) -> State:
         """A state to evaluate before any training: that of ``run_dir``, if there is one."""
         self._state = self._probed(source, self._say, training=False)
-        found = None if self.run_dir is None else checkpoint.find(self.run_dir)
+        found = self._found()
         if found is not None:
             checkpoint.load(found.path, found.record, self._state)
             self._say(f"evaluating step {self._state.global_step:,} from {found.path}")
@@ -388,8 +523,7 @@ class Trainer:
         if self._state is None or not self._tried:
             self._state = self._probed(source, say, training=True)
             self._tried = True
-            if self.run_dir is not None:
-                self._restore(self.run_dir, self._state, say)
+            self._restore(self._state, say)
             if self._turns.draws:
                 say(
                     "the model draws from Python's random or NumPy, which threads share: workers "
@@ -398,31 +532,24 @@ class Trainer:
         self._refuse_half_an_update(self._state)
         return self._state
 
-    def _restore(self, run_dir: Path, state: State, say: Callable[[str], None]) -> None:
-        found = checkpoint.find(run_dir)
-        if found is None:
+    def _restore(self, state: State, say: Callable[[str], None]) -> None:
+        if self.run_dir is None:
             return
-        path, record, passed_over = found
-        for wrong in passed_over:
-            say(f"damaged, passed over: {wrong}")
         assert self._plan is not None
-        here = self._facts(self._plan)
-        for name in ("seed", "shards", "batch_size", "rows", "shuffle", "update"):
-            if record[name] != here[name]:
-                raise CheckpointError(
-                    f"{path}: it was trained with {name}={record[name]!r}, and this run has "
-                    f"{here[name]!r}; use the same, or choose another run_dir"
-                )
-        checkpoint.load(path, record, state)
-        self._saved = (state.global_step, path)
-        say(f"resumed step {state.global_step:,} from {path}")
-        for name in ("threads", "torch", "device_types"):
-            if record[name] != here[name]:
-                say(f"{name} was {record[name]} and is {here[name]}: bits may differ from here on")
+        facts = self._facts(state)
+        found = resume.restore(self.run_dir, state, facts, self._plan.steps_per_epoch, say)
+        if found is not None:
+            self._saved = (state.global_step, found.path)
+            if self._init_from is not None:
+                say(f"init_from={str(self._init_from)!r} is of no use: the run has its own weights")
 
-    def _facts(self, plan: Plan) -> dict[str, Any]:
+    def _facts(self, state: State) -> dict[str, Any]:
+        """What a checkpoint says beside what it holds."""
+        plan = self._plan
+        assert plan is not None
+        scheduler = state.update.scheduler
         return {
-            "epoch": self.global_step // plan.steps_per_epoch,
+            "epoch": state.global_step // plan.steps_per_epoch,
             "seed": self._seed,
             "shards": plan.shards,
             "batch_size": self._batch_size,
@@ -434,7 +561,11 @@ class Trainer:
             "device_types": sorted({device.type for device in self._devices}),
             "workers": len(self._devices),
             "threads": self._threads,
+            "schedule": None if scheduler is None else type(scheduler).__name__,
+            **self._kept,
             "torch": torch.__version__,
+            "python": platform.python_version(),
+            "account": state.account(),
         }
 
     def _arithmetic(self, plan: Plan) -> str:
@@ -445,85 +576,105 @@ class Trainer:
         return (
             f"{plan.batch_size} rows = {shards} x {each} on {describe(self._devices)} "
             f"({threads}), {self._rule.name}"
+            + ("" if rules.keeps_bits(self._rule, plan.shards) else ": the bits depend on timing")
         )
 
     # --- running ----------------------------------------------------------------------------------
 
     def _applied(
-        self, state: State, plan: Plan, coordinator: Coordinator, last_step: int
-    ) -> Iterator[Report]:
-        assert self._channel is not None
-        pace: deque[tuple[float, int]] = deque(maxlen=50)  # (seconds, rows) of the last updates
+        self,
+        state: State,
+        source: Source,
+        channel: Channel,
+        coordinator: Coordinator,
+        last_step: int,
+    ) -> Generator[Report]:
+        plan = source.plan
+        state.tally.of(len(self._devices) - 1)
+        pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
-        for step, parts in drive(coordinator, self._channel, say=self._say):
-            applied = state.update.apply(parts, plan.shards_of(step), step + 1)
-            state.global_step = step + 1
+
+        def apply(ready: Ready) -> tuple[Ready, Applied]:
+            leaves, n = plan.shards_of(ready.step), state.global_step + 1
+            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards))
+            if applied.not_finite is not None:
+                self._not_finite(state, source, ready.step, applied)
+            state.global_step, state.left_open = n, coordinator.left_open_next
+            return ready, applied
+
+        for ready, applied in drive(coordinator, channel, apply, say=self._say):
+            step, n = ready.step, state.global_step
+            rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
+            dropped_rows = plan.batch_rows(step) - rows
+            state.dropped_rows += dropped_rows
             if new := applied.missing - named:
                 named |= new
                 self._say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
-            if step == coordinator.first_step:
+            if n == coordinator.first_step + 1:
                 begun = coordinator.begun_at or begun  # workers had to start
-            if step == coordinator.first_step + 1:
-                pace.clear()  # and to warm up
-            pace.append((time.monotonic() - begun, plan.batch_rows(step)))
-            seconds = sum(s for s, _ in pace)
+            if n == coordinator.first_step + 2:
+                pace.forget()  # and to warm up
+            pace.add(time.monotonic() - begun, rows)
+            ends_epoch = n % plan.steps_per_epoch == 0
+            epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
+            if ends_epoch and state.dropped_rows:
+                self._say(
+                    f"epoch {epoch + 1}: {state.dropped_rows:,} of {plan.rows:,} rows were dropped"
+                )
+                state.dropped_rows = 0
+            counts = state.tally.to_json()
             yield Report(
-                global_step=state.global_step,
-                epoch=plan.epoch(step),
-                rows=plan.batch_rows(step),
+                global_step=n,
+                epoch=epoch,
+                rows=rows,
+                dropped_rows=dropped_rows,
                 weight=applied.weight,
                 metrics=applied.metrics,
+                worker_losses=_per_worker(applied.shares),
+                staleness=ready.staleness,
+                fresh=counts["fresh"],
+                stale=counts["stale"],
+                dropped=counts["dropped"],
+                not_finite=state.not_finite,
                 lr=applied.lr,
                 grad_norm=applied.grad_norm,
-                examples_per_s=sum(r for _, r in pace) / seconds,
+                examples_per_s=pace.examples_per_s,
                 last_step=last_step,
                 epochs=-(-last_step // plan.steps_per_epoch),
-                ends_epoch=(step + 1) % plan.steps_per_epoch == 0,
-                eta_s=(last_step - step - 1) * seconds / len(pace),
+                ends_epoch=ends_epoch,
+                eta_s=pace.eta_s(last_step - n),
             )
             begun = time.monotonic()  # what the caller does with a report is not our pace
+        if not rules.keeps_bits(self._rule, plan.shards):
+            self._say(state.tally.summary())
         if state.global_step < last_step:
             self._say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
 
-    def _validate(self, dataset: Any, report: Report, log: MetricsLog | None) -> None:
-        values = self.evaluate(dataset)
-        assert self._state is not None
-        which = "" if self._state.average is None else " of the averaged weights"
-        self._say(f"epoch {report.epoch + 1}: validation{which}  {metrics(values)}")
-        if log is not None:
-            self._logged(log.evaluation, report.global_step, values)
-
-    def _logged(self, write: Callable[..., None], *record: Any) -> None:
-        try:
-            write(*record)
-        except OSError as error:
-            if not self._log_failed:
-                self._say(f"metrics.jsonl is not written, training goes on: {error}")
-            self._log_failed = True
-
-    def _save_under_way(self) -> None:
-        if self.run_dir is None:
-            return
-        try:
-            self.save()
-        except OSError as error:  # the older checkpoints are whole, and the next save may succeed
-            self._say(f"step {self.global_step:,} is not saved, training goes on: {error}")
-
-    def _save_at_end(self) -> None:
-        if self.run_dir is None or self.global_step == 0:
-            return
-        if self._state is not None and self._state.update.under_way:
-            self._say("nothing saved: an update was cut off, and the parameters are half of it")
-            return
-        path = self.save()
-        self._say(f"saved step {self.global_step:,} to {path}")
+    def _not_finite(self, state: State, source: Source, step: int, applied: Applied) -> None:
+        """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""
+        assert applied.not_finite is not None
+        make = partial(self._probe_replica, state)
+        said = explained(step, applied.shares, applied.not_finite, source, state.model, make)
+        if self._nonfinite == "stop":
+            raise NotFiniteError(
+                f"{said}; update {state.global_step + 1} is not made: look at these rows, lower "
+                "the learning rate, set clip_norm, or pass nonfinite='skip'"
+            )
+        state.update.skip()
+        state.not_finite += 1
+        self._say(f"{said}; update {state.global_step + 1} is skipped, {state.not_finite} so far")
 
     @property
     def _home(self) -> torch.device:
         """Where the coordinator keeps parameters and makes updates."""
         shared = self._engine == engines.PROCESSES
         return torch.device("cpu") if shared else self._devices[0]
+
+    @property
+    def _on_snapshots(self) -> bool:
+        # One worker does not compute while an update is made.
+        return self._rule.staleness > 0 and len(self._devices) > 1
 
     def _become_a_worker(self, dataset: Any, validation: Any = None) -> None:
         """Note the data of the first loop; in a worker process, compute shards and not come back.
@@ -561,7 +712,12 @@ class Trainer:
             state.parameters,
             None if state.average is None else state.average.shadow,
             written=state.written,
-            shards=source.plan.shards,
+            results=(
+                RESULTS_PER_WORKER * len(self._devices)
+                if self._rule.is_apart
+                else source.plan.shards
+            ),
+            on_snapshots=self._on_snapshots,
             workers=len(self._devices),
         )
         return Processes(
@@ -578,7 +734,9 @@ class Trainer:
         )
 
     def _towers(self, state: State) -> Towers:
-        return Towers(self._devices, partial(self._replica, state), threads=self._threads)
+        return Towers(
+            self._devices, partial(self._replica, state), state.buffers, threads=self._threads
+        )
 
     def _evaluators(self, state: State) -> Towers:
         """Workers for an evaluation outside of a training loop."""
@@ -589,7 +747,7 @@ class Trainer:
                 raise
             # The state is on the CPU, and nobody else uses the model now.
             make = partial(self._replica, state, own=True)
-            return Towers([self._home], make, threads=self._threads)
+            return Towers([self._home], make, state.buffers, threads=self._threads)
 
     def _probe_replica(self, state: State) -> Replica:
         # Towers show here whether they can copy the model; worker processes copy none.
@@ -605,6 +763,23 @@ class Trainer:
             loss=self._loss,
             turns=self._turns,
         )
+
+
+def _per_worker(shares: Sequence[Share]) -> dict[int, tuple[float, float]]:
+    """Worker -> (weighted sum of the loss, weight) over its shards."""
+    found: dict[int, tuple[float, float]] = {}
+    for share in shares:
+        loss, weight = found.get(share.worker, (0.0, 0.0))
+        found[share.worker] = (loss + share.loss, weight + share.weight)
+    return found
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    return None if value is None else real(name, value, above=0)
+
+
+def _count(name: str, value: int | None) -> int | None:
+    return None if value is None else whole(name, value, least=1)
 
 
 def _too_many_shards(shards: int, rows: str) -> SettingError:

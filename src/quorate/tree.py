@@ -50,11 +50,30 @@ class TreeSum(Generic[T]):
         return self.parts.get((level, 0))
 
 
-def tree_sum(parts: Iterable[tuple[Node, T]], leaves: int, add: Callable[[T, T], T]) -> T:
-    """The sum of all leaves, from nodes that cover each leaf once."""
+def tree_sum(
+    parts: Iterable[tuple[Node, T]],
+    leaves: int,
+    add: Callable[[T, T], T],
+    present: int | None = None,
+) -> T:
+    """The sum of the leaves, from nodes that cover each once.
+
+    Args:
+        present: how many leaves there are, if some are absent: a node of which one half is absent
+            is the other half.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
     tree = TreeSum(leaves, add)
-    for node, value in parts:
-        tree.put(node, value)
-    if tree.root is None:
-        raise ValueError(f"the nodes {sorted(tree.parts)} are not all of {leaves} leaves")
+    covered = 0
+    for (level, index), value in parts:
+        covered += min((index + 1) << level, leaves) - (index << level)
+        tree.put((level, index), value)
+    if covered != (leaves if present is None else present):
+        raise ValueError(f"the nodes {sorted(tree.parts)} cover {covered} of {leaves} leaves")
+    for level in range((leaves - 1).bit_length()):
+        for node in sorted(node for node in tree.parts if node[0] == level):
+            tree.put((level + 1, node[1] >> 1), tree.parts.pop(node))
+    assert tree.root is not None
     return tree.root

@@ -1,4 +1,4 @@
-"""The update: tree sum, one division, clip, optimizer, schedule, average.
+"""The update: tree sum, one division, clip, optimizer, schedule, average; if all is finite.
 
 It runs in the coordinator while no worker computes. What works element by element takes all cores
 if the vectors are long; what adds elements up takes one. So the bits do not depend on the number of
@@ -7,6 +7,7 @@ workers or cores.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from quorate.devices import usable_cores
 from quorate.errors import LossError, SettingError
+from quorate.finite import is_finite, not_finite
 from quorate.flat import Flat
 from quorate.optimizer import FlatOptimizer
 from quorate.replica import Buffers
-from quorate.shard_sum import ShardSum
+from quorate.shard_sum import ShardSum, Share
 from quorate.transports import Part
 from quorate.tree import tree_sum
 
@@ -40,6 +42,8 @@ class Applied:
     lr: float  # that the update was made with
     grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
     missing: frozenset[str]  # parameters without a gradient
+    shares: list[Share]  # of each shard
+    not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
 
 class Average:
@@ -90,22 +94,28 @@ class Update:
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
     @torch.no_grad()
-    def apply(self, parts: Iterable[Part], leaves: int, n: int) -> Applied:
+    def apply(self, parts: Iterable[Part], leaves: int, n: int, present: int) -> Applied:
         """Make update number n (from 1) out of the parts of a tree with ``leaves`` leaves.
+
+        Args:
+            present: how many of the leaves there are.
 
         Raises:
             LossError: the total weight is zero.
         """
         # 1. Tree sum, in the memory of the leftmost part.
         with self._cores():
-            total = tree_sum(parts, leaves, ShardSum.add)
+            total = tree_sum(parts, leaves, ShardSum.add, present)
         assert total.gradient is not None
         if total.weight == 0:
             raise LossError(
-                f"weight: it is 0 in all {leaves} shards of step {n - 1}; a mean over nothing has "
+                f"weight: it is 0 in all {present} shards of update {n}; a mean over nothing has "
                 "no gradient: give at least one row of a batch a weight"
             )
-        # 2. One division by the total weight.
+        # 2. Nothing that is not finite reaches the parameters.
+        if not is_finite(total):
+            return self._not_made(total)
+        # 3. One division by the total weight.
         self.under_way = True
         gradient = total.gradient.on(self.optimizer.device)
         with self._cores():
@@ -114,12 +124,12 @@ class Update:
         if total.buffers is not None:
             total.buffers.div_(total.weight)
         self._buffers.set(total.buffers, total.counts)
-        # 3. Clip, by the norm of the mean gradient of the whole batch.
+        # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:
             with intra_op_threads(1):
                 grad_norm = _clip(gradient, self._clip_norm)
-        # 4. Optimizer, schedule, average.
+        # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
         with self._cores():
             self.optimizer.step(gradient)
@@ -134,6 +144,27 @@ class Update:
             lr=lr,
             grad_norm=grad_norm,
             missing=total.missing or frozenset(),
+            shares=total.shares,
+        )
+
+    def skip(self) -> None:
+        """Count an update that was not made: learning rates follow the number of steps."""
+        if self.scheduler is not None:
+            with warnings.catch_warnings():
+                # torch expects an optimizer step between two of a schedule.
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+                self.scheduler.step()
+
+    def _not_made(self, total: ShardSum) -> Applied:
+        assert total.gradient is not None
+        return Applied(
+            metrics=total.means(),
+            weight=total.weight,
+            lr=self.optimizer.lr,
+            grad_norm=None,
+            missing=total.missing or frozenset(),
+            shares=total.shares,
+            not_finite=not_finite(total.gradient),
         )
 
     def _cores(self) -> AbstractContextManager[None]:

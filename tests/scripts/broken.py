@@ -72,7 +72,7 @@ options |= {
     },
     "run-dir-file": {"run_dir": __file__},
     "run-dir-number": {"run_dir": 5},
-    "rule": {"update": "quorum:1"},
+    "rule": {"update": "majority"},
     "big-batch": {"batch_size": 64},
 }.get(mistake, {})
 options.setdefault("optimizer", lambda params: torch.optim.SGD(params, lr=0.1))

@@ -93,8 +93,9 @@ class FaultPlan(threading.Thread):
 
     def run(self) -> None:
         while self._wanted:
-            time.sleep(self._chance.uniform(0.0, 0.3))
             phase = self._wanted.pop(0)
+            if phase != "starting":  # else it would be over: a start is a matter of a moment
+                time.sleep(self._chance.uniform(0.0, 0.3))
             while not self._kill(phase):
                 time.sleep(0.0002)
             self.hit[phase] += 1
@@ -104,7 +105,7 @@ class FaultPlan(threading.Thread):
         lives = [
             m
             for m in self._transport._members
-            if m.life is not None and m.life.popen.pid not in self._killed
+            if m.life is not None and m.life.pid not in {None, *self._killed}
         ]
         able = [m for m in lives if m.life is not None and m.life.joined]
         self._chance.shuffle(lives)
@@ -114,12 +115,13 @@ class FaultPlan(threading.Thread):
                 continue
             doing = self._transport.arena.doing(member.number).phase
             if doing == phase if process.is_here else phase == "starting":
-                self._killed.add(process.popen.pid)  # its end is noticed later
-                os.kill(process.popen.pid, signal.SIGKILL)
+                self._killed.add(process.pid)  # its end is noticed later
+                os.kill(process.pid, signal.SIGKILL)
                 return True
         return False
 
 
+time.sleep(0.1)  # so that a kill can meet the start of a worker
 torch.manual_seed(1)
 trainer = quorate.Trainer(
     Net,

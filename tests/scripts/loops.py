@@ -50,7 +50,7 @@ def held() -> dict[str, int]:
 trainer = quorate.Trainer(
     nn.Linear(3, 1),
     loss,
-    optimizer=lambda params: torch.optim.SGD(params, lr=1e-6),
+    optimizer=lambda params: torch.optim.SGD(params, lr=1e-12),
     batch_size=8,
     shards=4,
     loader_workers=0 if what == "leave" else 1,

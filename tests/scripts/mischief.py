@@ -92,7 +92,7 @@ trainer = quorate.Trainer(
     optimizer=lambda params: torch.optim.Adam(params, lr=1e-2),
     batch_size=BATCH,
     shards=SHARDS,
-    worker_timeout_s=3.0 if mischief in ("once", "hang") else 300.0,
+    worker_timeout_s=8.0 if mischief in ("once", "hang") else 300.0,
 )
 trainer.fit(
     TensorDataset(torch.arange(ROWS), torch.randn(ROWS, 6, generator=generator)), shuffle=False

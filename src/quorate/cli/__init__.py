@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from quorate.errors import UserError
+from quorate.errors import NotFiniteError, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2
+    except NotFiniteError as error:  # no traceback says more than the message
+        print(f"quorate: {error}", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:  # the run has said what it saved
         code = 128 + signal.SIGINT
     return code

@@ -12,7 +12,10 @@ from quorate.script import Script
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
 
-OVERRIDES = ("devices", "workers", "shards", "engine", "threads", "seed", "run_dir")
+OVERRIDES = (
+    *("devices", "workers", "shards", "engine", "threads", "update", "seed", "run_dir", "fresh"),
+    *("init_from", "save_every_s", "save_every_steps", "max_time_s", "nonfinite"),
+)
 
 
 def add_to(commands: Commands) -> None:
@@ -22,8 +25,20 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--shards", type=int, help="pieces of a batch; the result depends on it")
     parser.add_argument("--engine", help="processes, or towers: a thread per worker")
     parser.add_argument("--threads", type=int, help="intra-op threads of each worker")
+    parser.add_argument("--update", help="the rule: sync, quorum:R, async, bounded:K")
     parser.add_argument("--seed", type=int, help="also of Python's, NumPy's and torch's generators")
     parser.add_argument("--run-dir", help="where state and metrics are saved")
+    parser.add_argument(
+        "--fresh",
+        action="store_const",
+        const=True,
+        help="begin anew; what is in --run-dir is moved aside",
+    )
+    parser.add_argument("--init-from", help="weights to begin from: a file or a run directory")
+    parser.add_argument("--save-every-s", type=float, help="seconds between checkpoints (600)")
+    parser.add_argument("--save-every-steps", type=int, help="also after every so many updates")
+    parser.add_argument("--max-time-s", type=float, help="seconds after which to save and stop")
+    parser.add_argument("--nonfinite", help="stop, or skip: what to do before such an update")
     parser.add_argument("script", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
     parser.set_defaults(call=run)

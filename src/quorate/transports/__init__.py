@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from quorate.coordinator import Compute, Discard, Event, Keep, Replace
 from quorate.job import Job
+from quorate.protocol import Cancel, Compute, Discard, Event, Keep, Replace
 from quorate.shard_sum import ShardSum
 from quorate.tree import Node
+from quorate.worker_status import WorkerStatus
 
 Part = tuple[Node, ShardSum]
 
@@ -16,7 +17,7 @@ Part = tuple[Node, ShardSum]
 class Channel(Protocol):
     """The coordinator's end of a conversation with all workers about one job."""
 
-    def send(self, effect: Compute | Keep | Discard | Replace) -> None:
+    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         """Tell the worker that the effect names. Does not block; in order per worker."""
 
     def receive(self, timeout_s: float | None) -> Event | None:
@@ -28,8 +29,11 @@ class Channel(Protocol):
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """What the holders hold of a step. Blocks until what was kept is added up.
 
-        The sums may be added to in place, and are valid until the next ``send`` of a later step.
+        The sums may be added to in place, and are valid until ``publish``.
         """
+
+    def publish(self) -> None:
+        """The update is made: what is sent from now on is computed from what it left behind."""
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         """What user code raised in a shard that was reported as failed, or how the worker ended."""
@@ -41,11 +45,16 @@ class Channel(Protocol):
 class Transport(Protocol):
     """Owns the workers of one kind, from its construction to ``close``."""
 
+    can_replace: bool  # whether a worker that does not answer can be ended, and another started
+
     def can_compute(self, dataset: object) -> bool:
         """Whether its workers have this dataset."""
 
     def open(self, job: Job) -> Channel:
         """Begin a job; every worker joins through the channel's events when it is ready."""
+
+    def status(self) -> list[WorkerStatus]:
+        """What each worker is at, in the order of their numbers. Any thread may; does not block."""
 
     def close(self) -> None:
         """End all workers and free what they hold. Blocks until they are gone."""

@@ -1,7 +1,7 @@
 """The arena: what the coordinator and its workers have in shared memory.
 
 The coordinator writes parameters and buffers, and only while no worker has to read them. A worker
-writes the slot that it was given for a shard, and its own entry in ``doing``.
+writes the slot that it was given for a shard, and its own timesheet.
 
 Legend: N workers, V shards, P elements of the parameters, F of the floating-point buffers.
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,29 +20,12 @@ from quorate.flat import Flat, Layout
 from quorate.memory_format import set_format
 from quorate.replica import Buffers, bind, trainable
 from quorate.shared_memory import Segment, require
-
-PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
+from quorate.snapshots import Values
+from quorate.worker_status import Doing, Timesheet
 
 _PAGE = 4096
-_DOING = struct.Struct("<qqqd")  # phase, step, shard, time.monotonic()
+_TICKET = struct.Struct("<q")
 _Description = list[list[Any]]
-
-
-class Slot(NamedTuple):
-    """Where one shard's sums are written."""
-
-    gradient: Flat
-    buffers: torch.Tensor  # (F,) float64
-    counts: torch.Tensor  # (bytes of the other buffers,) uint8
-
-
-class Doing(NamedTuple):
-    """What a worker is at."""
-
-    phase: str
-    step: int
-    shard: int
-    since: float  # time.monotonic(), the same clock in all processes of a machine
 
 
 class Arena:
@@ -57,6 +39,7 @@ class Arena:
         floats: F.
         counts: bytes of all other buffers.
         slots: how many there are.
+        snapshots: how many of them, the last ones, hold snapshots of the parameters.
         workers: N.
         segment: all the rest; made here if it is not given.
     """
@@ -71,24 +54,43 @@ class Arena:
         floats: int,
         counts: int,
         slots: int,
+        snapshots: int,
         workers: int,
         segment: Segment | None = None,
     ) -> None:
         self.parameters, self.average, self.frozen = parameters, average, frozen
-        self.slots = slots
+        self.slots = slots - snapshots
+        self.snapshots = range(slots - snapshots, slots)
         self.written = frozenset(written)
-        self._slots: dict[int, Slot] = {}
-        self._sizes = {"floats": floats, "counts": counts, "slots": slots, "workers": workers}
-        # From the front: buffers, what workers are doing; then the slots, each on pages of its own,
-        # so that those never used cost nothing.
+        self._slots: dict[int, Values] = {}
+        self._sizes = {
+            "floats": floats,
+            "counts": counts,
+            "slots": slots,
+            "snapshots": snapshots,
+            "workers": workers,
+        }
+        # From the front: buffers, workers' timesheets and which ticket they may leave off; then the
+        # slots, each on pages of its own, so that those never used cost nothing.
         counts_at = 8 * floats
-        self._doing_at = _up(counts_at + counts, 64)
-        self._slots_at = _up(self._doing_at + workers * _DOING.size, _PAGE)
+        sheets_at = _up(counts_at + counts, 64)
+        self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
+        self._slots_at = _up(self._cancelled_at + workers * _TICKET.size, _PAGE)
         self.slot_bytes = _up(_up(parameters.layout.nbytes, 64) + 8 * floats + counts, _PAGE)
         nbytes = self._slots_at + slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
-        self.floats = self._segment.tensor(torch.float64, floats, 0)  # (F,)
-        self.counts = self._segment.tensor(torch.uint8, counts, counts_at)
+        self.current = Values(
+            parameters,
+            self._segment.tensor(torch.float64, floats, 0),
+            self._segment.tensor(torch.uint8, counts, counts_at),
+        )
+        self._sheets = [
+            Timesheet(self._segment.map, sheets_at + worker * Timesheet.SIZE)
+            for worker in range(workers)
+        ]
+        for worker in range(workers if segment is None else 0):
+            self.cancel(worker, -1)
+            self.tell(worker, "starting")
 
     # --- the coordinator's side -------------------------------------------------------------------
 
@@ -100,10 +102,15 @@ class Arena:
         average: Flat | None,
         *,
         written: Collection[int],
-        shards: int,
+        results: int,
+        on_snapshots: bool,
         workers: int,
     ) -> Arena:
         """Share a model whose trainable parameters lie in a segment; the frozen ones move to one.
+
+        Args:
+            results: how many shards' results may wait for others of their step, or to be applied.
+            on_snapshots: whether workers compute from snapshots.
 
         Raises:
             UserError: there is not enough memory for it.
@@ -113,12 +120,13 @@ class Arena:
         layout = Layout(_frozen(model, written).items())
         # Runs of shards are added up as they come: a worker's take about as many slots as the tree
         # has levels, and one that it is writing.
-        levels = (shards - 1).bit_length()
-        used = min(shards + workers, workers * (levels + 2))
+        levels = (results - 1).bit_length()
+        snapshots = workers + 1 if on_snapshots else 0
+        used = min(results + workers, workers * (levels + 2)) + snapshots
         slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + counts.numel()
         require(
             layout.nbytes + used * slot_bytes,
-            f"gradients of {shards} shards on {workers} workers",
+            f"gradients of {results} shards on {workers} workers",
             "use fewer workers, or engine='towers'",
         )
         frozen = layout.shared()
@@ -129,7 +137,9 @@ class Arena:
             written=written,
             floats=floats.numel(),
             counts=counts.numel(),
-            slots=shards + workers,  # every shard of a step, and a copy per worker
+            # Per worker one that is being computed, and one that is done and not decided on.
+            slots=results + 2 * workers + snapshots,
+            snapshots=snapshots,
             workers=workers,
         )
         for name, parameter in _frozen(model, written).items():
@@ -153,15 +163,15 @@ class Arena:
 
     def publish(self, buffers: Buffers) -> None:
         """Show workers the coordinator's buffers."""
-        if self.floats.numel():
-            self.floats.copy_(_or_empty(buffers.weighted(1.0)))
-        if self.counts.numel():
-            self.counts.copy_(_or_empty(buffers.counts()))
+        self.current.take_buffers(buffers)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        """Let a worker leave off what it was given with this ticket."""
+        _TICKET.pack_into(self._segment.map, self._cancelled_at + worker * _TICKET.size, ticket)
 
     def doing(self, worker: int) -> Doing:
-        at = self._doing_at + worker * _DOING.size
-        phase, step, shard, since = _DOING.unpack_from(self._segment.map, at)
-        return Doing(PHASES[phase], step, shard, since)
+        """What a worker is at. Any thread may ask; does not block."""
+        return self._sheets[worker].read()
 
     # --- a worker's side --------------------------------------------------------------------------
 
@@ -188,30 +198,31 @@ class Arena:
 
     def read(self, buffers: Buffers) -> None:
         """Take the coordinator's buffers."""
-        buffers.set(
-            self.floats if self.floats.numel() else None,
-            self.counts if self.counts.numel() else None,
-        )
+        self.current.set(buffers)
 
-    def tell(self, worker: int, phase: str, step: int = 0, shard: int = 0) -> None:
-        """Say what this worker is at."""
-        at = self._doing_at + worker * _DOING.size
-        entry = (PHASES.index(phase), step, shard, time.monotonic())
-        _DOING.pack_into(self._segment.map, at, *entry)
+    def is_cancelled(self, worker: int, ticket: int) -> bool:
+        at = self._cancelled_at + worker * _TICKET.size
+        return bool(_TICKET.unpack_from(self._segment.map, at)[0] == ticket)
+
+    def tell(
+        self, worker: int, phase: str, step: int | None = None, shard: int | None = None
+    ) -> None:
+        """Say what this worker is at; the coordinator may while there is no process of it."""
+        self._sheets[worker].tell(phase, step, shard)
 
     # --- both -------------------------------------------------------------------------------------
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> Values:
         """The slot of a number; its views are made once, as there is one per parameter."""
         if number not in self._slots:
             self._slots[number] = self._slot(number)
         return self._slots[number]
 
-    def _slot(self, number: int) -> Slot:
+    def _slot(self, number: int) -> Values:
         start = self._slots_at + number * self.slot_bytes
         floats_at = start + _up(self.parameters.layout.nbytes, 64)
-        floats, counts = self.floats.numel(), self.counts.numel()
-        return Slot(
+        floats, counts = self.current.floats.numel(), self.current.counts.numel()
+        return Values(
             self.parameters.layout.over(self._segment, start),
             self._segment.tensor(torch.float64, floats, floats_at),
             self._segment.tensor(torch.uint8, counts, floats_at + 8 * floats),

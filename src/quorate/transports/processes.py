@@ -8,10 +8,10 @@ Legend: N workers, V shards, t step, s shard.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import selectors
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +33,17 @@ from quorate.script import Script
 from quorate.shared_memory import Segment
 from quorate.streams import Stream
 from quorate.transports.arena import Arena
+from quorate.transports.birth import births
 from quorate.transports.life import Life
 from quorate.transports.processes_channel import ProcessesChannel
 from quorate.wire import Message
+from quorate.worker_status import WorkerStatus
 
-# How long workers may take to end when they are told to, or have closed their wire; then they are
-# killed.
+# How long workers may take to end when they are told to; then they are killed.
 GRACE_S = 0.5
+
+# How long one may take that has closed its wire: it is ending, with torch to tear down.
+DEAF_S = 5.0
 
 # How long the first workers that are ready wait for the others: as long as no update is made, a
 # worker can be asked for the gradient that the coordinator computes too.
@@ -66,6 +70,8 @@ class Processes:
         WorkerError: a process cannot be started.
     """
 
+    can_replace = True
+
     def __init__(
         self,
         script: Script,
@@ -89,11 +95,11 @@ class Processes:
         self._devices = devices
         self._datasets = datasets
         self._threads = threads
-        self._spins = threads * len(devices) <= usable_cores()
         self._timeout_s = timeout_s
         self._say = say
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
+        self.tickets: Iterator[int] = itertools.count()
         self._data: dict[str, str | None] = {}  # fingerprints by _key; None: not repeatable
         self._gradient: str | None = None  # fingerprint; None: not repeatable, or training goes on
         self._together_until: float | None = None
@@ -107,6 +113,7 @@ class Processes:
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         self._members = [_Member(number) for number in range(len(devices))]
+        self._births = births(script, spins=threads * len(devices) <= usable_cores())
         try:
             for member in self._members:
                 self._start(member)
@@ -134,12 +141,28 @@ class Processes:
                 self._ask(member.life, channel)
         return channel
 
+    def status(self) -> list[WorkerStatus]:
+        found = []
+        for member, device in zip(self._members, self._devices, strict=True):
+            life = member.life  # read once: another thread may end it
+            pid = None if life is None else life.pid
+            doing = self.arena.doing(member.number)
+            found.append(WorkerStatus(member.number, str(device), pid, None, *doing))
+        return found
+
     def forget(self, channel: ProcessesChannel) -> None:
         """End a job."""
         del self._channels[channel.number]
         for member in self._members:
-            if member.life is not None and channel.number in member.life.asked:
-                member.life.wire.send({"kind": "close", "job": channel.number})
+            life, number = member.life, channel.number
+            if life is None:
+                continue
+            # It may be computing for another job still, and join this one only later.
+            if number in life.joined or number in member.ready or number in life.asked:
+                life.wire.send({"kind": "close", "job": number})
+            life.asked.pop(number, None)
+            life.joined.discard(number)
+            member.ready.discard(number)
 
     def tell(self, worker: int, message: Message) -> None:
         life = self._members[worker].life
@@ -181,10 +204,13 @@ class Processes:
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         deadline = time.monotonic() + (0.0 if at_once else GRACE_S)
         for member in self._members:
+            # A kill before its fork would end the others too.
+            if member.life is not None and member.life.pid is not None:
+                member.life.wait(max(0.0, deadline - time.monotonic()))
+        for member in self._members:
             if member.life is not None:
-                with suppress(subprocess.TimeoutExpired):
-                    member.life.popen.wait(max(0.0, deadline - time.monotonic()))
                 self._release(member)
+        self._births.close()
         if self._wake_write >= 0:
             self._selector.close()
             write, self._wake_write = self._wake_write, -1
@@ -195,12 +221,11 @@ class Processes:
 
     def _start(self, member: _Member) -> None:
         member.retry_at = None
-        self.arena.tell(member.number, "starting")
-        life = Life(member.number, self._script, spins=self._spins)
+        life = Life(member.number, self._script, self._births)
         member.life = life
         self._selector.register(life.wire.socket, selectors.EVENT_READ, lambda: self._hear(member))
         if life.exit is not None:
-            self._selector.register(life.exit, selectors.EVENT_READ, lambda: self._ended(member))
+            self._selector.register(life.exit, selectors.EVENT_READ, lambda: self._look(member))
 
     def _ask(self, life: Life, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
@@ -324,6 +349,7 @@ class Processes:
 
     def _handle(self, member: _Member, life: Life, message: Message) -> None:
         channel = self._channels.get(message.get("job", 0))
+        life.asked = dict.fromkeys(life.asked, time.monotonic())  # it is alive
         match message["kind"]:
             case "here":
                 life.is_here = True
@@ -345,8 +371,14 @@ class Processes:
                 member.restarts.computed()
                 if channel is not None:
                     channel.done(member.number, message)
+            case "left off" if channel is not None:
+                channel.left_off(member.number, message)
             case "failed" if channel is not None:
                 channel.failed(member.number, message)
+
+    def _look(self, member: _Member) -> None:
+        if member.life is not None and member.life.has_ended():
+            self._ended(member)
 
     def _ended(self, member: _Member) -> None:
         life = member.life
@@ -400,6 +432,7 @@ class Processes:
         if life.exit is not None:
             self._selector.unregister(life.exit)
         life.close()
+        self.arena.tell(member.number, "starting")  # it writes no more, and the next one not yet
 
     # --- what is due at a time --------------------------------------------------------------------
 
@@ -410,12 +443,14 @@ class Processes:
             if member.retry_at is not None:
                 yield member.retry_at
             if member.life is not None and member.life.is_deaf_since is not None:
-                yield member.life.is_deaf_since + (0.0 if member.life.exit is None else GRACE_S)
+                yield member.life.is_deaf_since + (0.0 if member.life.exit is None else DEAF_S)
             elif member.life is not None and member.life.kill_reason is None:
                 yield from self._answers_due(member.life)
 
     def _answers_due(self, life: Life) -> list[float]:
         """When it has to have reached the loop, or joined what it was asked to."""
+        if any(channel.is_computing(life.number) for channel in self._channels.values()):
+            return []  # it comes to that when it is done, and the coordinator looks after it
         waits = list(life.asked.values()) if life.is_here else [life.started_at]
         return [since + self._timeout_s for since in waits]
 
@@ -437,14 +472,14 @@ class Processes:
 
     def _see_whether_it_ends(self, member: _Member, life: Life, now: float) -> None:
         assert life.is_deaf_since is not None
-        if life.exit is None:
-            with suppress(subprocess.TimeoutExpired):
-                life.popen.wait(GRACE_S)
-                self._ended(member)
-                return
-        if now >= life.is_deaf_since + GRACE_S and life.kill_reason is None:
-            life.kill("closed its wire")
-            if life.exit is None:
+        if life.exit is None and life.wait(GRACE_S):
+            self._ended(member)
+        elif now >= life.is_deaf_since + DEAF_S:
+            if life.kill_reason is None:
+                life.kill("closed its wire")
+            life.is_deaf_since = now
+            # Perhaps nobody tells of its end: its nursery hangs, or there is no ``exit``.
+            if life.wait(GRACE_S):
                 self._ended(member)
 
     def _retry(self, member: _Member) -> None:

@@ -1,20 +1,24 @@
 """One job's conversation with all worker processes: who computes what, and in which slot.
 
 A worker has the slot of a shard until it has answered or ended, the coordinator until the shard's
-step is over. Every call to compute has a ticket, so that an answer finds what it belongs to.
+step is applied. Every call to compute has a ticket, so that an answer finds what it belongs to.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from quorate import raised
-from quorate.coordinator import (
+from quorate.errors import WorkerError
+from quorate.job import Job, Training
+from quorate.plan import abridged
+from quorate.protocol import (
+    Cancel,
+    Cancelled,
     Compute,
     Discard,
     Done,
@@ -25,11 +29,9 @@ from quorate.coordinator import (
     Left,
     Replace,
 )
-from quorate.errors import WorkerError
-from quorate.job import Job, Training
-from quorate.plan import abridged
 from quorate.replica import Buffers
 from quorate.shard_sum import ShardSum
+from quorate.snapshots import Snapshots
 from quorate.transports import Part
 from quorate.transports.arena import Arena
 from quorate.tree import Node, TreeSum
@@ -40,6 +42,7 @@ class Owner(Protocol):
     """What a channel needs of the transport."""
 
     arena: Arena
+    tickets: Iterator[int]  # of all jobs, no two alike
     buffers: Buffers
 
     def tell(self, worker: int, message: Message) -> None: ...
@@ -58,34 +61,45 @@ class ProcessesChannel:
         self._transport = transport
         self._events: deque[Event] = deque()
         self._errors: dict[tuple[int, int, int], BaseException] = {}
-        self._tickets = itertools.count()
         self._running: dict[int, _Running] = {}  # worker -> what it computes
         self._ends: Counter[int] = Counter()  # worker -> ends that are reported and not yet heard
         self._pending: dict[tuple[int, int, int], _Result] = {}  # neither kept nor discarded
-        # Of the newest step: what is kept and not yet added, and the sums of the rest.
-        self._step = -1
-        self._kept: deque[tuple[Node, _Result]] = deque()
-        self._sum: TreeSum[_Result] = TreeSum(0, self._add)
-        self._free = list(range(transport.arena.slots))  # a heap: low ones first, so few are used
+        # By step: what is kept and not yet added, and the sums of the rest.
+        self._kept: dict[int, deque[tuple[Node, _Result]]] = {}
+        self._sums: dict[int, TreeSum[_Result]] = {}
+        self._collected: list[_Result] = []
+        arena = transport.arena
+        self._free = list(range(arena.slots))  # a heap: low ones first, so that few are used
+        self._snapshots: Snapshots | None = None
+        if job.on_snapshots:
+            room = {number: arena.slot(number) for number in arena.snapshots}
+            self._snapshots = Snapshots(arena.parameters, transport.buffers, room)
 
-    def send(self, effect: Compute | Keep | Discard | Replace) -> None:
+    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         match effect:
             case Compute():
                 self._compute(effect)
             case Keep(worker, step, shard):
-                self._kept.append(((0, shard), self._pending.pop((worker, step, shard))))
+                if step not in self._sums:
+                    self._kept[step] = deque()
+                    self._sums[step] = TreeSum(self.job.plan.shards_of(step), self._add)
+                self._kept[step].append(((0, shard), self._pending.pop((worker, step, shard))))
             case Discard(worker, step, shard):
                 self._give_back(self._pending.pop((worker, step, shard)))
+            case Cancel(worker):
+                if (running := self._running.get(worker)) is not None:
+                    self._transport.arena.cancel(worker, running.ticket)
             case Replace(worker, reason):
                 self._transport.replace(worker, reason)
 
     def receive(self, timeout_s: float | None) -> Event | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._events:
-            if self._kept:  # adding can wait, a worker without work cannot
+            step = next((step for step, kept in self._kept.items() if kept), None)
+            if step is not None:  # adding can wait, a worker without work cannot
                 self._transport.pump(0.0)
                 if not self._events:
-                    self._sum.put(*self._kept.popleft())
+                    self._sums[step].put(*self._kept[step].popleft())
                 continue
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             self._transport.pump(left_s)
@@ -101,9 +115,18 @@ class ProcessesChannel:
         self._transport.wake()
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:  # noqa: ARG002
-        assert step == self._step
-        parts = [*self._sum.parts.items(), *self._kept]
+        parts = [*self._sums.pop(step).parts.items(), *self._kept.pop(step)]
+        self._collected = [result for _, result in parts]
         return [(node, result.sum) for node, result in parts]
+
+    def publish(self) -> None:
+        for result in self._collected:
+            self._give_back(result)
+        self._collected = []
+        if self._snapshots is not None:
+            self._snapshots.take()
+        elif isinstance(self.job, Training):
+            self._transport.arena.publish(self._transport.buffers)
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         return self._errors[worker, step, shard]
@@ -111,9 +134,13 @@ class ProcessesChannel:
     def close(self) -> None:
         self._transport.forget(self)
         # It adds by a method of this object, which would keep the slots until the next collection.
-        del self._sum
+        self._sums.clear()
         self._pending.clear()
         self._kept.clear()
+        self._collected.clear()
+
+    def is_computing(self, worker: int) -> bool:
+        return worker in self._running
 
     # --- what the transport reports ---------------------------------------------------------------
 
@@ -123,8 +150,8 @@ class ProcessesChannel:
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
         running = self._running.pop(worker, None)
         if running is not None:
-            _, step, shard, slot = running
-            self._free_slot(slot)  # it is gone, and writes no more
+            _, step, shard, _ = running
+            self._end(worker, running)  # it is gone, and reads and writes no more
             rows = abridged(self.job.plan.shard(step, shard))
             self._errors[worker, step, shard] = WorkerError(
                 f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
@@ -136,18 +163,19 @@ class ProcessesChannel:
     def done(self, worker: int, message: Message) -> None:
         if not self._is_expected(worker, message):
             return
-        _, step, shard, number = self._running.pop(worker)
+        _, step, shard, number = running = self._running.pop(worker)
+        self._end(worker, running, keep_slot=True)
         slot = None if number is None else self._transport.arena.slot(number)
         missing = message["missing"]
         self._pending[worker, step, shard] = _Result(
             ShardSum(
                 weight=message["weight"],
                 metrics=message["metrics"],
-                gradient=None if slot is None else slot.gradient,
-                buffers=slot.buffers if slot is not None and slot.buffers.numel() else None,
+                gradient=None if slot is None else slot.flat,
+                buffers=slot.floats if slot is not None and slot.floats.numel() else None,
                 counts=slot.counts if slot is not None and slot.counts.numel() else None,
                 missing=None if missing is None else frozenset(missing),
-            ),
+            ).computed_by(worker, shard),
             number,
         )
         self._events.append(Done(worker, step, shard))
@@ -155,10 +183,17 @@ class ProcessesChannel:
     def failed(self, worker: int, message: Message) -> None:
         if not self._is_expected(worker, message):
             return
-        _, step, shard, slot = self._running.pop(worker)
-        self._free_slot(slot)
+        _, step, shard, _ = running = self._running.pop(worker)
+        self._end(worker, running)
         self._errors[worker, step, shard] = raised.from_json(message["error"])
         self._events.append(Failed(worker, step, shard))
+
+    def left_off(self, worker: int, message: Message) -> None:
+        if not self._is_expected(worker, message):
+            return
+        _, step, shard, _ = running = self._running.pop(worker)
+        self._end(worker, running)
+        self._events.append(Cancelled(worker, step, shard))
 
     def _is_expected(self, worker: int, message: Message) -> bool:
         running = self._running.get(worker)
@@ -167,12 +202,11 @@ class ProcessesChannel:
     # --- slots ------------------------------------------------------------------------------------
 
     def _compute(self, effect: Compute) -> None:
-        if effect.step != self._step:
-            self._begin(effect.step)
         if self._ends[effect.worker]:
             return  # the coordinator will hear next that it has left, and deal the shard again
-        ticket = next(self._tickets)
+        ticket = next(self._transport.tickets)
         slot = heapq.heappop(self._free) if isinstance(self.job, Training) else None
+        snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
         self._running[effect.worker] = _Running(ticket, effect.step, effect.shard, slot)
         self._transport.tell(
             effect.worker,
@@ -183,19 +217,17 @@ class ProcessesChannel:
                 "step": effect.step,
                 "shard": effect.shard,
                 "slot": slot,
+                "snapshot": snapshot and [snapshot.number, snapshot.version],
                 "place": effect.place,
             },
         )
 
-    def _begin(self, step: int) -> None:
-        """Forget the sums of the step before, and show workers what the update made of buffers."""
-        for _, result in (*self._sum.parts.items(), *self._kept):
-            self._give_back(result)
-        self._kept.clear()
-        self._step = step
-        self._sum = TreeSum(self.job.plan.shards_of(step), self._add)
-        if isinstance(self.job, Training):
-            self._transport.arena.publish(self._transport.buffers)
+    def _end(self, worker: int, running: _Running, *, keep_slot: bool = False) -> None:
+        """Take back what a worker had for a shard that it computes no longer."""
+        if self._snapshots is not None:
+            self._snapshots.give_back(worker)
+        if not keep_slot:
+            self._free_slot(running.slot)
 
     def _add(self, left: _Result, right: _Result) -> _Result:
         left.sum.add(right.sum)

@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 import torch
 
-from quorate.coordinator import Compute, Discard, Done, Event, Failed, Joined, Keep, Replace, Tick
-from quorate.job import Job
-from quorate.replica import Replica
+from quorate.job import Job, NotWanted
+from quorate.protocol import (
+    Cancel,
+    Cancelled,
+    Compute,
+    Discard,
+    Done,
+    Event,
+    Failed,
+    Joined,
+    Keep,
+    Replace,
+    Tick,
+)
+from quorate.replica import Buffers, Replica
 from quorate.shard_sum import ShardSum
+from quorate.snapshots import Snapshot, Snapshots, new_values
 from quorate.streams import Stream
 from quorate.transports import Part
 from quorate.tree import TreeSum
+from quorate.worker_status import Timesheet, WorkerStatus
+
+GRACE_S = 1.0  # how long towers may take to end
 
 
 class Towers:
@@ -29,71 +46,92 @@ class Towers:
     Args:
         devices: one per tower.
         make_replica: called here, once per tower.
+        buffers: of the coordinator's model.
         threads: intra-op threads of each tower. The bits of a matrix product depend on it.
     """
+
+    can_replace = False  # a thread cannot be ended
 
     def __init__(
         self,
         devices: Sequence[torch.device],
         make_replica: Callable[[torch.device], Replica],
+        buffers: Buffers,
         *,
         threads: int,
     ) -> None:
         self.towers = [
             _Tower(number, make_replica(device), threads) for number, device in enumerate(devices)
         ]
+        self._buffers = buffers
         self._started = False
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         return True
 
     def open(self, job: Job) -> TowersChannel:
-        channel = TowersChannel(job, self.towers)
+        channel = TowersChannel(job, self.towers, self._buffers)
         if not self._started:  # only now: the feed may have forked, which is no good with threads
             self._started = True
             for tower in self.towers:
                 tower.start()
         return channel
 
+    def status(self) -> list[WorkerStatus]:
+        return [
+            WorkerStatus(t.number, str(t.replica.device), None, t.native_id, *t.sheet.read())
+            for t in self.towers
+        ]
+
     def close(self) -> None:
         if not self._started:
             return
         for tower in self.towers:
             tower.mailbox.put(None)
-        # After a second Ctrl-C nobody waits for user code that may be stuck.
+        # A thread cannot be ended. Nobody waits long for one that computes what is not wanted, and
+        # not at all after a second Ctrl-C; it ends with its shard.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+        deadline = time.monotonic() + (0.1 if at_once else GRACE_S)
         for tower in self.towers:
-            tower.join(timeout=0.1 if at_once else None)
+            tower.join(timeout=max(0.0, deadline - time.monotonic()))
 
 
 class TowersChannel:
     """One job's conversation with all towers."""
 
-    def __init__(self, job: Job, towers: Sequence[_Tower]) -> None:
+    def __init__(self, job: Job, towers: Sequence[_Tower], buffers: Buffers) -> None:
         self._job = job
         self._feed = job.feed()
         self._towers = towers
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._errors: dict[tuple[int, int, int], BaseException] = {}
         self._failure: Exception | None = None  # of adding, which no other worker could do better
-        # What each tower holds of its step.
-        self._held = [_Held(job) for _ in towers]
+        self._held = [_Held(job, tower.replica) for tower in towers]
+        self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
+        self._snapshots: Snapshots | None = None
+        if job.on_snapshots:
+            room = {n: new_values(job.parameters, buffers) for n in range(len(towers) + 1)}
+            self._snapshots = Snapshots(job.parameters, buffers, room)
         for tower in towers:
             self._events.put(Joined(tower.number))
 
-    def send(self, effect: Compute | Keep | Discard | Replace) -> None:
-        if isinstance(effect, Replace):
-            return  # a thread cannot be ended; another tower computes what it does not
+    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        assert not isinstance(effect, Replace)
         tower, held = self._towers[effect.worker], self._held[effect.worker]
         step, shard = effect.step, effect.shard
         match effect:
             case Compute():
-                tower.mailbox.put(lambda stream: self._compute(tower, held, stream, step, shard))
+                snapshot = None if self._snapshots is None else self._snapshots.lend(tower.number)
+                tower.mailbox.put(
+                    lambda stream: self._compute(tower, held, stream, step, shard, snapshot)
+                )
             case Keep():
                 held.decided.append((step, shard))
-                tower.mailbox.put(lambda _: self._add(held))
+                tower.mailbox.put(lambda _: self._push(tower, held))
             case Discard():
-                tower.mailbox.put(lambda _: held.discard(tower.replica, step, shard))
+                tower.mailbox.put(lambda _: held.discard(step, shard))
+            case Cancel():
+                held.cancelled = (step, shard)
 
     def receive(self, timeout_s: float | None) -> Event | None:
         try:
@@ -102,18 +140,29 @@ class TowersChannel:
             return None
         if self._failure is not None:
             raise self._failure
+        if isinstance(event, Done | Failed | Cancelled) and self._snapshots is not None:
+            self._snapshots.give_back(event.worker)
         return event
 
     def post(self, event: Event) -> None:
         self._events.put(event)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        # A holder may be computing a copy that has lost: what is left to add is added here.
+        # A holder may be computing another shard: what is left to add is added here.
         for worker in holders:
             self._add(self._held[worker])
         if self._failure is not None:
             raise self._failure
-        return [part for worker in holders for part in self._held[worker].parts(step)]
+        parts = [(w, *part) for w in holders for part in self._held[w].take(step)]
+        self._collected = [(self._towers[w].replica, value) for w, _, value in parts]
+        return [(node, value) for _, node, value in parts]
+
+    def publish(self) -> None:
+        for replica, part in self._collected:
+            replica.recycle(part)
+        self._collected = []
+        if self._snapshots is not None:
+            self._snapshots.take()
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         return self._errors[worker, step, shard]
@@ -121,17 +170,37 @@ class TowersChannel:
     def close(self) -> None:
         self._feed.close()
 
-    def _compute(self, tower: _Tower, held: _Held, stream: Stream, step: int, shard: int) -> None:
+    def _compute(
+        self,
+        tower: _Tower,
+        held: _Held,
+        stream: Stream,
+        step: int,
+        shard: int,
+        snapshot: Snapshot | None,
+    ) -> None:
+        def at(phase: str) -> None:
+            if held.cancelled == (step, shard):
+                raise NotWanted
+            tower.sheet.tell(phase, step, shard)
+
         try:
-            held.begin(tower.replica, step)
-            result = self._job.compute(tower.replica, stream, self._feed, step, shard)
-            held.pending[step, shard] = result
+            found = self._job.compute(
+                tower.replica, stream, self._feed, step, shard, snapshot=snapshot, at=at
+            )
+            held.pending[step, shard] = found.computed_by(tower.number, shard)
+        except NotWanted:
+            self._events.put(Cancelled(tower.number, step, shard))
         except BaseException as error:  # the edge of the thread: the coordinator decides
             self._job.annotate(error, tower.number, tower.replica.device, step, shard)
             self._errors[tower.number, step, shard] = error
             self._events.put(Failed(tower.number, step, shard))
         else:
             self._events.put(Done(tower.number, step, shard))
+
+    def _push(self, tower: _Tower, held: _Held) -> None:
+        tower.sheet.tell("pushing")
+        self._add(held)
 
     def _add(self, held: _Held) -> None:
         try:
@@ -147,36 +216,30 @@ class _Held:
     The tower adds what was decided when it comes to it; ``collect`` adds the rest.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, replica: Replica) -> None:
         self._job = job
-        self._step = -1
-        self._sum: TreeSum[ShardSum] | None = None
+        self._replica = replica
+        self._sums: dict[int, TreeSum[ShardSum]] = {}  # by step
         self._adding = threading.Lock()
         self.pending: dict[tuple[int, int], ShardSum] = {}
         self.decided: deque[tuple[int, int]] = deque()  # (step, shard) to be kept
-
-    def begin(self, replica: Replica, step: int) -> None:
-        if step != self._step:
-            for part in self._sum.parts.values() if self._sum is not None else ():
-                replica.recycle(part)
-            self._sum = TreeSum(self._job.plan.shards_of(step), replica.add)
-            self._step = step
+        self.cancelled: tuple[int, int] | None = None  # (step, shard) to leave off
 
     def add_decided(self) -> None:
         with self._adding:
             while self.decided:
                 step, shard = self.decided.popleft()
-                assert self._sum is not None
-                assert step == self._step
-                self._sum.put((0, shard), self.pending.pop((step, shard)))
+                if step not in self._sums:
+                    shards = self._job.plan.shards_of(step)
+                    self._sums[step] = TreeSum(shards, self._replica.add)
+                self._sums[step].put((0, shard), self.pending.pop((step, shard)))
 
-    def discard(self, replica: Replica, step: int, shard: int) -> None:
-        replica.recycle(self.pending.pop((step, shard)))
+    def discard(self, step: int, shard: int) -> None:
+        self._replica.recycle(self.pending.pop((step, shard)))
 
-    def parts(self, step: int) -> list[Part]:
-        assert self._sum is not None
-        assert step == self._step
-        return list(self._sum.parts.items())
+    def take(self, step: int) -> list[Part]:
+        """The parts of a step, which are held no longer."""
+        return list(self._sums.pop(step).parts.items())
 
 
 class _Tower(threading.Thread):
@@ -187,6 +250,8 @@ class _Tower(threading.Thread):
         self.number = number
         self.replica = replica
         self.mailbox: SimpleQueue[Callable[[Stream], None] | None] = SimpleQueue()
+        self.sheet = Timesheet(bytearray(Timesheet.SIZE))  # this thread's to write, once it runs
+        self.sheet.tell("starting")
         self._threads = threads
 
     def run(self) -> None:
@@ -198,5 +263,7 @@ class _Tower(threading.Thread):
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)  # so is "cuda" without a number
         with Stream() as stream:
+            self.sheet.tell("waiting")
             while (work := self.mailbox.get()) is not None:
                 work(stream)
+                self.sheet.tell("waiting")

@@ -21,12 +21,14 @@ from quorate import raised
 from quorate.errors import UserError
 from quorate.feed import Collate, Feed, Source, length
 from quorate.fingerprint import fingerprint
-from quorate.job import JOBS, Job, probe_fingerprint
+from quorate.job import JOBS, Job, NotWanted, probe_fingerprint
+from quorate.lifeline import JOB_SIGNALS
 from quorate.loss import Loss
-from quorate.plan import Plan
+from quorate.plan import from_json
 from quorate.replica import Replica
 from quorate.script import Script
 from quorate.shared_memory import Segment
+from quorate.snapshots import Snapshot
 from quorate.streams import Stream, Turns
 from quorate.transports.arena import Arena
 from quorate.wire import Message, Wire
@@ -85,7 +87,7 @@ class Worker:
         coordinator's to run, once.
         """
         code = 1
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in JOB_SIGNALS:
             with suppress(ValueError):  # the script trains in another thread than the main one
                 signal.signal(number, signal.SIG_IGN)  # whatever the script made of them
 
@@ -210,7 +212,7 @@ class _Loop:
                 self._works.pop(message["job"]).close()
 
     def _open(self, message: Message, stream: Stream) -> None:
-        name, plan = message["dataset"], Plan(**message["plan"])
+        name, plan = message["dataset"], from_json(message["plan"])
         dataset = self._datasets[name]
         if (rows := length(dataset)) != plan.rows:
             raise UserError(
@@ -237,10 +239,13 @@ class _Loop:
 
     def _compute(self, message: Message, stream: Stream) -> None:
         number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))
+        ticket, snapshot = message["ticket"], message["snapshot"]
         work = self._works[number]
-        answer: Message = {"job": number, "ticket": message["ticket"]}
+        answer: Message = {"job": number, "ticket": ticket}
 
         def at(phase: str) -> None:
+            if self._arena.is_cancelled(self._number, ticket):
+                raise NotWanted
             self._arena.tell(self._number, phase, step, shard)
 
         try:
@@ -252,13 +257,17 @@ class _Loop:
                 work.feed(tuple(message["place"]), step, shard),
                 step,
                 shard,
-                into=None if into is None else into.gradient,
+                snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
+                into=None if into is None else into.flat,
                 at=at,
             )
             if into is not None and result.buffers is not None:
-                into.buffers.copy_(result.buffers)
+                into.floats.copy_(result.buffers)
             if into is not None and result.counts is not None:
                 into.counts.copy_(result.counts)
+        except NotWanted:
+            self._wire.send({"kind": "left off", **answer})
+            return
         except BaseException as error:  # the edge of the process: the coordinator decides
             work.job.annotate(error, self._number, self._replica.device, step, shard)
             self._wire.send({"kind": "failed", "error": raised.to_json(error), **answer})

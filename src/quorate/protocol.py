@@ -1,0 +1,162 @@
+"""What the coordinator is told, and what it asks for: events go in, effects come out.
+
+Legend: t step, s shard, w worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# --- events: what happened ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Worker w is ready to compute."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """Worker w is gone."""
+
+    worker: int
+    reason: str
+    crashed: bool = False  # by its own doing: what it was computing may be to blame
+    results_stay: bool = False  # else whatever it had computed of the current step went with it
+
+
+@dataclass(frozen=True)
+class Done:
+    """Worker w has computed shard s of step t and holds the result."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """User code raised on worker w in shard s of step t; the worker lives."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """Worker w left off shard s of step t, as it was told to."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The update of step t is made."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Finish what is under way, then end."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Joined | Left | Done | Failed | Cancelled | Applied | Stop | Tick
+
+# --- effects: what to do --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Have worker w compute shard s of step t; the reason is for people."""
+
+    worker: int
+    step: int
+    shard: int
+    reason: str
+    place: tuple[int, int] = field(default=(0, 1), compare=False)  # where the worker is at home
+    instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Worker w's result for shard s counts: add it to what w holds of step t."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Worker w's result for shard s does not count: another was first, or it came too late."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Tell worker w that shard s of step t is not wanted any more: it may leave off."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Collect what the holders hold of step t and apply the update; then report ``Applied``."""
+
+    step: int
+    holders: tuple[int, ...]
+    shards: tuple[int, ...] = field(default=(), compare=False)  # that are in it
+    staleness: int = field(default=0, compare=False)  # updates since its oldest parameters
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Worker w has not answered for too long: end it, report ``Left``, and start another."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Send a ``Tick`` at this time, unless something happens earlier."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Shard s of step t failed beyond repair, last on worker w: stop and report its error."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is over after ``step`` updates."""
+
+    step: int
+    reason: str
+
+
+Effect = Compute | Keep | Discard | Cancel | Apply | Replace | Wake | Abort | Finish

@@ -1,0 +1,33 @@
+"""Services: what runs beside training and never in its way. One file each; this is what they share.
+
+A service has a thread and a clock of its own. The loop tells it what happens, which must take no
+time; what takes time it does in ``tick``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quorate.report import Report
+
+
+class Service(Protocol):
+    """One of them."""
+
+    name: str
+    every_s: float  # between the ends of two ticks and the next
+
+    def updated(self, report: Report) -> None:
+        """An update was made. Called in the loop."""
+
+    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
+        """The validation set was evaluated. Called in the loop."""
+
+    def tick(self) -> None:
+        """Do what is to be done now and then. Called in the service's own thread; it may block.
+
+        Once at the start, then every ``every_s`` seconds, and once more at the end.
+        """
+
+    def close(self) -> None:
+        """Free what it holds. Called in its own thread, after the last tick."""

@@ -1,0 +1,144 @@
+"""An event file of TensorBoard's: what is added waits in memory until ``write`` puts it on disk.
+
+TensorBoard's own writer is not taken, as it blocks whoever adds to it while the disk is slow, and
+ends for good at the first error, with a traceback from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+SUFFIX = ".quorate"  # of files that this wrote, and may cut
+KEPT_BYTES = 64 << 20  # how much waits while nothing can be written; what is older is dropped
+
+
+class EventFile:
+    """One of them. Any thread adds; one thread writes. No file is open between two writes.
+
+    A run that goes on at ``global_step`` computes later steps again: events after it, which a run
+    that was cut off may have left, are dropped from the folder's other files at the first write.
+    """
+
+    def __init__(self, folder: Path, global_step: int) -> None:
+        self.folder = folder  # made if it is missing; the one that it lies in must be there
+        self._global_step = global_step
+        # Readers take a folder's files in the order of their names.
+        place = f"{socket.gethostname()}.{os.getpid()}"
+        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{place}{SUFFIX}"
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []  # serialized events
+        self._size = 0  # bytes on disk that are whole
+        self._cut = False  # whether events after global_step are gone
+
+    def add(self, event: Event) -> None:
+        """Have it written at the next write. Does not block."""
+        data = event.SerializeToString()
+        with self._lock:
+            self._waiting.append(data)
+
+    def add_scalars(self, values: Mapping[str, float], global_step: int, wall_time: float) -> None:
+        """Likewise, values by their names; NaN and infinity too."""
+        summary = Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
+        self.add(Event(wall_time=wall_time, step=global_step, summary=summary))
+
+    def write(self) -> None:
+        """Append what waits. Blocks; after an OSError all of it waits for the next write."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        try:
+            self._prepare()
+            self._append(taken)
+        except OSError:
+            kept, size = [], 0
+            for data in reversed(taken):
+                size += len(data)
+                if size > KEPT_BYTES:
+                    break
+                kept.append(data)
+            with self._lock:
+                self._waiting[:0] = reversed(kept)
+            raise
+
+    def _prepare(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        if not self._cut:
+            for path in sorted(self.folder.glob(f"*tfevents*{SUFFIX}")):
+                drop_after(path, self._global_step)
+            self._cut = True
+
+    def _append(self, events: list[bytes]) -> None:
+        with self._path.open("ab") as file:
+            end = file.tell()
+            if end > self._size:  # a write failed halfway: nobody could read on behind that
+                end = file.truncate(self._size)
+            records = io.BytesIO()
+            writer = RecordWriter(records)
+            for data in events if end else [*self._head(), *events]:
+                writer.write(data)
+            file.write(records.getvalue())
+        self._size = end + len(records.getvalue())  # closed, so nothing can fail any more
+
+    def _head(self) -> list[bytes]:
+        """What a file begins with: its version, and that later steps seen so far do not count.
+
+        For events that are not ours to cut, and for a reader that has seen what was cut.
+        """
+        now, step = time.time(), self._global_step + 1
+        start = SessionLog(status=SessionLog.START)
+        return [
+            Event(wall_time=now, file_version="brain.Event:2").SerializeToString(),
+            Event(wall_time=now, step=step, session_log=start).SerializeToString(),
+        ]
+
+
+def drop_after(path: Path, global_step: int) -> None:
+    """Take events of later steps, and half a record at the end, out of an event file.
+
+    TensorBoard hides them by itself only if it does without its fast loader.
+    """
+    with path.open("rb") as file:
+        if all(event.step <= global_step for _, event in _records(file)):
+            whole = file.tell()
+            if whole == path.stat().st_size:
+                return
+        file.seek(0)
+        cut = path.parent / ".cut"  # one that a kill left is written over
+        with cut.open("wb") as new:
+            new.writelines(record for record, event in _records(file) if event.step <= global_step)
+        os.replace(cut, path)
+
+
+def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:
+    """Records as they lie in the file, up to its end or to the first that is not whole.
+
+    The file is left behind the last whole one. A record: 8 bytes length, 4 bytes CRC of that, the
+    event, 4 bytes CRC of it (not checked: it takes a second per 5 MB).
+    """
+    end = file.tell()
+    while len(head := file.read(12)) == 12:
+        (length,) = struct.unpack("<Q", head[:8])
+        if struct.unpack("<I", head[8:]) != (masked_crc32c(head[:8]),):
+            break
+        body = file.read(length + 4)
+        if len(body) < length + 4:
+            break
+        try:
+            event = Event.FromString(body[:-4])
+        except DecodeError:
+            break
+        end = file.tell()
+        yield head + body, event
+    file.seek(end)

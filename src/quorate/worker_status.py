@@ -1,0 +1,108 @@
+"""What a worker is at, and what its time went into."""
+
+from __future__ import annotations
+
+import struct
+import time
+from mmap import mmap
+from typing import Any, NamedTuple
+
+# In the order in which a shard goes through the last four of them.
+PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
+
+# Version; phase, step, shard; when the phase began, time.monotonic(), or 0 if none has; shards
+# begun; seconds in each phase before this one.
+_FIELDS = f"qqqqdq{len(PHASES)}d"
+_COUNT = 6 + len(PHASES)
+_ENTRY = struct.Struct(f"<{_FIELDS}")
+_BOTH = struct.Struct(f"<{_FIELDS}{_FIELDS}")
+_VERSION = struct.Struct("<q")
+
+
+class WorkerStatus(NamedTuple):
+    """One worker at one moment."""
+
+    number: int
+    device: str  # as torch names it
+    pid: int | None  # of its process; None where it has none at present
+    thread: int | None  # the kernel's number of its thread, if it is one of this process
+    phase: str  # one of PHASES
+    step: int  # of the shard that it is at, or was at last
+    shard: int
+    since: float  # when the phase began, time.monotonic()
+    seconds: dict[str, float]  # in each of PHASES so far, the present one included
+    shards: int  # begun so far
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is nobody to compute: it ended, and no other was started yet."""
+        return self.pid is None and self.thread is None
+
+
+class Doing(NamedTuple):
+    """The part of a status that the worker writes; fields as there."""
+
+    phase: str
+    step: int
+    shard: int
+    since: float
+    seconds: dict[str, float]
+    shards: int
+
+
+class Timesheet:
+    """What one worker is at and was at, in memory that others may read meanwhile.
+
+    One thread writes at a time: the worker's, or the coordinator's while there is no worker. There
+    is no lock, as who holds it may be killed, or not run for a while. There are two copies instead:
+    the one with the higher version counts, and the other one is written, its version last.
+
+    Args:
+        memory: at first zeroed; tell it what the worker begins with.
+        start: of the ``SIZE`` bytes in it, a multiple of 8.
+    """
+
+    SIZE = _BOTH.size  # bytes
+
+    def __init__(self, memory: bytearray | mmap, start: int = 0) -> None:
+        self._memory = memory
+        self._copies = (start, start + _ENTRY.size)
+
+    def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
+        """A phase begins, of the same shard as before if none is named; it may have begun already.
+
+        Does not block.
+        """
+        version, was, old_step, old_shard, since, shards, *seconds = self._newest()
+        number = PHASES.index(phase)
+        step = old_step if step is None else step
+        shard = old_shard if shard is None else shard
+        if since and (number, step, shard) == (was, old_step, old_shard):
+            return
+        now = time.monotonic()
+        if since:
+            seconds[was] += now - since
+        shards += phase == "fetching"
+        version += 1
+        entry = _ENTRY.pack(version, number, step, shard, now, shards, *seconds)
+        start = self._copies[version % 2]
+        # Not pack_into(), which zeroes first.
+        self._memory[start + _VERSION.size : start + _ENTRY.size] = entry[_VERSION.size :]
+        self._memory[start : start + _VERSION.size] = entry[: _VERSION.size]
+
+    def read(self) -> Doing:
+        """What it is at. Any thread of any process may ask; does not block."""
+        _, phase, step, shard, since, shards, *seconds = self._newest()
+        seconds[phase] += max(0.0, time.monotonic() - since)
+        spent = dict(zip(PHASES, seconds, strict=True))
+        return Doing(PHASES[phase], step, shard, since, spent, shards)
+
+    def _newest(self) -> tuple[Any, ...]:
+        while True:
+            both = _BOTH.unpack_from(self._memory, self._copies[0])
+            entry, other = both[:_COUNT], 1
+            if both[_COUNT] > both[0]:
+                entry, other = both[_COUNT:], 0
+            # A copy is written again only when the other one has been.
+            if _VERSION.unpack_from(self._memory, self._copies[other])[0] <= entry[0]:
+                return entry

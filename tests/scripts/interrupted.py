@@ -1,0 +1,177 @@
+"""A run that is killed, or told to stop, at random moments, and begun again each time.
+
+    python tests/scripts/interrupted.py RUN_DIR SIGNAL TIMES SEED
+
+Every run is a process of its own with two towers, forked from this one, which has imported torch.
+Prints a line of JSON: the digest, that of an undisturbed run, and of each interruption how long the
+process lived on, its exit code, the updates that were made then, and those that the disk had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # torch imports it with the first optimizer: 2 s in each process
+from torch import nn
+from torch.utils.data import Dataset
+
+import quorate
+from quorate import checkpoint
+from quorate.digest import digest
+
+STEPS, EVERY = 150, 7
+WHERE = ("start", "step", "save", "save")
+
+
+class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 110
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(1, 6, 6) + row / 100, torch.tensor([row / 110])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+        self.last = nn.Linear(8 * 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.convolution(x)).relu().flatten(1)
+        return self.last(nn.functional.dropout(x, 0.2, self.training))
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def train(run_dir: Path, workers: int) -> None:
+    trainer = quorate.Trainer(
+        Model,
+        loss,
+        optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
+        schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS),
+        ema_decay=0.99,
+        clip_norm=1.0,
+        batch_size=16,
+        shards=4,
+        devices="cpu",
+        workers=workers,
+        engine="towers",
+        run_dir=run_dir,
+        save_every_steps=EVERY,
+        summary_every_s=None,
+    )
+    trainer.fit(Noisy(), steps=STEPS, validation=Noisy())
+
+
+def start(run_dir: Path, workers: int) -> int:
+    """A process that trains; its pid."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            out = os.open(run_dir.parent / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            train(run_dir, workers)
+            code = 0
+        except SystemExit as leaving:
+            code = int(str(leaving.code))
+        finally:
+            os._exit(code)
+    return pid
+
+
+def digest_of(run_dir: Path) -> str:
+    found = checkpoint.find(run_dir)
+    assert found is not None
+    tensors = [
+        (name, value)
+        for file in ("model", "averaged")
+        for name, value in sorted(checkpoint.tensors(found.path, f"{file}.safetensors").items())
+    ]
+    return digest(tensors)
+
+
+def made(run_dir: Path) -> int:
+    """Updates that were made, by the log, which is written line by line."""
+    log = run_dir / "metrics.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    steps = [json.loads(line)["global_step"] for line in lines if line.endswith("}")]
+    return max(steps, default=0)
+
+
+def is_saving(run_dir: Path) -> bool:
+    return any((run_dir / "checkpoints").glob(f"{checkpoint.TEMPORARY}*"))
+
+
+def interrupted(
+    run_dir: Path, number: signal.Signals, chance: random.Random
+) -> dict[str, Any] | None:
+    """One start and its interruption; None if the run came to its end."""
+    pid = start(run_dir, chance.choice([1, 2, 3]))
+    where, before = chance.choice(WHERE), made(run_dir)
+    goal = before + chance.randrange(1, 4 * EVERY)
+    until = time.monotonic() + chance.uniform(0.0, 0.5)
+    ended = 0
+
+    def is_time() -> bool:
+        if where == "start":
+            return time.monotonic() >= until
+        return made(run_dir) >= goal and (where == "step" or is_saving(run_dir))
+
+    while not ended and not is_time():
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.0005)
+    if not ended:
+        time.sleep(chance.uniform(0.0, 0.004))
+        os.kill(pid, number)
+        at = time.monotonic()
+        was_saving = is_saving(run_dir)
+        _, status = os.waitpid(pid, 0)
+        found = checkpoint.find(run_dir)
+        return {
+            "lived_s": time.monotonic() - at,
+            "where": where,
+            "code": os.waitstatus_to_exitcode(status),
+            "was_saving": was_saving,
+            "made": made(run_dir),
+            "saved": 0 if found is None else found.record["global_step"],
+            "damaged": [] if found is None else found.passed_over,
+        }
+    assert os.waitstatus_to_exitcode(status) == 0
+    return None
+
+
+if __name__ == "__main__":
+    run_dir, number = Path(sys.argv[1]), signal.Signals(int(sys.argv[2]))
+    chance = random.Random(int(sys.argv[4]))
+    alone = run_dir.parent / "alone"
+    os.waitpid(start(alone, 1), 0)
+    interruptions: list[dict[str, Any]] = []
+    while len(interruptions) < int(sys.argv[3]):
+        found = interrupted(run_dir, number, chance)
+        if found is None:  # it is done: once more, from the start
+            assert digest_of(run_dir) == digest_of(alone)
+            run_dir = run_dir.with_name(f"{run_dir.name}-{len(interruptions)}")
+        else:
+            interruptions.append(found)
+    os.waitpid(start(run_dir, 2), 0)
+    print(
+        json.dumps(
+            {
+                "digest": digest_of(run_dir),
+                "undisturbed": digest_of(alone),
+                "interruptions": interruptions,
+            }
+        )
+    )

@@ -1,0 +1,83 @@
+"""A long vector of equal numbers: whoever reads it while it is written sees two of them.
+
+    quorate run --devices cpu --workers 3 --shards 6 --update async tests/scripts/torn.py 300
+
+Argument: updates. Every gradient and every update keeps all elements equal, and so does the buffer,
+which takes in the parameter's value in each forward pass as BatchNorm takes in a mean. A shard
+looks at both when it begins, and at the parameter again in its backward pass. What it read, its
+metrics say; the coordinator compares that with what one update left behind. Prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+
+STEPS = int(sys.argv[1])
+SIZE, BUFFER = 2_000_000, 500_000
+
+
+def even(values: torch.Tensor) -> torch.Tensor:
+    """The value that all elements have."""
+    least, most = values.detach().aminmax()
+    if not torch.equal(least, most):
+        raise AssertionError(f"torn: from {least.item()!r} to {most.item()!r}")
+    return least
+
+
+class Even(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.ones(SIZE))
+        self.trace: torch.Tensor
+        self.register_buffer("trace", torch.zeros(BUFFER))
+
+
+class LookAgain(torch.autograd.Function):
+    """The same values; they must be what they were when their gradient is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(values, value)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        values, value = ctx.saved_tensors
+        if not torch.equal(even(values), value):
+            raise AssertionError(f"{value.item()!r} became {values[0].item()!r}")
+        return grad, None
+
+
+def loss(model: Any, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    value, trace = even(model.value), even(model.trace)
+    if model.training:
+        model.trace.mul_(0.5).add_(value)
+    of_all = LookAgain.apply(model.value, value).mean()
+    return {"loss": (of_all * batch[0]).mean(), "value": value, "trace": trace}
+
+
+trainer: Any = quorate.Trainer(
+    Even,
+    loss,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.01 * SIZE),
+    batch_size=6,
+)
+x = torch.linspace(-1.0, 1.0, 60)
+states: list[tuple[float, float]] = [(1.0, 0.0)]
+staleness: Counter[int] = Counter()
+for update in trainer.updates(TensorDataset(x), steps=STEPS):
+    read = update.metrics["value"], update.metrics["trace"]
+    if read != states[update.global_step - 1 - update.staleness]:
+        raise AssertionError(f"{read} was no state: {update}, {states[-20:]}")
+    staleness[update.staleness] += 1
+    states.append((even(trainer.model.value).item(), even(trainer.model.trace).item()))
+print(json.dumps({"updates": len(states) - 1, "staleness": sorted(staleness.items())}))

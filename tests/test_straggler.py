@@ -1,0 +1,144 @@
+"""Shard times and stragglers, by hand numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from quorate.shard_time import WORK, ShardTime, duration, shard_time
+from quorate.straggler import EVERY_S, LEAST_SHARDS, Slow, SlowWorkers, slow
+from quorate.worker_status import PHASES, WorkerStatus
+
+
+def status(
+    number: int, shards: int, *, pid: int | None = 1, phase: str = "waiting", **seconds: float
+) -> WorkerStatus:
+    spent = {name: seconds.get(name, 0.0) for name in PHASES}
+    return WorkerStatus(number, f"cuda:{number}", pid, None, phase, 0, 0, 0.0, spent, shards)
+
+
+def after(number: int, shards: int, forward_s: float) -> WorkerStatus:
+    """So many shards in the same time each: 0.08 s backward, 0.01 s pushing."""
+    return status(
+        number, shards, forward=forward_s * shards, backward=0.08 * shards, pushing=0.01 * shards
+    )
+
+
+def at(forward_s: float, backward_s: float = 0.08) -> ShardTime:
+    phases_s = {"fetching": 0.0, "forward": forward_s, "backward": backward_s, "pushing": 0.01}
+    return ShardTime(20, sum(phases_s.values()), phases_s, 0.1)
+
+
+def test_a_shard_time_is_of_the_time_between_two_statuses() -> None:
+    before = status(0, 4, starting=3.0, waiting=1.0, fetching=0.5, forward=2.0, backward=2.0)
+    later = status(0, 8, starting=3.0, waiting=2.0, fetching=0.7, forward=3.0, backward=3.8)
+    found = shard_time(before, later)
+    assert found.shards == 4
+    assert found.shard_s == pytest.approx((0.2 + 1.0 + 1.8) / 4)
+    assert found.phases_s == pytest.approx(
+        {"fetching": 0.05, "forward": 0.25, "backward": 0.45, "pushing": 0.0}
+    )
+    assert found.waiting == pytest.approx(0.25)
+
+
+def test_a_shard_time_without_a_shard_or_without_any_time() -> None:
+    idle = shard_time(status(0, 4, waiting=1.0), status(0, 4, waiting=3.0))
+    assert idle == ShardTime(0, None, {}, 1.0)
+    assert shard_time(None, status(0, 0, starting=2.0)) == ShardTime(0, None, {}, None)
+    assert shard_time(None, status(0, 2, forward=1.0)).shard_s == 0.5
+
+
+def test_the_median_of_three_or_more_counts_its_own() -> None:
+    found = slow({0: at(0.10), 1: at(0.10), 2: at(0.22)})
+    assert found == [
+        Slow(2, (0, 1, 2), pytest.approx(0.31), pytest.approx(0.19), "forward", 0.22, 0.10)
+    ]
+    # Of five, two may be slow: the slowest comes first.
+    five = slow({0: at(0.1), 1: at(0.3), 2: at(0.1), 3: at(0.1, 0.9), 4: at(0.1)})
+    assert [(each.worker, each.phase) for each in five] == [(3, "backward"), (1, "forward")]
+
+
+def test_of_two_workers_one_is_compared_with_the_other() -> None:
+    (found,) = slow({0: at(0.22), 1: at(0.10)})
+    assert found[:2] == (0, (1,))
+    assert found.usual_s == pytest.approx(0.19)
+
+
+def test_from_1_3_times_on_a_worker_is_slow() -> None:
+    def even(shard_s: float) -> ShardTime:
+        return ShardTime(9, shard_s, dict.fromkeys(WORK, shard_s / 4), 0.0)
+
+    assert slow({0: even(1.0), 1: even(1.0), 2: even(1.29)}) == []
+    assert [found.worker for found in slow({0: even(1.0), 1: even(1.0), 2: even(1.3)})] == [2]
+
+
+def test_nobody_to_compare_with() -> None:
+    assert slow({}) == []
+    assert slow({0: at(5.0)}) == []
+    nothing = ShardTime(0, None, {}, 1.0)
+    assert slow({0: at(5.0), 1: nothing}) == []
+    assert slow({0: ShardTime(1, 0.0, {}, 0.0), 1: ShardTime(1, 0.0, {}, 0.0)}) == []
+
+
+def test_a_slow_worker_is_named_with_its_phase_at_most_once_a_minute() -> None:
+    slow_ones = SlowWorkers()
+    forward_s = (0.10, 0.10, 0.22)
+    said = {}
+    for now in range(0, 150, 5):
+        shards = 2 + 4 * now
+        said[now] = slow_ones.named([after(n, shards, s) for n, s in enumerate(forward_s)], now)
+    assert {now: lines for now, lines in said.items() if lines} == {
+        now: [
+            "worker 2 (cuda:2) is slow: 0.31 s a shard, 1.6 times the median of 0.19 s; "
+            "in forward: 0.22 s against 0.10 s"
+        ]
+        for now in (5, 5 + EVERY_S, 5 + 2 * EVERY_S)
+    }
+
+
+def test_of_two_the_line_names_the_other_one() -> None:
+    slow_ones = SlowWorkers()
+    assert slow_ones.named([after(0, 2, 0.1), after(1, 2, 3.1)], 0.0) == []
+    assert slow_ones.named([after(0, 20, 0.1), after(1, 20, 3.1)], 5.0) == [
+        "worker 1 (cuda:1) is slow: 3.19 s a shard, 16.8 times worker 0's 0.19 s; "
+        "in forward: 3.10 s against 0.10 s"
+    ]
+
+
+def test_few_shards_say_nothing_but_add_up() -> None:
+    slow_ones = SlowWorkers()
+    counts = (2, 2 + LEAST_SHARDS // 2, 1 + LEAST_SHARDS, 2 + LEAST_SHARDS)
+    said = [slow_ones.named([after(0, n, 0.1), after(1, n, 0.5)], 0.0) for n in counts]
+    assert [len(lines) for lines in said] == [0, 0, 0, 1]
+
+
+def test_a_worker_that_begins_is_warming_up() -> None:
+    """The first shard after each start counts for nothing, and a worker that is gone neither."""
+    slow_ones = SlowWorkers()
+    steady = [after(0, n, 0.1) for n in (1, 20, 40, 60, 80)]
+    warm_s = 60.0
+
+    def other(shards: int, starts: int) -> WorkerStatus:
+        return status(1, shards, forward=0.1 * shards + warm_s * starts, backward=0.08 * shards)
+
+    said = [
+        slow_ones.named([steady[0], other(1, 1)], 0.0),
+        slow_ones.named([steady[1], other(20, 1)], 5.0),
+        slow_ones.named([steady[2], other(40, 1)], 10.0),
+        slow_ones.named([steady[3], other(40, 1)._replace(phase="starting")], 15.0),
+        slow_ones.named([steady[3], other(41, 1)], 20.0),  # in its first shard again
+        slow_ones.named([steady[3], other(45, 2)], 25.0),
+        slow_ones.named([steady[4], other(60, 2)], 30.0),
+    ]
+    assert said == [[]] * 7
+    gone = other(99, 9)._replace(pid=None)
+    assert slow_ones.named([steady[4], gone], 35.0) == []
+
+
+def test_durations_are_short() -> None:
+    assert [duration(s) for s in (0.0031, 0.31, 3.14159, 31.4, 1234.5)] == [
+        "3.1 ms",
+        "0.31 s",
+        "3.14 s",
+        "31 s",
+        "1,234 s",
+    ]
