@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
+import os
+import tempfile
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from quorate.feed import Feed, Source
+from quorate.errors import SettingError
+from quorate.feed import LONGEST_TEMPORARY, Feed, Source, check_loader_processes
 from quorate.plan import Plan
 
 TICKETS = [(step, shard) for step in range(5) for shard in range(4)]
@@ -114,3 +119,20 @@ def test_rows_are_asked_for_together_where_that_is_offered() -> None:
     dataset = Together()
     assert source(dataset).load((0, 0)).data.tolist() == source(dataset).load((0, 0)).rows.tolist()
     assert dataset.loaded == [2, 2]
+
+
+def test_a_temporary_folder_that_is_too_long_for_sockets_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # pytest's own may be too long already
+        longest = Path(short, "x" * (LONGEST_TEMPORARY - len(short) - 1))
+        longest.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(longest))
+        monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)
+        check_loader_processes()
+        with closing(Feed(source(Slow()), TICKETS, ahead=8, loader_workers=1)) as feed:
+            for ticket in TICKETS:
+                feed.take(ticket)
+    monkeypatch.setattr(tempfile, "tempdir", str(longest) + "y")
+    with pytest.raises(SettingError, match="TMPDIR"):
+        check_loader_processes()

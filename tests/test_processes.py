@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -274,10 +276,11 @@ def processes_of(mark: str) -> dict[int, str]:
 
 @contextmanager
 def started(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A run, and the word that its processes have; they get a folder for temporary files."""
+    """A run, and the word that its processes have; ``folder/temporary`` is for temporary files."""
     mark = f"QUORATE_TEST={uuid.uuid4().hex}"
-    temporary = folder / "temporary"
-    temporary.mkdir(exist_ok=True)
+    # By a short name: sockets of loader processes are in it.
+    temporary = Path(tempfile.mkdtemp(prefix="quorate-"))
+    (folder / "temporary").symlink_to(temporary)
     env = {**os.environ, "TMPDIR": str(temporary), **dict([mark.split("=")])}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, process_group=0
@@ -287,6 +290,7 @@ def started(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[s
         finally:
             for pid in processes_of(mark):
                 os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(temporary, ignore_errors=True)  # some who were killed may still write
 
 
 def wait_for(process: subprocess.Popen[str], word: str) -> str:
@@ -342,6 +346,7 @@ def test_loops_leave_nothing(tmp_path: Path) -> None:
         said = run_.stdout.read()
         assert run_.wait(timeout=LIMIT_S) == 0, said
         assert not processes_of(mark)
+        left = {path.name for path in (tmp_path / "temporary").iterdir()}
     found = last_json(said)
     assert [each["children"] for each in found] == [0] * 4
     # The first loop's parameters are in shared memory as long as the model is there.
@@ -349,7 +354,6 @@ def test_loops_leave_nothing(tmp_path: Path) -> None:
     assert len({each["files"] for each in found[1:]}) == 1, found
     assert said.count("workers are towers") == 3
     assert set(Path("/dev/shm").iterdir()) <= before
-    left = {path.name for path in (tmp_path / "temporary").iterdir()}
     assert all(name.startswith("torchinductor_") for name in left), left  # torch's, by its import
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
@@ -19,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data import default_collate as torch_collate
 
-from quorate.errors import DataError
+from quorate.errors import DataError, SettingError
 from quorate.keys import key
 from quorate.lifeline import JOB_SIGNALS, die_with
 from quorate.plan import Plan, Rows
@@ -28,12 +29,40 @@ from quorate.streams import Stream, Turns
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]  # (step, shard)
 
+# Python names the sockets of loader processes TMPDIR/pymp-12345678/listener-12345678, and the
+# kernel takes 107 bytes of a name.
+SOCKET_NAME = 32
+LONGEST_TEMPORARY = 107 - SOCKET_NAME
+
 
 class Batch(NamedTuple):
     """The rows of one shard."""
 
     rows: Rows  # (b,) int64, indices into the dataset
     data: Any  # what collate made of them
+
+
+def check_loader_processes() -> None:
+    """Refuse a temporary folder in which loader processes cannot hand over what they loaded.
+
+    They would not say so: whoever waits for the rows would wait for ever.
+
+    Raises:
+        SettingError: its path is too long for a socket's name.
+    """
+    folder = tempfile.gettempdir()
+    long = len(os.fsencode(folder))
+    if (
+        long > LONGEST_TEMPORARY
+        and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+    ):
+        raise SettingError(
+            "the temporary folder",
+            folder,
+            f"a path of at most {LONGEST_TEMPORARY} bytes (it has {long}): loader_workers have"
+            " their sockets there",
+            "set TMPDIR to a shorter one, or loader_workers=0",
+        )
 
 
 def length(dataset: Any, name: str = "the dataset") -> int:

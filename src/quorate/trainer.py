@@ -21,7 +21,7 @@ from quorate.devices import Devices, describe, worker_devices
 from quorate.drive import Ready, drive
 from quorate.errors import CopyError, LossError, NotFiniteError, SettingError, UserError
 from quorate.evaluations import Best
-from quorate.feed import Collate, Source, length
+from quorate.feed import Collate, Source, check_loader_processes, length
 from quorate.fit import Beside, Fit, Loop, Validation
 from quorate.job import Evaluation, Training
 from quorate.loss import Loss
@@ -165,6 +165,8 @@ class Trainer:
             "collate", collate, "from a list of samples to a batch"
         )
         self._loader_workers = whole("loader_workers", loader_workers, least=0)
+        if self._loader_workers:
+            check_loader_processes()
         self._worker_timeout_s = real("worker_timeout_s", worker_timeout_s, above=0)
         self._loss = function("loss", loss, "of a model and a batch")
         self._nonfinite = one_of("nonfinite", setting("nonfinite", nonfinite), NOT_FINITE)
