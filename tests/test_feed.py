@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing.process
-import os
 import tempfile
 import threading
 import time
