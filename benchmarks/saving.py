@@ -1,9 +1,10 @@
 """What saving costs: a state of 200 MB, saved every 10 s in the background, on two workers.
 
-    python benchmarks/saving.py [--rounds 3] [--seconds 30] [--engine processes]
+    python benchmarks/saving.py [--pairs 20] [--seconds 10] [--engine processes]
 
-Rounds of training with and without saves take turns in one process. Stall: the share by which
-updates take longer with saves. Copy: what the loop itself waits for at each save.
+Windows of training with a save and without one take turns in one run. Stall: the share by which a
+window with a save makes fewer updates than its neighbour. Copy: what the loop itself waits for.
+Writer: the core's time that its thread takes, a bound for what it can take from workers.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import argparse
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -32,9 +35,8 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each round")
-    parser.add_argument("--every-s", type=float, default=10.0)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
     parser.add_argument("--engine", default="processes")
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
@@ -56,45 +58,56 @@ def main() -> None:
     rates: dict[bool, list[float]] = {True: [], False: []}  # updates per second
     copies_s: list[float] = []
     state_bytes = 0
-    saves, saver, began, updates = False, None, 0.0, 0
+    saver = Checkpoints(run_dir, Policy(every_s=None, keep=2))
+    began, updates, window = 0.0, 0, -1
     try:
         for report in trainer.updates(data, steps=1_000_000):
             now = time.monotonic()
-            if report.global_step <= 10:  # to warm up
-                began, updates = now, 0
-                continue
             updates += 1
-            if saves:
-                if saver is None:
-                    saver = Checkpoints(run_dir, Policy(every_s=options.every_s, keep=2))
-                if saver.is_due(report.global_step):
-                    assert trainer._state is not None
-                    contents = checkpoint.contents(
-                        trainer._state, trainer._facts(trainer._state), saver.room
-                    )
-                    state_bytes = contents.nbytes
-                    saver.save(contents)
-                    del contents
-                    copies_s.append(time.monotonic() - now)
+            if window < 0:
+                if report.global_step < 10:  # to warm up
+                    continue
+            elif now - began < options.seconds:
+                continue
+            else:
+                rates[_saves(window)].append(updates / (now - began))
                 for outcome in saver.outcomes():
                     assert outcome.path is not None, outcome.error
-            if now - began >= options.seconds:
-                rates[saves].append(updates / (time.monotonic() - began))
-                print(f"{'with' if saves else 'without'} saves: {rates[saves][-1]:.3f} updates/s")
-                if saver is not None:
-                    saver.close()
-                    saver = None
-                saves = not saves
-                began, updates = time.monotonic(), 0
-                if len(rates[True]) == options.rounds:
-                    break
+            window += 1
+            began, updates = time.monotonic(), 0
+            if window == 2 * options.pairs:
+                break
+            if _saves(window):
+                assert trainer._state is not None
+                contents = checkpoint.contents(
+                    trainer._state, trainer._facts(trainer._state), saver.room
+                )
+                state_bytes = contents.nbytes
+                saver.save(contents)
+                del contents
+                copies_s.append(time.monotonic() - began)
     finally:
+        writer_s = _writer_s()
+        saver.close()
         shutil.rmtree(run_dir)
-    ratios = [w / wo for w, wo in zip(rates[True], rates[False], strict=False)]
-    stall = 1 - statistics.median(ratios)
-    print(f"state {state_bytes / 1e6:.0f} MB, a save every {options.every_s:g} s")
-    print(f"stall: median {stall:.2%} of {[f'{1 - r:.2%}' for r in ratios]}")
+    stalls = [1 - w / wo for w, wo in zip(rates[True], rates[False], strict=True)]
+    low, middle, high = statistics.quantiles(stalls)
+    mean, error = statistics.mean(stalls), statistics.stdev(stalls) / len(stalls) ** 0.5
+    print(f"state {state_bytes / 1e6:.0f} MB, one save per {options.seconds:g} s")
+    print(f"stall: mean {mean:.2%} +- {error:.2%}, quartiles {low:.2%} {middle:.2%} {high:.2%}")
+    print(f"writer: {writer_s / len(copies_s):.2f} s of a core per save")
     print(f"copy: median {statistics.median(copies_s) * 1e3:.0f} ms of {len(copies_s)} saves")
+
+
+def _writer_s() -> float:
+    """Seconds of a core that the thread which writes has used so far."""
+    ids = {t.native_id for t in threading.enumerate() if t.name == "quorate-checkpoints"}
+    threads = psutil.Process().threads()
+    return sum(t.user_time + t.system_time for t in threads if t.id in ids)
+
+
+def _saves(window: int) -> bool:
+    return window % 4 in (1, 2)  # without, with, with, without: a steady drift hits both alike
 
 
 if __name__ == "__main__":

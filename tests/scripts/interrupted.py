@@ -1,10 +1,12 @@
 """A run that is killed, or told to stop, at random moments, and begun again each time.
 
-    python tests/scripts/interrupted.py RUN_DIR SIGNAL TIMES SEED
+    python tests/scripts/interrupted.py RUN_DIR SIGNAL TIMES SEED [ENGINE]
 
-Every run is a process of its own with two towers, forked from this one, which has imported torch.
+Every run is a process group, and all of the group get the signal: for towers one process, forked
+from this one, which has imported torch; for worker processes the command and what it starts.
+
 Prints a line of JSON: the digest, that of an undisturbed run, and of each interruption how long the
-process lived on, its exit code, the updates that were made then, and those that the disk had.
+command lived on, its exit code, the updates that were made then, and those that the disk had.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -54,7 +57,7 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     return (model(batch[0]) - batch[1]).square().mean()
 
 
-def train(run_dir: Path, workers: int) -> None:
+def train(run_dir: Path, workers: int, engine: str) -> None:
     trainer = quorate.Trainer(
         Model,
         loss,
@@ -66,7 +69,7 @@ def train(run_dir: Path, workers: int) -> None:
         shards=4,
         devices="cpu",
         workers=workers,
-        engine="towers",
+        engine=engine,
         run_dir=run_dir,
         save_every_steps=EVERY,
         summary_every_s=None,
@@ -74,21 +77,31 @@ def train(run_dir: Path, workers: int) -> None:
     trainer.fit(Noisy(), steps=STEPS, validation=Noisy())
 
 
-def start(run_dir: Path, workers: int) -> int:
-    """A process that trains; its pid."""
-    if (pid := os.fork()) == 0:
-        code = 1
-        try:
-            out = os.open(run_dir.parent / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            train(run_dir, workers)
-            code = 0
-        except SystemExit as leaving:
-            code = int(str(leaving.code))
-        finally:
-            os._exit(code)
-    return pid
+def start(run_dir: Path, workers: int, engine: str) -> int:
+    """A process that trains, and leads a group; its pid."""
+    out = os.open(run_dir.parent / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        if engine == "processes":
+            words = [sys.executable, "-m", "quorate", "run", __file__, "train"]
+            words += [str(run_dir), str(workers)]
+            run = subprocess.Popen(words, stdout=out, stderr=out, process_group=0)
+            run.returncode = 0  # who started it waits for it
+            return run.pid
+        if (pid := os.fork()) == 0:
+            code = 1
+            try:
+                os.dup2(out, 1)
+                os.dup2(out, 2)
+                train(run_dir, workers, engine)
+                code = 0
+            except SystemExit as leaving:
+                code = int(str(leaving.code))
+            finally:
+                os._exit(code)
+        os.setpgid(pid, pid)
+        return pid
+    finally:
+        os.close(out)
 
 
 def digest_of(run_dir: Path) -> str:
@@ -115,13 +128,15 @@ def is_saving(run_dir: Path) -> bool:
 
 
 def interrupted(
-    run_dir: Path, number: signal.Signals, chance: random.Random
+    run_dir: Path, number: signal.Signals, chance: random.Random, engine: str
 ) -> dict[str, Any] | None:
     """One start and its interruption; None if the run came to its end."""
-    pid = start(run_dir, chance.choice([1, 2, 3]))
+    pid = start(run_dir, chance.choice([1, 2, 3]), engine)
     where, before = chance.choice(WHERE), made(run_dir)
     goal = before + chance.randrange(1, 4 * EVERY)
-    until = time.monotonic() + chance.uniform(0.0, 0.5)
+    # A command imports torch first; its workers then start.
+    longest_s = 0.5 if engine == "towers" else 6.0
+    until = time.monotonic() + chance.uniform(0.0, longest_s)
     ended = 0
 
     def is_time() -> bool:
@@ -134,7 +149,7 @@ def interrupted(
         time.sleep(0.0005)
     if not ended:
         time.sleep(chance.uniform(0.0, 0.004))
-        os.kill(pid, number)
+        os.killpg(pid, number)
         at = time.monotonic()
         was_saving = is_saving(run_dir)
         _, status = os.waitpid(pid, 0)
@@ -152,26 +167,27 @@ def interrupted(
     return None
 
 
-if __name__ == "__main__":
-    run_dir, number = Path(sys.argv[1]), signal.Signals(int(sys.argv[2]))
-    chance = random.Random(int(sys.argv[4]))
+def main(run_dir: Path, number: signal.Signals, times: int, seed: int, engine: str) -> None:
+    chance = random.Random(seed)
     alone = run_dir.parent / "alone"
-    os.waitpid(start(alone, 1), 0)
+    os.waitpid(start(alone, 1, "towers"), 0)
     interruptions: list[dict[str, Any]] = []
-    while len(interruptions) < int(sys.argv[3]):
-        found = interrupted(run_dir, number, chance)
+    while len(interruptions) < times:
+        found = interrupted(run_dir, number, chance, engine)
         if found is None:  # it is done: once more, from the start
             assert digest_of(run_dir) == digest_of(alone)
             run_dir = run_dir.with_name(f"{run_dir.name}-{len(interruptions)}")
         else:
             interruptions.append(found)
-    os.waitpid(start(run_dir, 2), 0)
-    print(
-        json.dumps(
-            {
-                "digest": digest_of(run_dir),
-                "undisturbed": digest_of(alone),
-                "interruptions": interruptions,
-            }
-        )
-    )
+    os.waitpid(start(run_dir, 2, engine), 0)
+    digests = {"digest": digest_of(run_dir), "undisturbed": digest_of(alone)}
+    print(json.dumps(digests | {"interruptions": interruptions}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "train":
+        train(Path(sys.argv[2]), int(sys.argv[3]), "processes")
+    else:
+        engine = sys.argv[5] if len(sys.argv) > 5 else "towers"
+        number, times, seed = (int(word) for word in sys.argv[2:5])
+        main(Path(sys.argv[1]), signal.Signals(number), times, seed, engine)
