@@ -158,8 +158,8 @@ def test_gpus_are_found_by_uuid_and_looked_up_once(nvml: StandIn) -> None:
     for _ in range(2):
         uses, _ = gauges.read(workers)
         assert uses == [
-            DeviceUse(0, "cuda:0", "GPU 3", 0.87, 10 * GIB, 80 * GIB),
-            DeviceUse(1, "cuda:1", "GPU 1", None, 10 * GIB, 80 * GIB),
+            DeviceUse(0, "cuda:0", "physical 3", 0.87, 10 * GIB, 80 * GIB),
+            DeviceUse(1, "cuda:1", "physical 1", None, 10 * GIB, 80 * GIB),
             DeviceUse(2, "cuda:2", None, None, None, None),  # of this one NVML knows nothing
         ]
     assert nvml.looked_up == ["GPU-aaaa", "GPU-bbbb", "MIG-bbbb", "GPU-dddd", "MIG-dddd"]

@@ -15,7 +15,10 @@ import pytest
 import torch
 
 from quorate.data import fashion_mnist
-from quorate.data.fetch import DebianPackage, File, Https, Source, fetch
+from quorate.data.fetch import fetch
+from quorate.data.sources import File, Source
+from quorate.data.sources.debian_package import DebianPackage
+from quorate.data.sources.https import Https
 from quorate.errors import DataError, SettingError
 
 CONTENTS = {"a.bin": b"first" * 1000, "b.bin": b"second" * 3000}

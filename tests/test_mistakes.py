@@ -54,6 +54,8 @@ AT_THE_COMMAND = {
     ("--threads", "0"): ["threads: got 0"],
     ("--engine", "magic"): ["engine: got 'magic'"],
     ("--seed", "-1"): ["seed: got -1"],
+    ("--memory-fraction", "1.5"): ["memory_fraction: got 1.5", "at most 1"],
+    ("--memory-fraction", "0"): ["memory_fraction: got 0", "> 0"],
     ("--update", "quorum"): ["update: got 'quorum'", "quorum:R"],
     ("--update", "quorum:0"): ["update: got 'quorum:0'", "R must be at least 1"],
     ("--update", "quorum:9"): ["update: got 'quorum:9'", "at most the 2 shards"],

@@ -227,7 +227,8 @@ def test_mistakes_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert at in memory
     assert "4503599627370496 bytes" in memory
     assert "quorate: out of memory on cpu: " in memory
-    assert "MiB free; smaller shards need less: more than shards=4" in memory
+    assert "MiB free, this process has" in memory
+    assert "What helps: more shards than 4 (each is smaller)" in memory
 
 
 def test_scripts_that_are_not_repeatable(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def three(shards: int) -> list[WorkerStatus]:
 
 
 def gpu(number: int) -> DeviceUse:
-    return DeviceUse(number, f"cuda:{number}", f"GPU {number + 3}", 0.87, 2 * GIB, 80 * GIB)
+    return DeviceUse(number, f"cuda:{number}", f"physical {number + 3}", 0.87, 2 * GIB, 80 * GIB)
 
 
 class Terminal:
@@ -137,10 +137,10 @@ def test_a_terminal_has_the_table_below_the_bar(terminal: Terminal) -> None:
     assert any(line.startswith("worker 2 (cuda:2) is slow: 0.50 s a shard") for line in lines)
     bar = max(number for number, line in enumerate(lines) if "step 2/10" in line)
     assert lines[bar + 1 : bar + 5] == [
-        "worker  device          use  memory         shard   waiting  state",
-        "0       cuda:0 = GPU 3  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
-        "1       cuda:1 = GPU 4  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
-        "2       cuda:2 = GPU 5  87%  2.0 of 80 GiB  0.50 s  17%      waiting",
+        "worker  device               use  memory         shard   waiting  state",
+        "0       cuda:0 = physical 3  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
+        "1       cuda:1 = physical 4  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
+        "2       cuda:2 = physical 5  87%  2.0 of 80 GiB  0.50 s  17%      waiting",
     ]
 
 
@@ -225,12 +225,12 @@ def table(workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[li
 def test_cells_of_the_table() -> None:
     cpu = status(1, 4)._replace(device="cpu")
     uses = [
-        DeviceUse(0, "cuda:0", "GPU 3", None, None, None),
+        DeviceUse(0, "cuda:0", "physical 3", None, None, None),
         DeviceUse(1, "cpu", None, 0.97, 412 * MIB, None),
         DeviceUse(2, "cuda:2", None, 0.004, 1000 * MIB, 8 * GIB),
     ]
     assert table([status(0, 4), cpu, status(2, 0)], uses) == [
-        ["0", "cuda:0 = GPU 3", "", "", "0.20 s", "33%", "waiting"],
+        ["0", "cuda:0 = physical 3", "", "", "0.20 s", "33%", "waiting"],
         ["1", "cpu", "1.0 core", "412 MiB", "0.20 s", "33%", "waiting"],
         ["2", "cuda:2", "0%", "1.0 of 8 GiB", "", "", "waiting"],
     ]

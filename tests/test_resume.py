@@ -270,9 +270,17 @@ print("after fit")
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
+    ("number", "codes"),
+    [
+        # 1: Python forgets that it was a Ctrl-C if code runs at the exit for the first time, as
+        # torch's does that prints compile times where tabulate is installed.
+        (signal.SIGINT, (-signal.SIGINT, 1)),
+        (signal.SIGTERM, (143,)),
+    ],
 )
-def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_ends_the_step_and_saves(
+    tmp_path: Path, number: signal.Signals, codes: tuple[int, ...]
+) -> None:
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
     command = [sys.executable, str(script), str(tmp_path / "run")]
@@ -285,7 +293,7 @@ def test_a_signal_ends_the_step_and_saves(tmp_path: Path, number: int, code: int
         time.sleep(0.3)
         run.send_signal(number)
         out, _ = run.communicate(timeout=30)
-    assert run.returncode == code
+    assert run.returncode in codes
     assert f": {number.name}\n" in out
     assert "saved step" in out
     assert "after fit" not in out

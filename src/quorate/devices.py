@@ -10,16 +10,21 @@ import copy
 import os
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from quorate import control_group
 from quorate.errors import SettingError
-from quorate.settings import whole
-from quorate.shared_memory import free_bytes
+from quorate.settings import device_environment, whole
+from quorate.visible_devices import VARIABLE, why_none
 
 MOST_CPU_WORKERS = 8
 
+# There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
+DRIVER = Path("/proc/driver/nvidia/version")
 
 Devices = str | torch.device | Sequence[str | torch.device] | None
 
@@ -79,23 +84,18 @@ def move(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def memory(device: torch.device) -> str:
-    """How much memory a device has left, for a message."""
-    mib = 1 << 20
-    if device.type == "cuda":
-        left, total = torch.cuda.mem_get_info(device)
-        mine = torch.cuda.memory_allocated(device)
-        return (
-            f"{left / mib:,.0f} MiB free of {total / mib:,.0f}, {mine / mib:,.0f} MiB by this "
-            "process's tensors"
-        )
-    free = free_bytes()
-    return "no more is known" if free is None else f"{free / mib:,.0f} MiB free"
-
-
 def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may run on: by its affinity, and by the limit of its container."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    limit = _container_cores()
+    return cores if limit is None else max(1, min(cores, int(limit)))
+
+
+@cache
+def _container_cores() -> float | None:
+    return control_group.cores()  # it reads files, and an update asks
 
 
 def _default_devices(workers: int | None) -> list[torch.device]:
@@ -124,9 +124,7 @@ def _parse(name: str) -> list[torch.device]:
     except (AttributeError, RuntimeError):
         count = 0
     if count == 0:
-        raise SettingError(
-            "devices", name, known, f"torch {torch.__version__} sees no {device.type} device here"
-        )
+        raise SettingError("devices", name, known, _why_none(device.type))
     if ":" not in name:
         return [torch.device(device.type, index) for index in range(count)]
     if device.index >= count:
@@ -134,3 +132,19 @@ def _parse(name: str) -> list[torch.device]:
             "devices", name, f"{device.type}:0 to {device.type}:{count - 1}", "name one that exists"
         )
     return [device]
+
+
+def _why_none(kind: str) -> str:
+    """Why torch sees no device of a kind: the nearest cause first."""
+    said = f"torch {torch.__version__} sees no {kind} device here"
+    if kind != "cuda":
+        return said
+    reasons = []
+    if torch.version.cuda is None and torch.version.hip is None:
+        reasons.append("it is built without CUDA")
+    value = device_environment().get(VARIABLE)
+    if (hidden := why_none(value)) is not None:
+        reasons.append(f"{VARIABLE}={value!r}: {hidden}")
+    if not DRIVER.exists() and torch.version.hip is None:
+        reasons.append("no NVIDIA driver is loaded")
+    return f"{said}: {'; '.join(reasons or ['no reason is known'])}; see quorate doctor"

@@ -8,6 +8,7 @@
     │   ├── LossError        what the loss function returned
     │   └── CheckpointError  a saved state that is damaged or does not fit
     ├── NotFiniteError       a loss or gradient that is no number, before it reaches the parameters
+    ├── RunError             a run that a command started failed
     ├── WorkerError          workers ended, or raised what only they have a type for
     └── ProtocolError        a transport broke the coordinator's rules: a bug, with the last events
 
@@ -56,6 +57,7 @@ class DataError(UserError):
         at = "" if offset is None else f" at byte {offset:,}"
         cure = f"; {fix}" if fix else ""
         super().__init__(f"{where}{at}: got {got}, expected {expected}{cure}")
+        self.where, self.got, self.expected = where, got, expected
 
 
 class LossError(UserError):
@@ -68,6 +70,10 @@ class CheckpointError(UserError):
 
 class NotFiniteError(QuorateError):
     """A loss or a gradient is infinite or not a number; the update was not made."""
+
+
+class RunError(QuorateError):
+    """A run that a command started in a process of its own failed, by the script's doing."""
 
 
 class WorkerError(QuorateError):

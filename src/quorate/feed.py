@@ -2,7 +2,8 @@
 
 A sample's randomness is keyed by (seed, epoch, sample index): while ``dataset[i]`` runs, torch's
 default generator, Python's ``random`` and NumPy's global generator are seeded for that sample, in
-whichever thread or process it is loaded. So a shard that is loaded twice is the same twice.
+whichever thread or process it is loaded. So a shard that is loaded twice is the same twice. What
+augments whole batches gets numbers that are keyed in the same way (``quorate.augment``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data import default_collate as torch_collate
 
+from quorate.augment import Augment, Draws
 from quorate.errors import DataError, SettingError
+from quorate.fingerprint import fingerprint
 from quorate.keys import key
 from quorate.lifeline import JOB_SIGNALS, die_with
 from quorate.plan import Plan, Rows
@@ -40,6 +43,7 @@ class Batch(NamedTuple):
 
     rows: Rows  # (b,) int64, indices into the dataset
     data: Any  # what collate made of them
+    samples: Sequence[str] = ()  # a hash of each row's content, if that is wanted
 
 
 def check_loader_processes() -> None:
@@ -52,10 +56,8 @@ def check_loader_processes() -> None:
     """
     folder = tempfile.gettempdir()
     long = len(os.fsencode(folder))
-    if (
-        long > LONGEST_TEMPORARY
-        and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
-    ):
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if long > LONGEST_TEMPORARY and strategy == "file_descriptor":
         raise SettingError(
             "the temporary folder",
             folder,
@@ -87,34 +89,66 @@ def length(dataset: Any, name: str = "the dataset") -> int:
 class Source:
     """Loads the rows of any shard: a pure function of (step, shard)."""
 
-    def __init__(self, dataset: Any, plan: Plan, collate: Collate | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        plan: Plan,
+        collate: Collate | None = None,
+        augment: Augment | None = None,
+    ) -> None:
         self.dataset = dataset
         self.plan = plan
         self._collate = collate or torch_collate
+        self._augment = augment
         self._tensors = type(dataset) is TensorDataset and collate is None
         self._turns = Turns()
         self._draws = False  # from torch's generator
+        self.hashes_samples = False  # whether batches tell what each row held
 
     def load(self, ticket: Ticket) -> Batch:
-        """Fetch and collate one shard's rows; may raise whatever the dataset raises."""
+        """Fetch, collate and augment one shard's rows; may raise whatever user code raises."""
         rows = self.plan.shard(*ticket)
-        if self._tensors:
-            index = torch.from_numpy(rows)
-            return Batch(rows, [tensor[index] for tensor in self.dataset.tensors])
+        if self._tensors and self._augment is None:
+            indexed = self._indexed(rows)
+            return Batch(rows, indexed, self._hashes(lambda: zip(*indexed, strict=True)))
         # A turn also keeps other threads out of the dataset, which need not be thread-safe.
         with Stream() as stream:
-            return Batch(rows, self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
+            return Batch(rows, *self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
 
-    def _load(self, ticket: Ticket, stream: Stream, reseed: Callable[[int], None]) -> Any:
+    def _load(
+        self, ticket: Ticket, stream: Stream, reseed: Callable[[int], None]
+    ) -> tuple[Any, Sequence[str]]:
         step, shard = ticket
-        rows, epoch = self.plan.shard(step, shard).tolist(), self.plan.epoch(step)
+        rows, epoch = self.plan.shard(step, shard), self.plan.epoch(step)
         seed = self.plan.seed
 
         def rekey(*parts: int | str) -> None:
             reseed(key(*parts))
             stream.reseed(key(*parts))
 
-        rekey("rows", seed, step, shard)
+        if self._tensors:
+            batch: Any = self._indexed(rows)
+            hashes = self._hashes(lambda: zip(*batch, strict=True))
+        else:
+            batch, hashes = self._collated(ticket, rows.tolist(), stream, rekey)
+        if self._augment is None:
+            return batch, hashes
+        # Its own generators too, in case it draws from them: but those are the shard's.
+        rekey("augment", seed, step, shard)
+        batch = self._augment(batch, Draws(seed, epoch, rows))
+        if batch is None:
+            raise DataError("what augment returned", got=None, expected="the batch")
+        return batch, hashes
+
+    def _indexed(self, rows: Rows) -> list[torch.Tensor]:
+        index = torch.from_numpy(rows)
+        return [tensor[index] for tensor in self.dataset.tensors]
+
+    def _collated(
+        self, ticket: Ticket, rows: list[int], stream: Stream, rekey: Callable[..., None]
+    ) -> tuple[Any, Sequence[str]]:
+        seed, epoch = self.plan.seed, self.plan.epoch(ticket[0])
+        rekey("rows", seed, *ticket)
         samples = self._load_together(rows)
         if samples is None or stream.drawn:
             # Samples that draw are loaded one by one, so that each has a stream of its own.
@@ -127,8 +161,12 @@ class Source:
                 except Exception as error:
                     error.add_note(f"quorate: while loading row {row} of the dataset")
                     raise
-        rekey("collate", seed, step, shard)
-        return self._collate(samples)
+        hashes = self._hashes(lambda: samples)
+        rekey("collate", seed, *ticket)
+        return self._collate(samples), hashes
+
+    def _hashes(self, samples: Callable[[], Iterable[Any]]) -> Sequence[str]:
+        return [fingerprint(each) for each in samples()] if self.hashes_samples else ()
 
     def _load_together(self, rows: list[int]) -> list[Any] | None:
         fetch = getattr(self.dataset, "__getitems__", None)

@@ -26,6 +26,7 @@ from quorate.services.worker_table import WorkerTable
 from quorate.state import State
 from quorate.stop import Signals, Stops
 from quorate.supervisor import Supervisor
+from quorate.totals import Totals
 from quorate.transports import Transport
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Beside(NamedTuple):
     summary_every_s: float | None
     max_time_s: float | None
     callbacks: Sequence[Callback]
+    totals: Totals
 
 
 class Validation(NamedTuple):
@@ -224,6 +226,7 @@ class Fit:
                     status=loop.transport.status,
                     gauges=Gauges(),
                     global_step=loop.state.global_step,
+                    finished=self._beside.totals.finished,
                 )
                 services.append(self._summaries)
         return Supervisor(services, self._screen.say)

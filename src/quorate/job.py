@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 
-from quorate.devices import memory
+from quorate import out_of_memory
 from quorate.feed import Batch, Feed, Source, Ticket
 from quorate.fingerprint import fingerprint
 from quorate.flat import Flat
@@ -36,6 +37,7 @@ class Job(ABC):
     """
 
     name: str
+    is_compared = True  # whether workers that do not compute the same are refused at the start
 
     def __init__(
         self,
@@ -53,6 +55,10 @@ class Job(ABC):
         self.steps = steps
         self.on_snapshots = on_snapshots
         self.loading = {"loader_workers": loader_workers, "threads": threads}
+
+    def options(self) -> dict[str, Any]:
+        """What a worker process needs to make the same job, beside data and parameters."""
+        return self.loading
 
     def feed(self, place: tuple[int, int] = (0, 1), first: Ticket = (0, 0)) -> Feed:
         """Rows, fetched ahead, of the home shards of the worker at a place; by default of all.
@@ -125,11 +131,10 @@ class Job(ABC):
             f"quorate: worker {worker} ({device}), step {step}, shard {shard}, "
             f"rows {abridged(rows)}"
         )
-        if _is_out_of_memory(error):
-            error.add_note(
-                f"quorate: out of memory on {device}: {memory(device)}; smaller shards need less: "
-                f"more than shards={self.plan.shards}"
-            )
+        nbytes = self.parameters.layout.nbytes
+        text = out_of_memory.note(error, device, shards=self.plan.shards, parameter_bytes=nbytes)
+        if text is not None:
+            error.add_note(text)
 
     @abstractmethod
     def _work(
@@ -188,9 +193,6 @@ class Evaluation(Job):
         return replica.evaluation(batch.data, len(batch.rows), stream, seed)
 
 
-JOBS: dict[str, type[Job]] = {job.name: job for job in (Training, Evaluation)}
-
-
 def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     """A hash over what shard 0 of step 0 yields: whether two processes compute the same."""
     batch = source.load((0, 0))
@@ -199,10 +201,3 @@ def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     assert found.gradient is not None
     vectors = found.gradient.vectors
     return fingerprint((found.weight, found.metrics, vectors, found.buffers, found.counts))
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch raises a plain RuntimeError for the CPU.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )

@@ -2,15 +2,38 @@
 
 key("shard", seed, step, shard)      what a shard's forward and backward draw
 key("sample", seed, epoch, index)    what a sample's augmentation draws
-key("epoch", seed, epoch)            the order of an epoch
+key("augment", seed, epoch)          what the augmentation of batches draws, with ``hashes``
+key("epoch", seed, epoch)            the order of an epoch, likewise
 """
 
 from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def key(*parts: int | str) -> int:
     """A 64-bit key: equal for equal parts, independent otherwise (BLAKE2b of their text)."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def hashes(start: int | NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 64-bit hash of each number, where to start from a key: random numbers by their number.
+
+    Number n is the n-th output, from 0, of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014) whose
+    state is ``start``. Nothing but additions, shifts and products of uint64: the same anywhere.
+
+    Args:
+        start: a key, or an array of them, which is broadcast against the numbers.
+        numbers: at least one dimension.
+    """
+    state = np.uint64(start) + (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state

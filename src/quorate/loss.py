@@ -2,21 +2,23 @@
 
 Either a scalar tensor, the mean over the shard's rows, or a dict with that under "loss", further
 scalars under names of the user's choice (metrics, also means over rows), and, where the means are
-over n tokens or pixels and not over rows, "weight": n. Or what a model returned that computes its
-own loss (a mapping of its own type, as Hugging Face's): of that the scalars count.
+over n tokens or pixels and not over rows, "weight": n. Names that are listed as totals may hold
+counts: integers of any shape, which are summed and not averaged. Or what a model returned that
+computes its own loss (a mapping of its own type, as Hugging Face's): of that the scalars count.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 import torch
 
 from quorate.errors import LossError
+from quorate.totals import Counts, counts
 
 Loss = Callable[[torch.nn.Module, Any], Any]
 
@@ -28,6 +30,7 @@ class Outcome:
     loss: torch.Tensor  # ()
     metrics: dict[str, float]  # means; "loss" first
     weight: float
+    totals: Counts = field(default_factory=dict)
 
     @property
     def is_narrow(self) -> bool:
@@ -41,12 +44,15 @@ class Outcome:
         return {name: self.weight * value for name, value in self.metrics.items()}
 
 
-def read(returned: object, *, rows: int, training: bool) -> Outcome:
+def read(returned: object, *, rows: int, training: bool, totals: Collection[str] = ()) -> Outcome:
     """Check what a loss function returned for a shard of ``rows`` rows.
 
+    Args:
+        totals: names under which there are counts, if there is something.
+
     Raises:
-        LossError: the loss is no scalar or has no gradient, a metric is no scalar, or the weight is
-            negative or not finite.
+        LossError: the loss is no scalar or has no gradient, a metric is no scalar, counts are no
+            integers, or the weight is negative or not finite.
     """
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     if "loss" not in values:
@@ -68,6 +74,7 @@ def read(returned: object, *, rows: int, training: bool) -> Outcome:
     if training and not loss.is_floating_point():
         raise LossError(f"the loss must be a real number; got {_describe(loss)}")
     weight = _weight(values.pop("weight", rows))
+    summed = {name: counts(name, values.pop(name)) for name in totals if name in values}
     numbers: dict[str, torch.Tensor] = {"loss": loss.detach()}
     is_output = isinstance(returned, Mapping) and type(returned) is not dict
     for name, value in values.items():
@@ -75,10 +82,13 @@ def read(returned: object, *, rows: int, training: bool) -> Outcome:
         if is_output and (tensor is None or tensor.numel() != 1):
             continue  # logits, hidden states
         if tensor is None or tensor.numel() != 1:
-            raise LossError(f"metric {name!r} must be a scalar; got {_describe(value)}")
+            raise LossError(
+                f"metric {name!r} must be a scalar; got {_describe(value)}; reduce it, or list "
+                "counts that are to be summed in Trainer(totals=...)"
+            )
         tensor = tensor.detach()
         numbers[str(name)] = tensor
-    return Outcome(loss.reshape(()), _to_floats(numbers), weight)
+    return Outcome(loss.reshape(()), _to_floats(numbers), weight, summed)
 
 
 def _tensor(value: Any) -> torch.Tensor | None:

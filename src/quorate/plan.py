@@ -10,14 +10,17 @@ Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quorate.keys import key
+from quorate.errors import SettingError
+from quorate.keys import hashes, key
 
 Rows = NDArray[np.int64]
+Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
 
 
 def permutation(rows: int, seed: int, epoch: int) -> Rows:
@@ -27,15 +30,29 @@ def permutation(rows: int, seed: int, epoch: int) -> Rows:
     started from the epoch's key. A library's own shuffle may change between its releases, and a
     resume on a newer one would then repeat some rows and miss others.
     """
-    state = np.uint64(key("epoch", seed, epoch)) + np.arange(1, rows + 1, dtype=np.uint64) * (
-        np.uint64(0x9E3779B97F4A7C15)
-    )
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
+    state = hashes(key("epoch", seed, epoch), np.arange(rows, dtype=np.uint64))
     return np.argsort(state, kind="stable").astype(np.int64, copy=False)
+
+
+def ordered(rows: Rows, order: Order) -> Rows:
+    """The rows of an epoch, (R,) int64, in an order of the user's.
+
+    Raises:
+        SettingError: it is not each of them once.
+    """
+    found = np.asarray(order(rows.copy()))
+    expected = f"each of the {len(rows):,} rows once"
+    fix = "return the array that order was given, with its elements in another order"
+    if found.shape != rows.shape or found.dtype.kind not in "iu":
+        raise SettingError("order", f"{found.dtype} of shape {found.shape}", expected, fix)
+    found = np.ascontiguousarray(found, dtype=np.int64)  # torch takes no negative strides
+    inside = (found >= 0) & (found < len(rows))
+    counts = np.bincount(found[inside], minlength=len(rows))
+    if not inside.all() or (counts != 1).any():
+        wrong = found[~inside] if not inside.all() else np.flatnonzero(counts != 1)
+        times = 1 if not inside.all() else counts[wrong[0]]
+        raise SettingError("order", f"row {wrong[0]}, {times} times", expected, fix)
+    return found
 
 
 def home(place: tuple[int, int], shards: int) -> range:
@@ -60,18 +77,26 @@ class Plan:
     reach = 1  # of so many steps, from the next one on, a worker may begin one of its home first
 
     def __init__(
-        self, *, rows: int, batch_size: int, shards: int, seed: int = 0, shuffle: bool = True
+        self,
+        *,
+        rows: int,
+        batch_size: int,
+        shards: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        order: Order | None = None,
     ) -> None:
         self.rows = rows
         self.batch_size = batch_size
         self.shards = shards
         self.seed = seed
         self.shuffle = shuffle
+        self.order = order
         self.steps_per_epoch = -(-rows // batch_size)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
 
     def to_json(self) -> dict[str, int]:
-        """What ``from_json`` makes this plan of."""
+        """What ``from_json`` makes this plan of, but for the order: a function of the script's."""
         return {
             "rows": self.rows,
             "batch_size": self.batch_size,
@@ -79,6 +104,7 @@ class Plan:
             "seed": self.seed,
             "shuffle": self.shuffle,
             "is_apart": self.is_apart,
+            "is_ordered": self.order is not None,
         }
 
     def epoch(self, step: int) -> int:
@@ -114,6 +140,8 @@ class Plan:
             found = np.arange(self.rows, dtype=np.int64)
             if self.shuffle:
                 found = permutation(self.rows, self.seed, epoch)
+            if self.order is not None:
+                found = ordered(found, self.order)
             # Two of them: the feed reads ahead across the border between epochs. A new dict, as
             # other threads may be reading the old one.
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: found}
@@ -130,10 +158,22 @@ class PlanApart(Plan):
     is_apart = True
 
     def __init__(
-        self, *, rows: int, batch_size: int, shards: int, seed: int = 0, shuffle: bool = True
+        self,
+        *,
+        rows: int,
+        batch_size: int,
+        shards: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        order: Order | None = None,
     ) -> None:
         super().__init__(
-            rows=rows, batch_size=batch_size, shards=shards, seed=seed, shuffle=shuffle
+            rows=rows,
+            batch_size=batch_size,
+            shards=shards,
+            seed=seed,
+            shuffle=shuffle,
+            order=order,
         )
         batches = self.steps_per_epoch
         self._last_shards = min(shards, rows - (batches - 1) * batch_size)
@@ -169,10 +209,11 @@ class PlanApart(Plan):
         return range(1) if shard in home(place, shards) else range(0)
 
 
-def from_json(arguments: dict[str, Any]) -> Plan:
-    """The plan that ``Plan.to_json`` described."""
+def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
+    """The plan that ``Plan.to_json`` described, with its order, if it had one."""
     kind = PlanApart if arguments.pop("is_apart") else Plan
-    return kind(**arguments)
+    is_ordered = arguments.pop("is_ordered")
+    return kind(**arguments, order=order if is_ordered else None)
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

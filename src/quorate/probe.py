@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.parameter import is_lazy
 
+from quorate import out_of_memory
 from quorate.errors import SettingError
 from quorate.feed import Batch
 from quorate.keys import key
@@ -93,6 +94,8 @@ def probed(
             if not formats:
                 rows = abridged(batch.rows)
                 error.add_note(f"quorate: while trying shard 0 of step 0, rows {rows}")
+                if (text := out_of_memory.note(error, replica.device)) is not None:
+                    error.add_note(text)
                 raise
             continue
         if convolves(model) and memory_format is torch.contiguous_format:

@@ -119,6 +119,8 @@ class Buffers:
         values = self.floats()
         if not values:
             return None
+        if values[0].device.type == "mps":
+            values = [value.cpu() for value in values]  # it has no float64
         flat = torch.cat([v.reshape(-1).to(torch.float64) for v in values])
         return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
 
@@ -159,6 +161,7 @@ class Replica:
         set_buffers: gives them the coordinator's values, before every shard. Default: those of the
             model now, or of the model that was copied as it then is.
         loss: the user's loss function.
+        totals: names under which it may return counts.
         turns: one for all replicas of the process.
     """
 
@@ -172,10 +175,12 @@ class Replica:
         own: bool = False,
         set_buffers: Callable[[Buffers], None] | None = None,
         loss: Loss,
+        totals: Collection[str] = (),
         turns: Turns,
     ) -> None:
         self.device = device
         self._loss = loss
+        self._totals = totals
         self._flat = parameters if parameters.device == device else parameters.layout.new(device)
         self.model = model.to(device) if own else _copy_of(model, self._flat, device, written)
         self._trainable = trainable(self.model)
@@ -243,7 +248,7 @@ class Replica:
         def compute(reseed: Callable[[int], None]) -> tuple[Outcome, dict[str, torch.Tensor]]:
             reseed(seed)
             self._begin(stream, seed, training=True)
-            outcome = loss.read(self._loss(self.model, batch), rows=rows, training=True)
+            outcome = self._read(batch, rows, training=True)
             at("backward")
             if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                 seed_weight = 1.0 if outcome.is_narrow else outcome.weight
@@ -277,6 +282,7 @@ class Replica:
             buffers=self._buffers.weighted(outcome.weight),
             counts=self._buffers.counts(),
             missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
+            totals=outcome.totals,
         )
 
     def evaluation(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
@@ -286,11 +292,11 @@ class Replica:
         def compute(reseed: Callable[[int], None]) -> Outcome:
             reseed(seed)
             self._begin(stream, seed, training=False)
-            return loss.read(self._loss(self.model, batch), rows=rows, training=False)
+            return self._read(batch, rows, training=False)
 
         with self._generator_lock, torch.no_grad():
             outcome = self._turns.run(compute)
-        return ShardSum(weight=outcome.weight, metrics=outcome.weighted())
+        return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
         """Left + right, in the memory of left; that of right is used again."""
@@ -303,6 +309,23 @@ class Replica:
         if shard_sum.gradient is not None:
             self._free.append(shard_sum.gradient)
             shard_sum.gradient = None
+
+    @contextmanager
+    def watched(self, watch: Callable[[Loss], Loss]) -> Iterator[None]:
+        """Within the block the loss function is what ``watch`` makes of it.
+
+        It is called once whenever a shard is begun; the last call is the one that counts.
+        """
+        plain, self._loss = self._loss, watch(self._loss)
+        try:
+            yield
+        finally:
+            self._loss = plain
+
+    def _read(self, batch: Any, rows: int, *, training: bool) -> Outcome:
+        """Call the loss function, and check what it returns."""
+        returned = self._loss(self.model, batch)
+        return loss.read(returned, rows=rows, training=training, totals=self._totals)
 
     def _begin(self, stream: Stream, seed: int, *, training: bool) -> None:
         """Forget whatever an earlier shard left behind: a shard is computed alone."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Report:
-    """One update. All metrics are weighted means over all shards of its batch."""
+    """One update. All metrics are of all shards of its batch: weighted means, finished totals."""
 
     global_step: int  # updates applied, this one included
     epoch: int  # from 0, by the number of updates
@@ -34,6 +37,7 @@ class Report:
     epochs: int
     ends_epoch: bool
     eta_s: float | None  # seconds to the end at the present speed
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)  # int64, for those who sum on
 
     @property
     def loss(self) -> float:
@@ -56,8 +60,8 @@ class MetricsLog:
         self._file = self._path.open("a", encoding="utf-8", buffering=1)  # a kill loses no line
 
     def update(self, report: Report) -> None:
-        record = asdict(report)
-        for name in ("worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
+        record = dict(vars(report))
+        for name in ("totals", "worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
         metrics = record.pop("metrics")
         self._write(record | {f"metric_{n}" if n in record else n: v for n, v in metrics.items()})

@@ -12,7 +12,7 @@ from quorate.errors import CheckpointError
 from quorate.state import State
 
 # What a run consists of: with another value it is another run.
-SAME = ("seed", "shards", "batch_size", "rows", "shuffle", "update")
+SAME = ("seed", "shards", "batch_size", "rows", "shuffle", "is_ordered", "update")
 # What may be changed on the way, and is said, as bits or values differ from there on.
 SAID = ("threads", "torch", "device_types", "schedule", "clip_norm", "ema_decay")
 
@@ -41,10 +41,11 @@ def restore(
     for wrong in found.passed_over:
         say(f"damaged, passed over: {wrong}")
     for name in SAME:
-        if found.record[name] != facts[name]:
+        was = found.record.get(name, False)  # is_ordered: not in those of before it existed
+        if was != facts[name]:
             raise CheckpointError(
-                f"{found.path}: it was trained with {name}={found.record[name]!r}, and this run "
-                f"has {facts[name]!r}; use the same, choose another run_dir, or --fresh"
+                f"{found.path}: it was trained with {name}={was!r}, and this run has "
+                f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
             )
     checkpoint.load(found.path, found.record, state)
     state.load_account(found.record["account"])

@@ -18,6 +18,13 @@ from quorate.errors import SettingError
 
 T = TypeVar("T")
 
+DEVICE_VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"),
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TMPDIR"),
+)
+
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides")
 
 
@@ -110,9 +117,21 @@ def directory(name: str, value: object) -> Path | None:
     return path
 
 
-def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that is started: this one's, and defaults for what it lacks."""
-    return {**defaults, **os.environ}
+def device_environment() -> dict[str, str]:
+    """The variables that are set and on which devices, threads and interfaces depend."""
+    return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
+
+
+def child_environment(
+    defaults: Mapping[str, str], changes: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment for a process that is started: this one's, changed.
+
+    Args:
+        defaults: For what this one lacks.
+        changes: Instead of what this one has.
+    """
+    return {**defaults, **os.environ, **(changes or {})}
 
 
 def data_dir() -> Path:

@@ -1,7 +1,7 @@
 """What a shard yields, and what sums of shards are made of.
 
 Everything that is averaged is a weighted sum over a total weight: sum(w_s * x_s) / sum(w_s), never
-a mean of means. The division happens once, after the last addition.
+a mean of means. The division happens once, after the last addition. Totals are sums of integers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from quorate.errors import LossError
 from quorate.flat import Flat
+from quorate.totals import Counts, add
 
 
 class Share(NamedTuple):
@@ -35,6 +36,7 @@ class ShardSum:
     counts: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
     shares: list[Share] = field(default_factory=list)  # of all shards that are in it
+    totals: Counts = field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
         """The weighted means of all metrics."""
@@ -56,6 +58,7 @@ class ShardSum:
                 f"one shard's metrics are {sorted(self.metrics)}, another's "
                 f"{sorted(right.metrics)}; return the same names for every shard"
             )
+        add(self.totals, right.totals)
         self.shares += right.shares
         self.weight += right.weight
         for name, value in right.metrics.items():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from quorate import control_group
 from quorate.errors import UserError
 
 MIB = 1 << 20
@@ -72,7 +73,7 @@ def free_bytes() -> int | None:
     """What segments may still take: of the machine, and of the container; None if unknown."""
     if not hasattr(os, "memfd_create"):
         return shutil.disk_usage(tempfile.gettempdir()).free
-    found = [_available(Path("/proc/meminfo")), _left_in_group(Path("/sys/fs/cgroup"))]
+    found = [_available(Path("/proc/meminfo")), control_group.memory_left()]
     return min((free for free in found if free is not None), default=None)
 
 
@@ -98,26 +99,3 @@ def _available(meminfo: Path) -> int | None:
     except (OSError, StopIteration):
         return None
     return int(kib) * 1024
-
-
-def _left_in_group(root: Path) -> int | None:
-    """What this process's control group (version 2) may still take; None without a limit."""
-    try:
-        own = Path("/proc/self/cgroup").read_text().splitlines()[0].split(":")[-1].lstrip("/")
-    except (OSError, IndexError):
-        return None
-    found = []
-    for group in (root / own, *(root / own).parents):
-        try:
-            most = (group / "memory.max").read_text().strip()
-            if most != "max":
-                stat = dict(
-                    line.split() for line in (group / "memory.stat").read_text().splitlines()
-                )
-                used = int((group / "memory.current").read_text())
-                found.append(int(most) - used + int(stat.get("inactive_file", 0)))
-        except (OSError, ValueError):
-            pass  # no such group, or no controller of memory in it
-        if group == root:
-            break
-    return max(0, min(found)) if found else None

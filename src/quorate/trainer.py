@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,38 +13,42 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quorate import checkpoint, engines, resume, rules
-from quorate.blame import explained
+from quorate.augment import Augment
 from quorate.callbacks import Callback
 from quorate.coordinator import Coordinator
 from quorate.devices import Devices, describe, worker_devices
-from quorate.drive import Ready, drive
-from quorate.errors import CopyError, LossError, NotFiniteError, SettingError, UserError
+from quorate.errors import CopyError, SettingError, UserError
+from quorate.evaluate import evaluate
 from quorate.evaluations import Best
 from quorate.feed import Collate, Source, check_loader_processes, length
 from quorate.fit import Beside, Fit, Loop, Validation
-from quorate.job import Evaluation, Training
+from quorate.job import Training
+from quorate.loader_memory import require_loader_memory
 from quorate.loss import Loss
+from quorate.memory_fraction import bound_memory, checked_fraction, fraction_remark
 from quorate.optimizer import OptimizerFactory
-from quorate.pace import Pace
-from quorate.plan import Plan, PlanApart
+from quorate.physical import mapping
+from quorate.plan import Order, Plan, PlanApart
 from quorate.probe import made, probed
+from quorate.profile import profiled
 from quorate.progress import display
 from quorate.protocol import Stop
 from quorate.replica import Replica, unchanged
 from quorate.report import Report
 from quorate.services.checkpoints import Checkpoints, Policy
 from quorate.settings import directory, function, one_of, real, setting, whole
-from quorate.shard_sum import ShardSum, Share
 from quorate.state import State
 from quorate.stop import Stops
 from quorate.streams import Turns
-from quorate.transports import Channel, Transport
+from quorate.totals import Finish, Totals, joined
+from quorate.transports import Transport
 from quorate.transports.arena import Arena
 from quorate.transports.processes import Processes
 from quorate.transports.towers import Towers
 from quorate.transports.worker import here
-from quorate.tree import TreeSum, tree_sum
-from quorate.update import Applied, Schedule, intra_op_threads
+from quorate.update import Schedule, intra_op_threads
+from quorate.updates import Updates
+from quorate.verify.recorder import recorded
 from quorate.weights import initialize
 
 if TYPE_CHECKING:
@@ -70,6 +73,11 @@ class Trainer:
             or a dict with it under "loss", further scalars under any names (metrics), and "weight"
             where the means are over n tokens or pixels and not over rows. It must use the model it
             is given.
+        totals: what is counted and not averaged: intersection over union, BLEU. From a name, under
+            which the loss function may return integers of any one shape (in evaluation mode alone,
+            if it likes), to a function that gets the sum over all shards, int64, exact, once per
+            evaluation, and per update if there are some; it returns a number, or several by names.
+            ``totals={"confusion": iou}``: see docs/metrics.md.
         optimizer: from a list of parameters to a torch optimizer.
         batch_size: rows per update, over all devices.
         shards: V, into how many pieces a batch is cut. The result depends on it, and on the number
@@ -86,6 +94,9 @@ class Trainer:
             the first training loop, or "towers", threads of this process. Default: processes for
             several CPU workers of a script; towers in a notebook, at a prompt and on GPUs.
         threads: intra-op threads of each worker. The bits depend on it.
+        memory_fraction: how much of its device's memory each worker's tensors may take, above 0
+            and at most 1: set it where others need the rest. Default: no bound, memory is taken
+            as it is needed. It has no effect on a CPU.
         update: the update rule. "sync": all shards of a batch. "quorum:R": the first R of them, the
             rest is dropped. "async": each shard is an update of its own, applied as it comes.
             "bounded:K": likewise, but none from parameters more than K updates old. The bits depend
@@ -95,6 +106,12 @@ class Trainer:
         ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
             The averaged weights are evaluated, and saved beside the plain ones.
         collate: from a list of samples to a batch. Default: torch's.
+        augment: ``augment(batch, draws)`` returns what is trained on in the place of a collated
+            batch, here a shard of one; not in ``evaluate``. It runs where rows are loaded, beside
+            computing. ``draws`` gives random numbers that belong to row and epoch: see
+            ``quorate.augment.Draws``, and ``quorate.data.images`` for what to do with them.
+        order: from the rows of an epoch as they are shuffled, (R,) int64, to the order that ``fit``
+            takes them in, each once: rows of like length into one batch, say. A pure function.
         loader_workers: processes that load rows, of each worker process or for all towers
             together. Turn it up if decoding is slow.
         worker_timeout_s: a worker process that has been at one shard for so long, and for 3 times
@@ -125,6 +142,7 @@ class Trainer:
         *,
         optimizer: OptimizerFactory,
         batch_size: int,
+        totals: Mapping[str, Finish] | None = None,
         shards: int | None = None,
         seed: int = 0,
         run_dir: str | Path | None = None,
@@ -132,11 +150,14 @@ class Trainer:
         workers: int | None = None,
         engine: str | None = None,
         threads: int = 1,
+        memory_fraction: float | None = None,
         update: str = "sync",
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         ema_decay: float | None = None,
         collate: Collate | None = None,
+        augment: Augment | None = None,
+        order: Order | None = None,
         loader_workers: int = 0,
         worker_timeout_s: float = 300.0,
         nonfinite: str = "stop",
@@ -153,6 +174,9 @@ class Trainer:
         self._devices = worker_devices(setting("devices", devices), setting("workers", workers))
         self._engine, self._script = engines.chosen(setting("engine", engine), self._devices)
         self._threads = whole("threads", setting("threads", threads), least=1)
+        self._memory_fraction = checked_fraction(
+            setting("memory_fraction", memory_fraction), self._devices
+        )
         self._rule = rules.parse(setting("update", update))
         self._batch_size = whole("batch_size", batch_size, least=1)
         shards = setting("shards", shards)
@@ -164,11 +188,14 @@ class Trainer:
         self._collate = collate and function(
             "collate", collate, "from a list of samples to a batch"
         )
+        self._augment = augment and function("augment", augment, "of a batch and what it draws")
+        self._order = order and function("order", order, "from an epoch's rows to the same rows")
         self._loader_workers = whole("loader_workers", loader_workers, least=0)
         if self._loader_workers:
             check_loader_processes()
         self._worker_timeout_s = real("worker_timeout_s", worker_timeout_s, above=0)
         self._loss = function("loss", loss, "of a model and a batch")
+        self._totals = Totals(totals)
         self._nonfinite = one_of("nonfinite", setting("nonfinite", nonfinite), NOT_FINITE)
         self._fresh = bool(setting("fresh", fresh))
         policy = Policy(
@@ -182,6 +209,7 @@ class Trainer:
             _seconds("summary_every_s", summary_every_s),
             _seconds("max_time_s", setting("max_time_s", max_time_s)),
             tuple(callbacks),
+            self._totals,
         )
         self._kept = {"clip_norm": clip_norm, "ema_decay": ema_decay}  # in checkpoints, to compare
         self._make_state = partial(
@@ -323,10 +351,18 @@ class Trainer:
             self._stops = stops
             stack.callback(setattr, self, "_stops", None)
             stack.enter_context(intra_op_threads(self._threads))
-            source = Source(dataset, plan, self._collate)
+            source = Source(dataset, plan, self._collate, self._augment)
             notes: list[str] = []
             state = self._prepared(source, notes.append)
-            for line in (self._arithmetic(plan), *notes):
+            if self._loader_workers:
+                require_loader_memory(
+                    source.load((0, 0)).data,
+                    shards=plan.shards,
+                    loader_workers=self._loader_workers,
+                    feeds=len(self._devices) if self._script is not None else 1,
+                )
+            notes += fraction_remark(self._devices, self._memory_fraction)
+            for line in (self._arithmetic(plan), *mapping(self._devices), *notes):
                 self._say(line)
             loop = Loop(state, plan, last_step, self._saved, None, iter(()))
             if state.global_step >= last_step:
@@ -337,7 +373,10 @@ class Trainer:
                 self._say(f"stopped after step {state.global_step:,}: {stops.reason}")
                 yield loop
                 return
-            self._transport = stack.enter_context(closing(self._workers(state, source)))
+            facts = self._facts(state)
+            workers = profiled(self._workers(state, source), state, facts)
+            workers = recorded(workers, state, facts)
+            self._transport = stack.enter_context(closing(workers))
             stack.callback(setattr, self, "_transport", None)
             job = Training(
                 source,
@@ -361,12 +400,22 @@ class Trainer:
                 most_open=RESULTS_PER_WORKER * len(self._devices),
                 timeout_s=self._worker_timeout_s if self._transport.can_replace else None,
             )
-            reports = self._applied(state, source, channel, coordinator, last_step)
-            with closing(reports):
+            updates = Updates(
+                state,
+                source,
+                self._rule,
+                last_step,
+                len(self._devices),
+                self._totals,
+                self._nonfinite,
+                partial(self._probe_replica, state),
+                self._say,
+            )
+            with closing(updates.reports(coordinator, channel)) as reports:
                 yield loop._replace(transport=self._transport, reports=reports)
 
     def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]:
-        """Weighted means of the loss function's loss and metrics over every row, each once.
+        """Weighted means of loss and metrics, and finished totals, over every row, each once.
 
         Args:
             dataset: a map-style dataset.
@@ -404,36 +453,18 @@ class Trainer:
             if transport is None or not transport.can_compute(dataset):
                 stack.enter_context(unchanged(state.model))
                 transport = stack.enter_context(closing(self._evaluators(state)))
-            job = Evaluation(
+            total = evaluate(
                 source,
                 parameters,
-                range(plan.steps_per_epoch),
+                transport,
+                stops,
                 loader_workers=self._loader_workers,
                 threads=self._threads,
+                timeout_s=self._worker_timeout_s,
             )
-            channel = stack.enter_context(closing(transport.open(job)))
-            stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
-            coordinator = Coordinator(
-                shards_of=plan.shards_of,
-                first_step=0,
-                last_step=plan.steps_per_epoch,
-                rule=rules.Sync(),
-                timeout_s=self._worker_timeout_s if transport.can_replace else None,
-            )
-            total = TreeSum(plan.steps_per_epoch, ShardSum.add)
-
-            def add(ready: Ready) -> None:
-                step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
-                total.put((0, ready.step), step_sum)
-
-            for _ in drive(coordinator, channel, add):
-                pass
-        if coordinator.applied < plan.steps_per_epoch:
+        if total is None:
             return None
-        assert total.root is not None
-        if total.root.weight == 0:
-            raise LossError("weight: it is 0 in all shards of the evaluation: nothing to average")
-        return total.root.means()
+        return joined(total.means(), self._totals.finished(total.totals))
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Finish the step under way, then end ``fit`` or ``updates``. Any thread may call it."""
@@ -498,6 +529,7 @@ class Trainer:
             shards=self._shards,
             seed=self._seed,
             shuffle=shuffle,
+            order=self._order,
         )
 
     def _evaluated(self, source: Source) -> State:
@@ -510,6 +542,8 @@ class Trainer:
         return self._state
 
     def _probed(self, source: Source, say: Callable[[str], None], *, training: bool) -> State:
+        if self._engine == engines.TOWERS:  # else workers bound their own
+            bound_memory(self._devices, self._memory_fraction)
         return probed(
             self.model,
             partial(self._make_state, self.model, self._home),
@@ -557,6 +591,7 @@ class Trainer:
             "batch_size": self._batch_size,
             "rows": plan.rows,
             "shuffle": plan.shuffle,
+            "is_ordered": plan.order is not None,
             "update": self._rule.name,
             "engine": self._engine,
             "devices": sorted({str(device) for device in self._devices}),
@@ -583,90 +618,6 @@ class Trainer:
 
     # --- running ----------------------------------------------------------------------------------
 
-    def _applied(
-        self,
-        state: State,
-        source: Source,
-        channel: Channel,
-        coordinator: Coordinator,
-        last_step: int,
-    ) -> Generator[Report]:
-        plan = source.plan
-        state.tally.of(len(self._devices) - 1)
-        pace = Pace()
-        begun = time.monotonic()
-        named: frozenset[str] = frozenset()
-
-        def apply(ready: Ready) -> tuple[Ready, Applied]:
-            leaves, n = plan.shards_of(ready.step), state.global_step + 1
-            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards))
-            if applied.not_finite is not None:
-                self._not_finite(state, source, ready.step, applied)
-            state.global_step, state.left_open = n, coordinator.left_open_next
-            return ready, applied
-
-        for ready, applied in drive(coordinator, channel, apply, say=self._say):
-            step, n = ready.step, state.global_step
-            rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
-            dropped_rows = plan.batch_rows(step) - rows
-            state.dropped_rows += dropped_rows
-            if new := applied.missing - named:
-                named |= new
-                self._say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
-            if n == coordinator.first_step + 1:
-                begun = coordinator.begun_at or begun  # workers had to start
-            if n == coordinator.first_step + 2:
-                pace.forget()  # and to warm up
-            pace.add(time.monotonic() - begun, rows)
-            ends_epoch = n % plan.steps_per_epoch == 0
-            epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
-            if ends_epoch and state.dropped_rows:
-                self._say(
-                    f"epoch {epoch + 1}: {state.dropped_rows:,} of {plan.rows:,} rows were dropped"
-                )
-                state.dropped_rows = 0
-            counts = state.tally.to_json()
-            yield Report(
-                global_step=n,
-                epoch=epoch,
-                rows=rows,
-                dropped_rows=dropped_rows,
-                weight=applied.weight,
-                metrics=applied.metrics,
-                worker_losses=_per_worker(applied.shares),
-                staleness=ready.staleness,
-                fresh=counts["fresh"],
-                stale=counts["stale"],
-                dropped=counts["dropped"],
-                not_finite=state.not_finite,
-                lr=applied.lr,
-                grad_norm=applied.grad_norm,
-                examples_per_s=pace.examples_per_s,
-                last_step=last_step,
-                epochs=-(-last_step // plan.steps_per_epoch),
-                ends_epoch=ends_epoch,
-                eta_s=pace.eta_s(last_step - n),
-            )
-            begun = time.monotonic()  # what the caller does with a report is not our pace
-        if not rules.keeps_bits(self._rule, plan.shards):
-            self._say(state.tally.summary())
-        if state.global_step < last_step:
-            self._say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
-
-    def _not_finite(self, state: State, source: Source, step: int, applied: Applied) -> None:
-        """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""
-        assert applied.not_finite is not None
-        make = partial(self._probe_replica, state)
-        said = explained(step, applied.shares, applied.not_finite, source, state.model, make)
-        if self._nonfinite == "stop":
-            raise NotFiniteError(
-                f"{said}; update {state.global_step + 1} is not made: look at these rows, lower "
-                "the learning rate, set clip_norm, or pass nonfinite='skip'"
-            )
-        state.update.skip()
-        state.not_finite += 1
-        self._say(f"{said}; update {state.global_step + 1} is skipped, {state.not_finite} so far")
-
     @property
     def _home(self) -> torch.device:
         """Where the coordinator keeps parameters and makes updates."""
@@ -687,13 +638,17 @@ class Trainer:
         global _begun
         datasets = {"dataset": dataset, "validation": validation}
         if (worker := here()) is not None:
+            bound_memory([self._devices[worker.number]], self._memory_fraction)
             worker.serve(
                 self.model,
                 self._loss,
                 self._devices[worker.number],
                 datasets,
                 collate=self._collate,
+                augment=self._augment,
+                order=self._order,
                 threads=self._threads,
+                totals=self._totals.names,
             )
         elif not _begun:
             _begun, self._datasets = True, datasets
@@ -763,17 +718,9 @@ class Trainer:
             written=state.written,
             own=own,
             loss=self._loss,
+            totals=self._totals.names,
             turns=self._turns,
         )
-
-
-def _per_worker(shares: Sequence[Share]) -> dict[int, tuple[float, float]]:
-    """Worker -> (weighted sum of the loss, weight) over its shards."""
-    found: dict[int, tuple[float, float]] = {}
-    for share in shares:
-        loss, weight = found.get(share.worker, (0.0, 0.0))
-        found[share.worker] = (loss + share.loss, weight + share.weight)
-    return found
 
 
 def _seconds(name: str, value: float | None) -> float | None:

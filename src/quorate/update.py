@@ -7,6 +7,7 @@ workers or cores.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,7 @@ from quorate.flat import Flat
 from quorate.optimizer import FlatOptimizer
 from quorate.replica import Buffers
 from quorate.shard_sum import ShardSum, Share
+from quorate.totals import Counts
 from quorate.transports import Part
 from quorate.tree import tree_sum
 
@@ -43,6 +45,7 @@ class Applied:
     grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # of each shard
+    totals: Counts  # over all shards
     not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
 
@@ -91,6 +94,7 @@ class Update:
         self._buffers = buffers
         self._clip_norm = clip_norm
         self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+        self.sum_s = 0.0  # that the last tree sum took
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
     @torch.no_grad()
@@ -104,8 +108,10 @@ class Update:
             LossError: the total weight is zero.
         """
         # 1. Tree sum, in the memory of the leftmost part.
+        began = time.monotonic()
         with self._cores():
             total = tree_sum(parts, leaves, ShardSum.add, present)
+        self.sum_s = time.monotonic() - began
         assert total.gradient is not None
         if total.weight == 0:
             raise LossError(
@@ -145,6 +151,7 @@ class Update:
             grad_norm=grad_norm,
             missing=total.missing or frozenset(),
             shares=total.shares,
+            totals=total.totals,
         )
 
     def skip(self) -> None:
@@ -164,6 +171,7 @@ class Update:
             grad_norm=None,
             missing=total.missing or frozenset(),
             shares=total.shares,
+            totals=total.totals,
             not_finite=not_finite(total.gradient),
         )
 
@@ -186,7 +194,8 @@ def intra_op_threads(threads: int) -> Iterator[None]:
 
 def _clip(gradient: Flat, most: float) -> float:
     """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
-    squares = [torch.linalg.vector_norm(v, dtype=torch.float64).square() for v in gradient.vectors]
+    wide = torch.float32 if gradient.device.type == "mps" else torch.float64  # which it lacks
+    squares = [torch.linalg.vector_norm(v, dtype=wide).square() for v in gradient.vectors]
     norm = float(torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt())
     scale = most / (norm + 1e-6)
     if scale < 1:

@@ -1,4 +1,4 @@
-"""The ``quorate`` command: ``run`` a script, ``inspect`` a run. One file per subcommand."""
+"""The ``quorate`` command. One file per subcommand: ``run`` a script, ``inspect`` a run, ..."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from quorate.errors import NotFiniteError, UserError
+from quorate.errors import NotFiniteError, RunError, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,11 +20,12 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command's entry point; returns the exit code."""
-    from quorate.cli import inspect, run
+    from quorate.cli import bench, convert, doctor, inspect, run, verify
 
     parser = Parser(prog="quorate", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run | inspect")
-    for module in (run, inspect):
+    metavar = "run | inspect | verify | bench | doctor | convert"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=metavar)
+    for module in (run, inspect, verify, bench, doctor, convert):
         module.add_to(commands)
     options = parser.parse_args(arguments)
     try:
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2
-    except NotFiniteError as error:  # no traceback says more than the message
+    except (NotFiniteError, RunError) as error:  # no traceback says more than the message
         print(f"quorate: {error}", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:  # the run has said what it saved

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch.utils.data import TensorDataset
 
-from quorate.data.fetch import DebianPackage, File, Https, Source, fetch
-from quorate.data.idx import read_idx
+from quorate.data.fetch import fetch
+from quorate.data.labelled_images import read_idx_pair
+from quorate.data.sources import File, Source
+from quorate.data.sources.debian_package import DebianPackage
+from quorate.data.sources.https import Https
 from quorate.errors import DataError
 from quorate.settings import data_dir
 
@@ -76,21 +78,8 @@ def load(
 
 
 def _pair(folder: Path, images_name: str, labels_name: str) -> TensorDataset:
-    images_path, labels_path = _find(folder, images_name), _find(folder, labels_name)
-    images, labels = read_idx(images_path), read_idx(labels_path)
-    if images.dtype != torch.uint8 or images.dim() != 3:
-        raise DataError(images_path, got=_form(images), expected="uint8 images (N, H, W)")
-    if labels.is_floating_point() or labels.dim() != 1:
-        raise DataError(labels_path, got=_form(labels), expected="whole numbers (N,)")
-    if len(images) != len(labels):
-        counts = f"{len(labels):,} labels"
-        raise DataError(labels_path, got=counts, expected=f"{len(images):,}, as {images_path} has")
-    outside = ((labels < 0) | (labels >= CLASSES)).nonzero()
-    if len(outside):
-        row = int(outside[0])
-        got = f"label {int(labels[row])} in row {row:,}"
-        raise DataError(labels_path, got=got, expected=f"labels from 0 to {CLASSES - 1}")
-    return TensorDataset(images.unsqueeze(1), labels.to(torch.int64))
+    found = read_idx_pair(_find(folder, images_name), _find(folder, labels_name), CLASSES)
+    return TensorDataset(found.images.unsqueeze(1), found.labels)
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -98,7 +87,3 @@ def _find(folder: Path, name: str) -> Path:
         if path.exists():
             return path
     raise DataError(folder, got=f"no file {name}", expected="it, plain or with .gz behind its name")
-
-
-def _form(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

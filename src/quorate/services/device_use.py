@@ -6,12 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psutil
-import torch
 
+from quorate.physical import Found, Nvml
 from quorate.worker_status import WorkerStatus
 
 
@@ -20,7 +19,7 @@ class DeviceUse(NamedTuple):
 
     worker: int
     device: str  # as torch names it
-    physical: str | None  # which one it is whatever is visible: "GPU 3", or None on a CPU
+    physical: str | None  # which one it is whatever is visible: "physical 3"; None on a CPU
     use: float | None  # GPU: share of time with a kernel, 0 to 1; CPU: cores that the worker uses
     memory_bytes: int | None  # GPU: in use on it by anyone; CPU: resident, of the worker's process
     memory_total_bytes: int | None
@@ -47,7 +46,7 @@ class Gauges:
         self._spent: dict[Any, _Spent] = {}  # by process or thread, at the last read
         self._host = _host_times()
         self._host_cpu = 0.0
-        self._nvml: _Nvml | None = None
+        self._gpus: _Gpus | None = None
 
     def read(self, workers: Sequence[WorkerStatus]) -> tuple[list[DeviceUse], HostUse]:
         """What every worker's device does, in their order, and the host.
@@ -64,16 +63,16 @@ class Gauges:
     def close(self) -> None:
         """Leave NVML. Reads after it are without GPUs."""
         with self._lock:
-            if self._nvml is not None:
-                self._nvml.close()
+            if self._gpus is not None:
+                self._gpus.close()
 
     def _use(
         self, worker: WorkerStatus, spent: dict[Any, _Spent], threads: dict[int, float]
     ) -> DeviceUse:
         nothing = DeviceUse(worker.number, worker.device, None, None, None, None)
         if worker.device.startswith("cuda"):
-            self._nvml = self._nvml or _Nvml()
-            return self._nvml.use(nothing)
+            self._gpus = self._gpus or _Gpus()
+            return self._gpus.use(nothing)
         if worker.device != "cpu":
             return nothing
         key: Any
@@ -150,60 +149,30 @@ def _threads() -> dict[int, float]:
     return {thread.id: thread.user_time + thread.system_time for thread in threads}
 
 
-class _Nvml:
-    """GPUs as the driver sees them. It is asked, never told anything."""
+class _Gpus:
+    """GPUs as the driver sees them."""
 
     def __init__(self) -> None:
-        import pynvml  # only where there is a GPU
-
-        self._nvml = pynvml
-        self._open = False
-        self._found: dict[str, tuple[Any, str | None] | None] = {}  # by torch's name: handle, name
-        with self._unless_it_fails():
-            pynvml.nvmlInit()
-            self._open = True
+        self._nvml = Nvml()
+        self._found: dict[str, Found | None] = {}  # by torch's name
 
     def use(self, nothing: DeviceUse) -> DeviceUse:
         """The same with what is known filled in. Each of the values may be missing on its own."""
-        if not self._open:
+        nvml, name = self._nvml.module, nothing.device
+        if nvml is None:
             return nothing
-        name = nothing.device
         if name not in self._found:
-            self._found[name] = self._find(name)
+            self._found[name] = self._nvml.find(name)
         found = self._found[name]
         if found is None:
             return nothing
-        handle, physical = found
-        use = nothing._replace(physical=physical)
-        with self._unless_it_fails():  # a slice of a GPU (MIG) has no utilization
-            use = use._replace(use=self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-        with self._unless_it_fails():
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        use = nothing._replace(physical=f"physical {found.visible.index}")
+        with self._nvml.unless_it_fails():  # a slice of a GPU (MIG) has no utilization
+            use = use._replace(use=nvml.nvmlDeviceGetUtilizationRates(found.handle).gpu / 100)
+        with self._nvml.unless_it_fails():
+            memory = nvml.nvmlDeviceGetMemoryInfo(found.handle)
             return use._replace(memory_bytes=memory.used, memory_total_bytes=memory.total)
         return use
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            with self._unless_it_fails():
-                self._nvml.nvmlShutdown()
-
-    def _find(self, name: str) -> tuple[Any, str | None] | None:
-        """By UUID: numbers are torch's own where CUDA_VISIBLE_DEVICES hides or reorders GPUs."""
-        try:
-            device = torch.device(name)
-            index = torch.cuda.current_device() if device.index is None else device.index
-            uuid = torch.cuda.get_device_properties(index).uuid
-        except (AssertionError, AttributeError, RuntimeError):
-            return None  # torch has no CUDA, or no such device; what needs it says so
-        with self._unless_it_fails():
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            return handle, f"GPU {self._nvml.nvmlDeviceGetIndex(handle)}"
-        with self._unless_it_fails():
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
-            whole = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-            return handle, f"GPU {self._nvml.nvmlDeviceGetIndex(whole)}"
-        return None
-
-    def _unless_it_fails(self) -> suppress:
-        return suppress(self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError, OSError)
+        self._nvml.close()

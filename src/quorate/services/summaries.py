@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from quorate.report import Report
 from quorate.services.device_use import Gauges
+from quorate.totals import Counts
 from quorate.worker_status import WorkerStatus
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Summaries:
         status: what workers are at now. Called in the service's thread.
         gauges: read once per tick, by nobody else; closed at the end.
         global_step: where the run goes on. Points after it, of a run that was cut off, are dropped.
+        finished: makes numbers of totals: once per interval, of all that it had.
         clock: seconds, for rates.
     """
 
@@ -46,6 +48,7 @@ class Summaries:
         status: Callable[[], list[WorkerStatus]],
         gauges: Gauges,
         global_step: int,
+        finished: Callable[[Counts], dict[str, float]] = lambda _totals: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every_s = every_s
@@ -53,6 +56,7 @@ class Summaries:
         self._status = status
         self._gauges = gauges
         self._first_step = self._global_step = global_step
+        self._finished = finished
         self._clock = clock
         self._seconds: dict[int, dict[str, float]] = {}  # of each worker in each phase, last tick
         self._lock = threading.Lock()  # over all that follows, and global_step
@@ -91,7 +95,7 @@ class Summaries:
             evaluations, self._evaluations = self._evaluations, []
             global_step, now = self._global_step, self._clock()
             if self._interval.updates:  # else it goes on: a rate is over all the time it took
-                points |= self._interval.points(now)
+                points |= self._interval.points(now, self._finished)
                 self._interval = _Interval(now)
         for wall_time, step, metrics in evaluations:
             validation = {f"validation/{name}": value for name, value in metrics.items()}
@@ -142,6 +146,7 @@ class _Interval:
         self._rows = self._dropped_rows = 0
         self._staleness = self._staleness_max = 0
         self._metrics: dict[str, _Mean] = {}
+        self._totals: Counts = {}
         self._losses: dict[int, _Mean] = {}  # by worker
         self._norm = _Mean()
         self._last: Report | None = None
@@ -154,13 +159,17 @@ class _Interval:
         self._staleness_max = max(self._staleness_max, report.staleness)
         for name, value in report.metrics.items():
             self._metrics.setdefault(name, _Mean()).add(value * report.weight, report.weight)
+        for name, total in report.totals.items():
+            self._totals[name] = total + self._totals.get(name, 0)
         for worker, (loss, weight) in report.worker_losses.items():
             self._losses.setdefault(worker, _Mean()).add(loss, weight)
         if report.grad_norm is not None:
             self._norm.add(report.grad_norm, 1.0)
         self._last = report
 
-    def points(self, now: float) -> dict[str, float]:
+    def points(
+        self, now: float, finished: Callable[[Counts], dict[str, float]]
+    ) -> dict[str, float]:
         """One value per curve. Needs an update at least."""
         assert self._last is not None
         dropped = self._last.dropped
@@ -180,10 +189,12 @@ class _Interval:
             points["global_step/sec"] = self.updates / (now - self._began)
         means = {"gradient_norm": self._norm}
         means |= {f"loss_{worker}": mean for worker, mean in self._losses.items()}
+        points |= {name: mean.value for name, mean in means.items() if mean.weight}
+        metrics = {name: mean.value for name, mean in self._metrics.items() if mean.weight}
+        metrics |= finished(self._totals)  # not means of what they were at each update
         # A metric of the user's may have a name that is taken.
         taken = points.keys() | means.keys()
-        means |= {f"metric_{n}" if n in taken else n: m for n, m in self._metrics.items()}
-        return points | {name: mean.value for name, mean in means.items() if mean.weight}
+        return points | {f"metric_{n}" if n in taken else n: v for n, v in metrics.items()}
 
 
 class _Mean:

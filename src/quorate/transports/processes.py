@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from quorate.descriptors import require_descriptors
 from quorate.devices import usable_cores
 from quorate.errors import UserError, WorkerError
 from quorate.fingerprint import fingerprint
@@ -67,6 +68,7 @@ class Processes:
         say: shows a line to the user.
 
     Raises:
+        UserError: there are too few descriptors.
         WorkerError: a process cannot be started.
     """
 
@@ -86,6 +88,7 @@ class Processes:
         timeout_s: float,
         say: Callable[[str], None],
     ) -> None:
+        require_descriptors(len(devices))
         self.arena = arena
         self.buffers = buffers
         self._script = script
@@ -129,10 +132,13 @@ class Processes:
     def open(self, job: Job) -> ProcessesChannel:
         self._jobs += 1
         if (key := self._key(job)) not in self._data:
-            self._data[key] = self._fingerprint(job)
+            self._data[key] = self._fingerprint(job) if job.is_compared else None
         if self._jobs == 1 and isinstance(job, Training):
-            self._gradient = self._probed(job)
-            self._together_until = time.monotonic() + TOGETHER_S
+            self._gradient = self._probed(job) if job.is_compared else None
+            # Whoever wants to know what differs wants all of them to take part.
+            self._together_until = time.monotonic() + (
+                TOGETHER_S if job.is_compared else self._timeout_s
+            )
         channel = ProcessesChannel(self, job, self._jobs)
         self._channels[self._jobs] = channel
         self.arena.publish(self.buffers)
@@ -247,7 +253,7 @@ class Processes:
                 "averaged": job.parameters is self.arena.average,
                 "plan": job.plan.to_json(),
                 "steps": [job.steps.start, job.steps.stop],
-                "loading": job.loading,
+                "options": job.options(),
             }
         )
 
@@ -256,8 +262,8 @@ class Processes:
         return next(name for name, known in self._datasets.items() if known is dataset)
 
     def _key(self, job: Job) -> str:
-        """Of a dataset and the order in which its rows are taken."""
-        return f"{self._name_of(job)} {job.plan.to_json()}"
+        """Of a job's kind, which may augment, its dataset, and the order of rows."""
+        return f"{job.name} {self._name_of(job)} {job.plan.to_json()}"
 
     # --- whether a worker is the same as the coordinator ------------------------------------------
 

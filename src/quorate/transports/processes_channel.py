@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from quorate import raised
+from quorate import raised, totals
 from quorate.errors import WorkerError
 from quorate.job import Job, Training
 from quorate.plan import abridged
@@ -175,6 +175,7 @@ class ProcessesChannel:
                 buffers=slot.floats if slot is not None and slot.floats.numel() else None,
                 counts=slot.counts if slot is not None and slot.counts.numel() else None,
                 missing=None if missing is None else frozenset(missing),
+                totals=totals.from_json(message["totals"]),
             ).computed_by(worker, shard),
             number,
         )

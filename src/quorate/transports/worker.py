@@ -12,26 +12,32 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
 
 from quorate import raised
+from quorate.augment import Augment
 from quorate.errors import UserError
 from quorate.feed import Collate, Feed, Source, length
 from quorate.fingerprint import fingerprint
-from quorate.job import JOBS, Job, NotWanted, probe_fingerprint
+from quorate.job import Evaluation, Job, NotWanted, Training, probe_fingerprint
 from quorate.lifeline import JOB_SIGNALS
 from quorate.loss import Loss
-from quorate.plan import from_json
+from quorate.plan import Order, from_json
 from quorate.replica import Replica
 from quorate.script import Script
 from quorate.shared_memory import Segment
 from quorate.snapshots import Snapshot
 from quorate.streams import Stream, Turns
+from quorate.totals import to_json
 from quorate.transports.arena import Arena
+from quorate.verify.recorded_training import RecordedTraining
 from quorate.wire import Message, Wire
+
+JOBS: dict[str, type[Job]] = {job.name: job for job in (Training, Evaluation, RecordedTraining)}
 
 _here: Worker | None = None  # a fact of the process: it was started to be a worker
 
@@ -79,7 +85,10 @@ class Worker:
         datasets: dict[str, Any],
         *,
         collate: Collate | None,
+        augment: Augment | None,
+        order: Order | None,
         threads: int,
+        totals: Collection[str],
     ) -> NoReturn:
         """Compute what the coordinator asks for, and end this process when it says so.
 
@@ -94,7 +103,7 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                self._serve(model, loss, device, datasets, collate, threads)
+                self._serve(model, loss, device, datasets, collate, augment, order, threads, totals)
                 code = 0
             except UserError as error:
                 self._wire.send({"kind": "unfit", "message": str(error)})
@@ -103,7 +112,7 @@ class Worker:
 
         # In a thread of its own, as a tower: what the script has around its loop (autocast, a
         # default device) is the thread's that it runs in, and reaches no shard.
-        thread = threading.Thread(target=serve, name="quorate-worker")
+        thread = threading.Thread(target=serve, name=f"quorate-worker-{self.number}")
         thread.start()
         thread.join()
         self._flush()
@@ -116,7 +125,10 @@ class Worker:
         device: torch.device,
         datasets: dict[str, Any],
         collate: Collate | None,
+        augment: Augment | None,
+        order: Order | None,
         threads: int,
+        totals: Collection[str],
     ) -> None:
         # 1. As in a tower: see there.
         torch.set_num_threads(threads)
@@ -140,6 +152,7 @@ class Worker:
             own=True,
             set_buffers=arena.read,
             loss=loss,
+            totals=totals,
             turns=Turns(side_by_side=True),
         )
         # 3. From here on what user code prints is news.
@@ -148,7 +161,7 @@ class Worker:
             os.dup2(original, fd)
             os.close(original)
         # 4. Shards.
-        loop = _Loop(self.number, self._wire, arena, replica, datasets, collate)
+        loop = _Loop(self.number, self._wire, arena, replica, datasets, collate, augment, order)
         with Stream() as stream:
             arena.tell(self.number, "waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
@@ -192,6 +205,8 @@ class _Loop:
         replica: Replica,
         datasets: dict[str, Any],
         collate: Collate | None,
+        augment: Augment | None,
+        order: Order | None,
     ) -> None:
         self._number = number
         self._wire = wire
@@ -199,6 +214,8 @@ class _Loop:
         self._replica = replica
         self._datasets = datasets
         self._collate = collate
+        self._augment = augment
+        self._order = order
         self._works: dict[int, _Work] = {}
 
     def handle(self, message: Message, stream: Stream) -> None:
@@ -212,7 +229,7 @@ class _Loop:
                 self._works.pop(message["job"]).close()
 
     def _open(self, message: Message, stream: Stream) -> None:
-        name, plan = message["dataset"], from_json(message["plan"])
+        name, plan = message["dataset"], from_json(message["plan"], self._order)
         dataset = self._datasets[name]
         if (rows := length(dataset)) != plan.rows:
             raise UserError(
@@ -223,9 +240,10 @@ class _Loop:
         kind = JOBS[message["work"]]
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
-        source = Source(dataset, plan, self._collate)
+        augment = self._augment if issubclass(kind, Training) else None
+        source = Source(dataset, plan, self._collate, augment)
         self._works[message["job"]] = _Work(
-            kind(source, parameters, range(*message["steps"]), **message["loading"])
+            kind(source, parameters, range(*message["steps"]), **message["options"])
         )
         answer: Message = {"kind": "ready", "job": message["job"]}
         try:
@@ -274,4 +292,5 @@ class _Loop:
             return
         missing = None if result.missing is None else sorted(result.missing)
         answer |= {"weight": result.weight, "metrics": result.metrics, "missing": missing}
+        answer["totals"] = to_json(result.totals)
         self._wire.send({"kind": "done", **answer})

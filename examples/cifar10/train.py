@@ -1,0 +1,46 @@
+"""LeNet-5 on CIFAR-10. single.py is plain PyTorch on one device, train.py the same with quorate.
+
+    python examples/cifar10/single.py
+    python examples/cifar10/train.py                                  # every device
+    quorate run --devices cpu --workers 1 examples/cifar10/train.py   # one CPU worker
+    quorate run --devices cuda:0,cuda:1 examples/cifar10/train.py     # two GPUs
+
+Both end with exit code 1 if the accuracy on the test images, with the averaged weights, is below
+--target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from data import distort, load
+from model import RECIPE, LeNet5, accuracy, loss
+
+import quorate
+
+
+def main() -> None:
+    """Train, evaluate, and say whether the target is reached."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--data", type=Path, help="a folder with CIFAR-10's binary version")
+    parser.add_argument("--target", type=float, default=0.72, help="least test accuracy")
+    options = parser.parse_args()
+
+    train, test = load(options.data)
+    trainer = quorate.Trainer(
+        LeNet5, loss, augment=distort, shards=4, run_dir="runs/cifar10", **RECIPE
+    )
+    trainer.fit(train, epochs=options.epochs, validation=test)
+    model, averaged = trainer.model, trainer.averaged_model
+    reached = accuracy(averaged, test)
+    print(f"test accuracy {reached:.4f}, target {options.target}")
+    print(f"with the plain weights {accuracy(model, test):.4f}")
+    if reached < options.target:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Control groups: what a container may use, of cores and of memory.
+
+Limits of this process's group and of all above it count, the smallest of them. Both versions of the
+kernel's interface are read (cgroup v1 and v2, and machines that have both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+_NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 where there is none
+
+
+def cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
+    """How many cores' time the group may use; None without a limit. It need not be whole."""
+    found = []
+    for group in _groups("cpu", root, membership):
+        try:
+            if (group / "cpu.max").exists():
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota = (group / "cpu.cfs_quota_us").read_text().strip()
+                period = (group / "cpu.cfs_period_us").read_text()
+            if quota not in ("max", "-1"):
+                found.append(int(quota) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            pass  # no such group, or no controller of cores in it
+    return min(found, default=None)
+
+
+def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+    """How many bytes the group may still take; None without a limit."""
+    found = []
+    for group in _groups("memory", root, membership):
+        try:
+            if (group / "memory.max").exists():
+                names = ("memory.max", "memory.current", "inactive_file")
+            else:
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            most = (group / names[0]).read_text().strip()
+            if most == "max" or int(most) > _NO_LIMIT:
+                continue
+            lines = (group / "memory.stat").read_text().splitlines()
+            stat = dict(line.split() for line in lines)
+            used = int((group / names[1]).read_text())
+            found.append(int(most) - used + int(stat.get(names[2], 0)))
+        except (OSError, ValueError):
+            pass
+    return max(0, min(found)) if found else None
+
+
+def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
+    """This process's group and those above it, as far as they can be seen from here."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, own = line.split(":", 2)
+        if controllers == "":
+            bases = [root, root / "unified"]
+        elif controller in controllers.split(","):
+            bases = [root / controllers, root / controller]
+        else:
+            continue
+        for base in bases:
+            group = base / own.lstrip("/")
+            # In a container the name may be that of the machine, and the root is the group.
+            yield from (g for g in (group, *group.parents) if g == base or base in g.parents)

@@ -1,0 +1,16 @@
+"""TFRecord files without TensorFlow: a map-style dataset over them, and a writer.
+
+from quorate.data.tfrecord import Feature, Features, TFRecordDataset
+
+train = TFRecordDataset(
+    "train.tfrecord",
+    Features({"image_raw": Feature("bytes", (1, 28, 28)), "label": Feature("int64", ())}),
+)
+image, label = train[0]  # uint8 (1, 28, 28) and int64 ()
+"""
+
+from quorate.data.tfrecord.dataset import TFRecordDataset
+from quorate.data.tfrecord.example import Feature, Features, example
+from quorate.data.tfrecord.writer import write_records
+
+__all__ = ["Feature", "Features", "TFRecordDataset", "example", "write_records"]

@@ -1,0 +1,43 @@
+"""How a TFRecord file holds a record: its length, its data, and a checksum of each.
+
+    length    8 bytes, little-endian uint64: n
+    checksum  4 bytes, little-endian uint32: of the 8 bytes before
+    data      n bytes
+    checksum  4 bytes: of the data
+
+Records lie one behind the other and nothing else is in the file. A checksum is a CRC-32C, rotated
+and offset as TensorFlow does (tensorflow/core/lib/hash/crc32c.h), so that the checksum of data that
+hold a checksum is no trivial value.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+
+HEAD = struct.Struct("<QI")  # length, checksum of its 8 bytes
+TAIL = struct.Struct("<I")  # checksum of the data
+OVERHEAD_BYTES = HEAD.size + TAIL.size
+
+_LENGTH = struct.Struct("<Q")
+_OFFSET = 0xA282EAD8
+
+
+def checksum(data: bytes) -> int:
+    """The masked CRC-32C of some bytes."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _OFFSET) & 0xFFFFFFFF
+
+
+def framed(data: bytes) -> bytes:
+    """A record that holds these bytes."""
+    length = _LENGTH.pack(len(data))
+    return b"".join((length, TAIL.pack(checksum(length)), data, TAIL.pack(checksum(data))))
+
+
+def length_in(head: bytes) -> int | None:
+    """The length that a record's first 12 bytes say; None if their checksum is wrong."""
+    length: int
+    length, stated = HEAD.unpack(head)
+    return length if checksum(head[: _LENGTH.size]) == stated else None

@@ -1,0 +1,54 @@
+"""Descriptors: how many files a process may open, and how many a run needs.
+
+Where they run out, a message between processes arrives without the descriptors it was sent with,
+and nothing says why: so it is looked at before anything is started.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from quorate.errors import UserError
+
+# Measured on Linux: a coordinator has 11 before it starts workers, then 18 and 4 per worker.
+PER_WORKER = 4  # its wire, its exit, what it printed, and how it was started
+SPARE = 7  # what opens later: a nursery, summaries, metrics, a checkpoint
+
+
+def limit() -> tuple[int | None, int | None]:
+    """How many a process may open, and to how many its user may raise that; None: no limit."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return None, None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    none = (resource.RLIM_INFINITY, -1)
+    return None if soft in none else soft, None if hard in none else hard
+
+
+def require_descriptors(workers: int) -> None:
+    """Compare what worker processes will need with what is left.
+
+    Raises:
+        UserError: there are too few; it names the figures.
+    """
+    most, _ = limit()
+    opened = _open()
+    need = PER_WORKER * workers + SPARE
+    if most is not None and opened is not None and opened + need > most:
+        raise UserError(
+            f"descriptors: {workers} workers need {need}, and {max(0, most - opened)} of {most} "
+            f"are left (ulimit -n); raise it: ulimit -n {max(256, opened + need)}, or use fewer "
+            "workers, or engine='towers'"
+        )
+
+
+def _open() -> int | None:
+    """How many this process has; None where it cannot be known."""
+    for folder in (Path("/proc/self/fd"), Path("/dev/fd")):
+        try:
+            return len(os.listdir(folder)) - 1  # noqa: PTH208  without that of the listing
+        except OSError:
+            continue
+    return None

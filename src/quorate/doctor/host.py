@@ -1,0 +1,39 @@
+"""Cores and memory of this machine, and what a container may have of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from quorate import control_group
+from quorate.doctor.facts import Host
+
+
+def host() -> Host:
+    """What there is."""
+    memory = psutil.virtual_memory()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    cores = os.cpu_count() or 1
+    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return Host(
+        processor=_processor(),
+        cores=cores,
+        cores_physical=psutil.cpu_count(logical=False),
+        cores_allowed=allowed or cores,
+        cores_limit=control_group.cores(),
+        numa_nodes=max(1, len(nodes)),
+        memory_bytes=memory.total,
+        memory_free_bytes=memory.available,
+        container_free_bytes=control_group.memory_left(),
+    )
+
+
+def _processor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)

@@ -1,0 +1,166 @@
+"""Totals: what is summed over shards and not averaged, and what is made of the sum in the end.
+
+Intersection over union, BLEU, a median: none of them is a mean of what shards have. Each follows
+from counts, and counts add up: a confusion matrix, matching n-grams, a histogram. As integers they
+add up to the same total in any order, on any number of workers, to the last bit.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+
+from quorate.errors import LossError, SettingError
+
+Finish = Callable[[torch.Tensor], Any]  # from a total to a number, or to numbers by name
+Counts = dict[str, torch.Tensor]  # by name; int64, on the host
+
+# Those that int64 holds. Not bool: whoever returns a mask wants its sum.
+DTYPES = (
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint8, torch.uint16, torch.uint32),
+)
+
+
+class Totals:
+    """What a user wants summed, and finished.
+
+    Args:
+        finish: by the name under which the loss function returns the counts: what makes a number
+            of their total, or several by names of their own.
+
+    Raises:
+        SettingError: it is no such mapping.
+    """
+
+    def __init__(self, finish: Mapping[str, Finish] | None) -> None:
+        listed: Any = {} if finish is None else finish
+        if not isinstance(listed, Mapping):
+            expected = "a dict from names to functions"
+            raise SettingError("totals", type(listed).__name__, expected, 'as {"confusion": iou}')
+        for name, function in listed.items():
+            if not isinstance(name, str) or name in ("", "loss", "weight"):
+                expected = "the name of a metric other than loss and weight"
+                raise SettingError("totals", name, expected, "choose another name")
+            if not callable(function):
+                expected = "a function from the total, an int64 tensor, to a number or a dict"
+                got = type(function).__name__
+                raise SettingError(f"totals[{name!r}]", got, expected, "see help(quorate.Trainer)")
+        self._finish: dict[str, Finish] = dict(listed)
+        self.names = tuple(self._finish)
+
+    def finished(self, totals: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """The numbers that follow from totals, by their names.
+
+        Raises:
+            LossError: a function returned something else, or two gave the same name.
+            Whatever the user's function raises, with a note that names the total.
+        """
+        found: dict[str, float] = {}
+        for name, finish in self._finish.items():
+            if name not in totals:
+                continue
+            try:
+                returned = finish(totals[name].clone())
+            except Exception as error:
+                shape = tuple(totals[name].shape)
+                error.add_note(f"quorate: in totals[{name!r}], of a total of shape {shape}")
+                raise
+            values = returned if isinstance(returned, Mapping) else {name: returned}
+            for each, value in values.items():
+                if not isinstance(each, str) or each in ("", "loss") or each in found:
+                    raise LossError(
+                        f"totals[{name!r}] returned a number under {each!r}; expected a name that "
+                        "is not taken: rename it there"
+                    )
+                found[each] = _number(name, each, value)
+        return found
+
+
+def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[str, float]:
+    """All metrics of an update or an evaluation.
+
+    Raises:
+        LossError: a mean and a finished total have the same name.
+    """
+    if taken := sorted(means.keys() & finished.keys()):
+        raise LossError(
+            f"totals: a number is called {taken[0]!r}, and so is a mean that the loss function "
+            "returns; rename one of them"
+        )
+    return {**means, **finished}
+
+
+def counts(name: str, value: object) -> torch.Tensor:
+    """A copy of one shard's counts, (any shape) int64 on the host.
+
+    Raises:
+        LossError: they are no integers.
+    """
+    try:
+        tensor = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        tensor = None
+    if tensor is None or tensor.dtype not in DTYPES:
+        got = type(value).__name__ if tensor is None else f"dtype {tensor.dtype}"
+        raise LossError(
+            f"total {name!r}: got {got}, expected a tensor of integers, which add up exactly; "
+            "return counts, with torch.bincount, .sum() or .long() for example"
+        )
+    return tensor.to("cpu", torch.int64, copy=True)
+
+
+def add(left: Counts, right: Counts) -> None:
+    """Left += right.
+
+    Raises:
+        LossError: names or shapes differ.
+    """
+    if left.keys() != right.keys():
+        raise LossError(
+            f"one shard's totals are {sorted(left)}, another's {sorted(right)}; return the same "
+            "names for every shard"
+        )
+    for name, total in left.items():
+        if total.shape != right[name].shape:
+            raise LossError(
+                f"total {name!r}: shape {tuple(total.shape)} from one shard and "
+                f"{tuple(right[name].shape)} from another; return the same shape for every shard: "
+                "torch.bincount, for example, needs minlength"
+            )
+        total += right[name]
+
+
+def to_json(totals: Counts) -> dict[str, Any]:
+    """What a worker process sends: shape and bytes. Most of a large matrix is zeros."""
+    return {
+        name: [list(t.shape), base64.b64encode(zlib.compress(t.numpy().tobytes(), 1)).decode()]
+        for name, t in totals.items()
+    }
+
+
+def from_json(sent: Mapping[str, Any]) -> Counts:
+    """The inverse of ``to_json``."""
+    return {
+        name: torch.from_numpy(
+            np.frombuffer(zlib.decompress(base64.b64decode(data)), np.int64).copy().reshape(shape)
+        )
+        for name, (shape, data) in sent.items()
+    }
+
+
+def _number(total: str, name: str, value: object) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    if not isinstance(value, Real):
+        raise LossError(
+            f"totals[{total!r}] returned {type(value).__name__} {value!r:.60} for {name!r}; "
+            "expected a number, or a dict of numbers by name"
+        )
+    return float(value)

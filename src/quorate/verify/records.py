@@ -1,0 +1,153 @@
+"""Records: what is noted of a run, as lines of JSON, in a folder. One file per writer.
+
+A file is opened for each line: a writer may be killed at any moment, and owns nothing. Where
+digests are of tensors, they are texts by ``tensor_text``; equal texts, equal bits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+COORDINATOR = "coordinator"
+ENDED = "ended"  # a file that is there when the recording is over
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something in the course of one shard."""
+
+    what: str  # "in": a module was called; "out": it returned; "grad": of what it returned
+    path: str  # the module's name in the model; "" is the model itself
+    kind: str  # its class
+    number: int  # of the call, from 0; with "grad" of the tensor it returned there
+    hash: str
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard that was computed; it may have been computed several times."""
+
+    worker: int
+    device: str
+    step: int
+    shard: int
+    rows: list[int]
+    samples: list[str]  # a hash of each row's content
+    batch: str  # a hash of what collate and augment made of them
+    forward: list[Event]  # in the order of calls
+    backward: list[Event]  # one per tensor that was returned; several devices mix their order
+    metrics: dict[str, float]  # weighted; "loss" first
+    gradient: dict[str, str]  # by parameter, in the model's order
+    buffers: str
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """The state after an update; after none, with number 0."""
+
+    number: int
+    step: int  # of the plan; -1 before the first update
+    lr: float  # of the next one
+    tensors: dict[str, str]  # the model's state dict, in its order
+    kept: dict[int, int] = field(default_factory=dict)  # shard -> worker whose copy counted
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """An operator that two computations of one shard parted at, or the call that it was given."""
+
+    why: str  # see ``calls``
+    operator: str
+    other: str  # that was called in the second computation; the same but for "another operator"
+    module: str
+    kind: str  # the module's class
+    line: str  # "train.py:31"
+    source: str  # the text of that line
+    values: tuple[str, str]  # what differed
+    own_generator: bool  # whether it drew from a generator that the script made
+    in_backward: bool
+
+
+@dataclass(frozen=True)
+class TwiceRecord:
+    """One shard, loaded and computed twice by the same worker."""
+
+    worker: int
+    device: str
+    step: int
+    shard: int
+    rows: list[int]  # of the shard whose content was another the second time
+    operators: int  # calls
+    differs: list[str]  # of the results: metrics, parameters whose gradient did
+    call: CallRecord | None
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """The recording is over: what came after it was not recorded."""
+
+    updates: int
+    error: str  # that ended it, if one did
+
+
+@dataclass
+class Recording:
+    """All of one run."""
+
+    facts: dict[str, Any] = field(default_factory=dict)  # as in a checkpoint
+    updates: list[UpdateRecord] = field(default_factory=list)  # from number 0 on
+    shards: dict[tuple[int, int], list[ShardRecord]] = field(default_factory=dict)
+    twice: list[TwiceRecord] = field(default_factory=list)
+    end: EndRecord | None = None
+
+
+def note(folder: Path, writer: str, record: Any) -> None:
+    """Add a record, a dataclass of this file or the run's facts, to a writer's file."""
+    kind = "facts" if isinstance(record, dict) else type(record).__name__
+    fields = record if isinstance(record, dict) else asdict(record)
+    with (folder / f"{writer}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, **fields}) + "\n")
+    if isinstance(record, EndRecord):
+        (folder / ENDED).touch()
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether the recording is over. Cheap enough to be asked again and again."""
+    return (folder / ENDED).exists()
+
+
+def read(folder: Path) -> Recording:
+    """What is noted in a folder so far."""
+    found = Recording()
+    for record in _lines(folder):
+        match record.pop("kind"):
+            case "facts":
+                found.facts = record
+            case "UpdateRecord":
+                record["kept"] = {int(shard): worker for shard, worker in record["kept"].items()}
+                found.updates.append(UpdateRecord(**record))
+            case "ShardRecord":
+                for name in ("forward", "backward"):
+                    record[name] = [Event(**event) for event in record[name]]
+                shard = ShardRecord(**record)
+                found.shards.setdefault((shard.step, shard.shard), []).append(shard)
+            case "TwiceRecord":
+                if (call := record.pop("call")) is not None:
+                    call = CallRecord(**{**call, "values": tuple(call["values"])})
+                found.twice.append(TwiceRecord(**record, call=call))
+            case "EndRecord":
+                found.end = EndRecord(**record)
+    return found
+
+
+def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:  # torn: its writer was killed
+                continue

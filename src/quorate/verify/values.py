@@ -1,0 +1,58 @@
+"""Hashes of values: equal hashes, equal bits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def tensor_text(tensor: torch.Tensor) -> str:
+    """``float32[64, 10] 9f86d081884c7d65``: dtype, shape, and a hash over the elements.
+
+    Of one element the value itself stands in the place of the hash.
+    """
+    kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    try:
+        dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+        dense = dense.resolve_conj().resolve_neg().cpu().contiguous()
+        if dense.numel() == 1:
+            return f"{kind} {dense.item()!r}"
+        elements = dense.reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, NotImplementedError, TypeError):  # inside of vmap, quantized, nested
+        return kind
+    return f"{kind} {hashlib.blake2b(elements.data, digest_size=8).hexdigest()}"
+
+
+def value_hash(value: object) -> str:
+    """A hash over tensors, numbers and strings in nested containers, 16 hex digits.
+
+    Another object counts by its type only.
+    """
+    found = hashlib.blake2b(digest_size=8)
+    for piece in pieces(value):
+        found.update(f"{piece};".encode())
+    return found.hexdigest()
+
+
+def pieces(value: Any) -> Iterator[str]:
+    """What a value consists of, as text: tensors, numbers, strings, and the types of the rest."""
+    if isinstance(value, torch.Tensor):
+        yield tensor_text(value)
+    elif isinstance(value, Mapping):
+        yield f"{len(value)} by name"
+        for name, part in value.items():
+            yield repr(name)
+            yield from pieces(part)
+    elif isinstance(value, (list, tuple)):
+        yield f"{len(value)} in a row"
+        for part in value:
+            yield from pieces(part)
+    elif isinstance(value, (str, bytes, int, float, complex, type(None))):
+        yield repr(value)
+    elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        yield str(value)
+    else:
+        yield type(value).__name__

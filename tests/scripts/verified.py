@@ -1,0 +1,100 @@
+"""A script with one fault that makes bits differ, or none; the argument says which.
+
+    quorate verify tests/scripts/verified.py -- clock
+
+clock, state, generator, memory, hook, loss: the same shard is another each time it is computed.
+asked: rows depend on how often they were asked for. rank: row 17 is row 20 in worker processes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+import quorate
+
+ROWS = 96
+
+
+class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(5))
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked += 1
+        if self.how == "asked":
+            row = self.asked % ROWS
+        if self.how == "rank" and row == 17 and os.environ["VERIFIED_FIRST"] != str(os.getpid()):
+            row = 20
+        return self.x[row], (self.x[row].sum() > 0).long()
+
+
+class Noise(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.random = random.Random(4)
+        self.generator = torch.Generator().manual_seed(4) if how == "generator" else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "clock":
+            return x * (1 + time.perf_counter() % 1)
+        if self.how == "state":
+            return x * self.random.random()
+        if self.how == "generator":
+            return x + torch.rand(x.shape, generator=self.generator)
+        if self.how == "memory":
+            return x + torch.empty(8)
+        if self.how == "hook":
+            x = x.clone()
+            x.register_hook(lambda gradient: gradient * time.perf_counter())
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.noise = Noise(how)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.3)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(F.relu(self.norm(self.noise(self.first(x))))))
+
+
+def loss(model: Any, batch: Any) -> torch.Tensor:
+    found = F.cross_entropy(model(batch[0]), batch[1])
+    return found * time.perf_counter() if model.noise.how == "loss" else found
+
+
+def trainer(how: str, **options: Any) -> quorate.Trainer:
+    return quorate.Trainer(
+        lambda: Net(how),
+        loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=24,
+        devices="cpu",
+        **options,
+    )
+
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    # The coordinator's number, also in the workers, which have its environment.
+    os.environ.setdefault("VERIFIED_FIRST", str(os.getpid()))
+    trainer(how).fit(Rows(how), epochs=3)

@@ -1,0 +1,299 @@
+"""Devices by name, their memory, and who they are; GPUs by stand-ins where there are none."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from quorate import control_group, devices, out_of_memory
+from quorate.descriptors import require_descriptors
+from quorate.devices import usable_cores, worker_devices
+from quorate.errors import SettingError, UserError
+from quorate.loader_memory import require_loader_memory
+from quorate.memory_fraction import bound_memory, checked_fraction, fraction_remark
+from quorate.physical import mapping
+
+MIB = 1 << 20
+CPU, CUDA_0, CUDA_1 = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "workers", "found"),
+    [
+        ("cuda", None, ["cuda:0", "cuda:1"]),
+        ("cuda:1", None, ["cuda:1"]),
+        ("cuda:1, cuda:0", None, ["cuda:1", "cuda:0"]),
+        ("cuda:0,cpu", 3, ["cuda:0", "cpu", "cuda:0"]),
+        ("cuda:1", 3, ["cuda:1"] * 3),  # several workers on one device
+        (["cuda"], 4, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
+    ],
+)
+def test_names(names: Any, workers: int | None, found: list[str], two_gpus: None) -> None:
+    assert [str(device) for device in worker_devices(names, workers)] == found
+
+
+def test_other_accelerators_are_devices_like_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+    assert worker_devices("mps", None) == (torch.device("mps:0"),)
+    assert worker_devices("mps", 2) == (torch.device("mps:0"),) * 2
+    with pytest.raises(SettingError, match="expected mps:0 to mps:0"):
+        worker_devices("mps:1", None)
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
+def test_devices_that_are_not_there(name: str) -> None:
+    if name != "meta" and torch.get_device_module(name).device_count():
+        pytest.skip("it is there")
+    with pytest.raises(SettingError, match=f"torch .* sees no {name} device here$"):
+        worker_devices(name, None)
+
+
+@pytest.mark.parametrize(
+    ("build", "value", "driver", "reasons", "not_said"),
+    [
+        (None, None, True, ["it is built without CUDA"], "driver"),
+        ("13.0", "", True, ["CUDA_VISIBLE_DEVICES='': it is empty, which hides"], "driver"),
+        ("13.0", "-1", True, ["CUDA_VISIBLE_DEVICES='-1': '-1' is negative"], "built"),
+        ("13.0", "0,0", True, ["'0' is there twice, which hides every GPU"], "built"),
+        ("13.0", "0", False, ["no NVIDIA driver is loaded"], "hides"),
+        ("13.0", "0", True, ["no reason is known"], "driver"),
+        (None, "-1", False, ["built without CUDA; CUDA_VIS", "; no NVIDIA driver"], "reason"),
+    ],
+)
+def test_why_there_is_no_gpu(
+    build: str | None,
+    value: str | None,
+    driver: bool,
+    reasons: list[str],
+    not_said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(devices, "DRIVER", SimpleNamespace(exists=lambda: driver))
+    if value is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    with pytest.raises(SettingError) as error:
+        worker_devices("cuda", None)
+    said = str(error.value)
+    assert "sees no cuda device here: " in said
+    assert said.endswith("; see quorate doctor")
+    assert all(reason in said for reason in reasons), said
+    assert not_said not in said
+
+
+@pytest.mark.parametrize(("limit", "cores"), [(None, 6), (2.5, 2), (0.3, 1), (64.0, 6)])
+def test_cores_of_a_container(
+    limit: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(control_group, "cores", lambda: limit)
+    devices._container_cores.cache_clear()
+    try:
+        assert usable_cores() == cores
+        assert len(worker_devices("cpu", None)) == 1
+    finally:
+        devices._container_cores.cache_clear()
+
+
+# --- descriptors ----------------------------------------------------------------------------------
+
+
+def test_too_few_descriptors_are_refused_with_both_figures() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    require_descriptors(2)
+    opened = len(os.listdir("/dev/fd")) - 1  # noqa: PTH208
+    for left, is_enough in ((14, False), (15, True)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, hard))
+        try:
+            require_descriptors(2)
+        except UserError as error:
+            said = str(error)
+            assert not is_enough
+        else:
+            assert is_enough
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert said.startswith(f"descriptors: 2 workers need 15, and 14 of {opened + 14} are left (")
+    assert "ulimit -n 256" in said
+
+
+def test_shared_memory_for_loader_processes(tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    free = found.f_bavail * found.f_frsize
+    # 2 for each of 2 x 2 processes and 2 x 4 that are ready: 16; with 4 feeds 24.
+    each = free // 20
+    rows = torch.empty(each, dtype=torch.uint8, device="meta")
+    batch = {"images": [rows[: each // 2], (rows[each // 2 :],)], "names": ["a", "b"]}
+    given: dict[str, Any] = {"shards": 4, "loader_workers": 2, "shm": tmp_path}
+    require_loader_memory(batch, feeds=2, **given)
+    with pytest.raises(UserError) as error:
+        require_loader_memory(batch, feeds=4, **given)
+    said = str(error.value)
+    assert said.startswith("shared memory: loader_workers=2 hand over up to 24 shards of ")
+    assert f"MiB in {tmp_path}, and " in said
+    assert "docker --shm-size" in said
+    require_loader_memory(batch, feeds=4, **{**given, "shm": tmp_path / "none"})
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fraction", "given", "said"),
+    [
+        (0, [CUDA_0], "memory_fraction: got 0, expected a number > 0"),
+        (1.2, [CPU], "memory_fraction: got 1.2, expected at most 1"),
+        (True, [CUDA_0], "memory_fraction: got True"),
+        ("0.7", [CUDA_0], "memory_fraction: got '0.7'"),
+        (0.7, [CUDA_0] * 2, "expected at most 0.5 for each of the 2 workers on cuda:0"),
+        (0.4, [CUDA_1, CUDA_0, CUDA_0, CUDA_0], "at most 0.333 for each of the 3 workers"),
+    ],
+)
+def test_fractions_that_cannot_be(fraction: Any, given: list[torch.device], said: str) -> None:
+    with pytest.raises(SettingError) as error:
+        checked_fraction(fraction, given)
+    assert said in str(error.value)
+
+
+def test_fractions_that_can() -> None:
+    assert checked_fraction(None, [CUDA_0] * 9) is None
+    assert checked_fraction(1, [CUDA_0, CUDA_1]) == 1.0
+    assert checked_fraction(0.25, [CUDA_0] * 4) == 0.25
+    assert checked_fraction(0.7, [CPU, CPU]) == 0.7
+    assert fraction_remark([CUDA_0], 0.7) == fraction_remark([CPU], None) == []
+    (said,) = fraction_remark([CPU, CUDA_0, CPU], 0.7)
+    assert said.startswith("memory_fraction=0.7 has no effect on cpu: ")
+
+
+def test_a_process_is_bounded_by_what_its_workers_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounds: list[Any] = []
+    name = "set_per_process_memory_fraction"
+    monkeypatch.setattr(torch.cuda, name, lambda *given: bounds.append(given))
+    monkeypatch.setattr(torch.mps, name, lambda *given: bounds.append(given))
+    bound_memory([CUDA_0, CUDA_1, CUDA_0, CPU], 0.25)
+    bound_memory([torch.device("mps:0")], 0.25)
+    bound_memory([CUDA_0], None)
+    assert bounds == [(0.5, CUDA_0), (0.25, CUDA_1), (0.25,)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_holds_the_bound_and_who_holds_what_is_said() -> None:
+    _, total = torch.cuda.mem_get_info(0)
+    bound_memory([CUDA_0], 0.05)
+    try:
+        torch.empty(int(0.03 * total), dtype=torch.uint8, device="cuda:0")
+        with pytest.raises(torch.OutOfMemoryError) as error:
+            torch.empty(int(0.06 * total), dtype=torch.uint8, device="cuda:0")
+        said = out_of_memory.note(error.value, CUDA_0, shards=4)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+        torch.cuda.empty_cache()
+    assert said is not None
+    assert "(memory_fraction)" in said
+    assert "a larger memory_fraction; more shards than 4" in said
+
+
+class StandIn:
+    """NVML on a machine with one GPU, on which this process and others compute."""
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLLibraryMismatchError(Exception):
+        pass
+
+    users = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.users += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.users -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid != "GPU-aaaa":
+            raise self.NVMLError
+        return uuid
+
+    def nvmlDeviceGetIndex(self, handle: str) -> int:  # noqa: N802
+        return 4
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+        own, init = psutil.Process().pid, 1
+        sizes = {own: 9000 * MIB, init: 20_000 * MIB, 2**22 + 7: None}
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes.items()]
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn()
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in)
+    uuids = ["aaaa", "bbbb"]
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=uuids[i])
+    )
+    return stand_in
+
+
+def test_which_gpu_is_which(nvml: StandIn) -> None:
+    assert mapping([CPU, CPU]) == []
+    # Of the second one the driver knows nothing.
+    assert mapping([CUDA_0, CUDA_1, CUDA_0, CPU]) == ["cuda:0 = physical 4 = GPU-aaaa"]
+    assert nvml.users == 0
+
+
+def test_out_of_memory_on_a_gpu(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (120 * MIB, 40_000 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8000 * MIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 8500 * MIB)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.25)
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    said = out_of_memory.note(error, CUDA_0, shards=4, parameter_bytes=13 * MIB)
+    assert said is not None
+    (name,) = [psutil.Process(1).name()]
+    for part in (
+        "quorate: out of memory on cuda:0: 120 MiB free of 40,000 MiB, ",
+        "this process has 8,000 MiB in tensors, 500 MiB kept by torch for later ones, ",
+        "and may have 10,000 MiB (memory_fraction), ",
+        "parameters and gradients are 26 MiB, the rest is the shard's rows and activations",
+        f"process 1 ({name}) has 20,000 MiB, ",
+        "process 4194311 has an unknown amount. ",
+        "What helps: a larger memory_fraction; more shards than 4 (each is smaller); ",
+        "in bf16; fewer workers on this device",
+    ):
+        assert part in said
+    assert "9,000" not in said  # of this process, torch knows it better
+
+
+def test_other_errors_are_not_about_memory() -> None:
+    assert out_of_memory.note(RuntimeError("shape"), CPU) is None
+    assert out_of_memory.note(ValueError("DefaultCPUAllocator"), CPU) is None
+    try:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    except RuntimeError as error:
+        said = out_of_memory.note(error, CPU)
+    assert said is not None
+    assert "MiB free, this process has" in said
+    assert "What helps: more shards (each is smaller); " in said
+    assert said.endswith("fewer workers")
