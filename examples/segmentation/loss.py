@@ -1,0 +1,74 @@
+"""What is minimised, and what is measured.
+
+Legend: B tiles, K classes, L levels that are tested, H rows, W columns of pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from data import CLASSES, IGNORED
+from tiles import TESTED
+from torch import nn
+
+K = len(CLASSES)
+
+
+def loss_with(weights: Sequence[float]) -> Callable[[nn.Module, Any], dict[str, Any]]:
+    """Cross entropy, in which a pixel of class k counts weights[k], and an ignored one nothing.
+
+    The mean is over weights and not over tiles, so "weight" is their sum: that makes it exact over
+    shards, however many pixels each ignores.
+    """
+
+    def loss(model: nn.Module, batch: Sequence[torch.Tensor]) -> dict[str, Any]:
+        images, classes, levels = batch  # (B, C, H, W) uint8, (B, H, W) uint8, (B,) int64
+        classes = classes.long()
+        each = torch.tensor(weights, device=images.device)
+        logits = model(images)
+        found: dict[str, Any] = {
+            "loss": F.cross_entropy(logits, classes, each, ignore_index=IGNORED),
+            "weight": each[classes[classes != IGNORED]].sum(dtype=torch.float64),
+        }
+        if not model.training:
+            found["confusion"] = confusion(logits.argmax(1), classes, levels)
+        return found
+
+    return loss
+
+
+def confusion(guesses: torch.Tensor, classes: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    """Pixels by level, true class and guessed class: (L, K, K) int64.
+
+    Args:
+        guesses: (B, H, W) int64.
+        classes: (B, H, W) int64; ``IGNORED`` is not counted.
+        levels: (B,) int64.
+    """
+    cells = (levels.view(-1, 1, 1) * K + classes) * K + guesses
+    return torch.bincount(cells[classes != IGNORED], minlength=TESTED * K * K).view(TESTED, K, K)
+
+
+def iou(total: torch.Tensor) -> dict[str, float]:
+    """Intersection over union, per class and in the mean, over all pixels of a test set.
+
+    Args:
+        total: (L, K, K) int64.
+
+    Returns:
+        "mean_iou" and "water_iou" and so on, of all levels together; "mean_iou_0" and so on of
+        level 0. Of a class that is neither there nor guessed it is no number, nor then the mean.
+    """
+    found = {}
+    for suffix, matrix in (("", total.sum(0)), *((f"_{k}", each) for k, each in enumerate(total))):
+        both = matrix.diagonal().double()
+        each = both / (matrix.sum(0) + matrix.sum(1) - both)
+        for name, value in zip(("mean", *SHORT), (each.mean(), *each), strict=True):
+            found[f"{name}_iou{suffix}"] = float(value)
+    return found
+
+
+SHORT = tuple(name.partition(" ")[0] for name in CLASSES)  # in the names of metrics
