@@ -281,7 +281,9 @@ def started(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[s
     mark = f"QUORATE_TEST={uuid.uuid4().hex}"
     # By a short name: sockets of loader processes are in it.
     temporary = Path(tempfile.mkdtemp(prefix="quorate-"))
-    (folder / "temporary").symlink_to(temporary)
+    link = folder / "temporary"
+    link.unlink(missing_ok=True)
+    link.symlink_to(temporary)
     env = {**os.environ, "TMPDIR": str(temporary), **dict([mark.split("=")])}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, process_group=0

@@ -32,7 +32,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-import quorate.trainer
+import quorate.updates
 from quorate.coordinator import Coordinator
 from quorate.drive import drive
 from quorate.protocol import Applied, Cancel, Compute, Event, Stop, Tick
@@ -401,7 +401,7 @@ row = torch.arange(ROWS, dtype=torch.float64)
 data = TensorDataset(0.3 + 0.1 * row, 2.0 ** (row % 3))
 if here() is None:
     director = Director()
-    quorate.trainer.drive = director.drive  # type: ignore[assignment]
+    quorate.updates.drive = director.drive  # type: ignore[assignment]
     thread = threading.Thread(target=director.run, args=(SCENARIOS[scenario],), name="scenario")
     thread.start()
 else:
@@ -410,7 +410,7 @@ try:
     for update in trainer.updates(data, steps=int(steps), shuffle=False):
         director.reported(update)
 finally:
-    quorate.trainer.drive = drive
+    quorate.updates.drive = drive
     director.over()
     thread.join()
 if director.error is not None:
