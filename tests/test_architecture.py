@@ -45,7 +45,7 @@ LAYERS = [
     ["verify.twice", "verify.verdict"],
     ["verify.recorded_training"],
     ["blame", "transports"],
-    ["transports.arena"],
+    ["transports.arena", "transports.around"],
     ["transports.towers", "transports.worker", "drive", "update", "transports.processes_channel"],
     ["transports.nursery", "evaluate"],
     ["transports.birth"],

@@ -403,6 +403,22 @@ def test_the_digest_is_one_on_any_number_of_towers_and_after_a_resume(tmp_path: 
     assert len(found) == 1
 
 
+def test_a_resume_without_augmentation_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(steps: int, **options: Any) -> str:
+        trainer = quorate.Trainer(
+            nn.Linear(1, 1), lambda model, batch: model(batch[0]).mean(), optimizer=torch.optim.SGD,
+            batch_size=16, shards=2, devices="cpu", workers=1, run_dir=tmp_path, **options,
+        )  # fmt: skip
+        trainer.fit(NUMBERS, steps=steps)
+        return capsys.readouterr().out
+
+    train(1, augment=noisy)
+    assert "bits may differ" not in train(2, augment=noisy)
+    assert "is_augmented was True and is False: bits may differ from here on" in train(3)
+
+
 def test_what_is_no_augmentation_is_refused() -> None:
     source = Source(NUMBERS, Plan(rows=ROWS, batch_size=8, shards=2), None, lambda *_: None)
     with pytest.raises(DataError, match="what augment returned: got None, expected the batch"):

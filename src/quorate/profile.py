@@ -26,6 +26,7 @@ from quorate.protocol import Cancel, Compute, Discard, Event, Keep, Replace
 from quorate.settings import real, setting
 from quorate.state import State
 from quorate.transports import Channel, Part, Transport
+from quorate.transports.around import ChannelAround, TransportAround
 from quorate.worker_status import WorkerStatus
 
 SECONDS = 8.0
@@ -49,70 +50,39 @@ def profiled(transport: Transport, state: State, facts: Mapping[str, Any]) -> Tr
     return Profiled(transport, Clock(transport, state, facts, Path(file), seconds))
 
 
-class Profiled:
-    """A ``Transport`` around another one."""
+class Profiled(TransportAround):
+    """A ``Transport`` whose jobs are timed."""
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
-        self.can_replace = inner.can_replace
-        self._inner = inner
+        super().__init__(inner)
         self._clock = clock
-
-    def can_compute(self, dataset: object) -> bool:
-        return self._inner.can_compute(dataset)
 
     def open(self, job: Job) -> Channel:
         if isinstance(job, Training):
             self._clock.job = job
-            return TrainingChannel(self._inner.open(job), self._clock)
+            return TrainingChannel(super().open(job), self._clock)
         self._clock.evaluation_begins()
-        return EvaluationChannel(self._inner.open(job), self._clock)
-
-    def status(self) -> list[WorkerStatus]:
-        return self._inner.status()
-
-    def close(self) -> None:
-        self._inner.close()
+        return EvaluationChannel(super().open(job), self._clock)
 
 
-class _Around:
-    """A ``Channel`` around another one."""
+class EvaluationChannel(ChannelAround):
+    """An evaluation is no part of a step."""
 
     def __init__(self, inner: Channel, clock: Clock) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._clock = clock
-
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
-        self._inner.send(effect)
-
-    def receive(self, timeout_s: float | None) -> Event | None:
-        return self._inner.receive(timeout_s)
-
-    def post(self, event: Event) -> None:
-        self._inner.post(event)
-
-    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        return self._inner.collect(step, holders)
-
-    def publish(self) -> None:
-        self._inner.publish()
-
-    def error(self, worker: int, step: int, shard: int) -> BaseException:
-        return self._inner.error(worker, step, shard)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class EvaluationChannel(_Around):
-    """An evaluation is no part of a step."""
 
     def close(self) -> None:
         super().close()
         self._clock.evaluation_ends()
 
 
-class TrainingChannel(_Around):
+class TrainingChannel(ChannelAround):
     """The clock is told of each update."""
+
+    def __init__(self, inner: Channel, clock: Clock) -> None:
+        super().__init__(inner)
+        self._clock = clock
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         self._clock.goes_on()

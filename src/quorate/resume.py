@@ -14,7 +14,7 @@ from quorate.state import State
 # What a run consists of: with another value it is another run.
 SAME = ("seed", "shards", "batch_size", "rows", "shuffle", "is_ordered", "update")
 # What may be changed on the way, and is said, as bits or values differ from there on.
-SAID = ("threads", "torch", "device_types", "schedule", "clip_norm", "ema_decay")
+SAID = ("threads", "torch", "device_types", "schedule", "clip_norm", "ema_decay", "is_augmented")
 
 # What of a run directory is ours.
 OURS = ("checkpoints", "metrics.jsonl", "summaries")
@@ -51,7 +51,7 @@ def restore(
     state.load_account(found.record["account"])
     say(f"resumed {position(state.global_step, steps_per_epoch)} from {found.path}")
     for name in SAID:
-        was, now = found.record.get(name), facts[name]
+        was, now = found.record.get(name, facts[name]), facts[name]
         if was != now:
             say(f"{name} was {was} and is {now}: bits may differ from here on")
     return found

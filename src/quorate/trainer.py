@@ -592,6 +592,7 @@ class Trainer:
             "rows": plan.rows,
             "shuffle": plan.shuffle,
             "is_ordered": plan.order is not None,
+            "is_augmented": self._augment is not None,
             "update": self._rule.name,
             "engine": self._engine,
             "devices": sorted({str(device) for device in self._devices}),

@@ -32,10 +32,10 @@ from quorate.script import current
 from quorate.settings import setting, whole
 from quorate.state import State
 from quorate.transports import Channel, Part, Transport
+from quorate.transports.around import ChannelAround, TransportAround
 from quorate.verify.recorded_training import RecordedTraining
 from quorate.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
 from quorate.verify.values import tensor_text
-from quorate.worker_status import WorkerStatus
 
 UPDATES = 20
 
@@ -68,20 +68,16 @@ def recorded(transport: Transport, state: State, facts: Mapping[str, Any]) -> Tr
     return Recorded(transport, _Recorder(state, facts, Path(folder), updates))
 
 
-class Recorded:
-    """A ``Transport`` around another one."""
+class Recorded(TransportAround):
+    """A ``Transport`` whose training is recorded."""
 
     def __init__(self, inner: Transport, recorder: _Recorder) -> None:
-        self.can_replace = inner.can_replace
-        self._inner = inner
+        super().__init__(inner)
         self._recorder = recorder
-
-    def can_compute(self, dataset: object) -> bool:
-        return self._inner.can_compute(dataset)
 
     def open(self, job: Job) -> Channel:
         if not isinstance(job, Training):
-            return self._inner.open(job)
+            return super().open(job)
         recorded = RecordedTraining(
             job.source,
             job.parameters,
@@ -91,24 +87,18 @@ class Recorded:
             **job.options(),
         )
         self._recorder.begins(job.plan.steps_per_epoch)
-        return RecordedChannel(self._inner.open(recorded), self._recorder)
-
-    def status(self) -> list[WorkerStatus]:
-        return self._inner.status()
-
-    def close(self) -> None:
-        self._inner.close()
+        return RecordedChannel(super().open(recorded), self._recorder)
 
 
-class RecordedChannel:
-    """A ``Channel`` around another one: the recorder is told of each update.
+class RecordedChannel(ChannelAround):
+    """The recorder is told of each update.
 
     What workers answer is passed on when all that compute have answered: so each of them takes its
     part, and the same part in another run, though one is slow.
     """
 
     def __init__(self, inner: Channel, recorder: _Recorder) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._recorder = recorder
         self._computing: set[int] = set()  # workers
         self._held: list[_Answer] = []
@@ -117,14 +107,14 @@ class RecordedChannel:
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         if isinstance(effect, Compute):
             self._computing.add(effect.worker)
-        self._inner.send(effect)
+        super().send(effect)
 
     def receive(self, timeout_s: float | None) -> Event | None:
         self._recorder.goes_on()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._due:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            event = self._inner.receive(left_s)
+            event = super().receive(left_s)
             if not isinstance(event, _Answer | Left):
                 return event
             self._computing.discard(event.worker)
@@ -137,25 +127,19 @@ class RecordedChannel:
                 return event
         return self._due.popleft()
 
-    def post(self, event: Event) -> None:
-        self._inner.post(event)
-
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        parts = self._inner.collect(step, holders)
+        parts = super().collect(step, holders)
         self._recorder.collected(step, parts)
         return parts
 
     def publish(self) -> None:
-        self._inner.publish()
+        super().publish()
         self._recorder.updated()
-
-    def error(self, worker: int, step: int, shard: int) -> BaseException:
-        return self._inner.error(worker, step, shard)
 
     def close(self) -> None:
         error = sys.exc_info()[1]
         self._recorder.is_over(None if isinstance(error, GeneratorExit) else error)
-        self._inner.close()
+        super().close()
 
 
 class _Recorder:
