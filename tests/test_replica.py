@@ -12,8 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
+from quorate.computing import Computing
 from quorate.digest import digest
 from quorate.errors import SettingError
+from quorate.notes import Notes
 from quorate.replica import Replica
 from quorate.state import State
 from quorate.streams import Stream, Turns
@@ -64,7 +66,15 @@ def test_the_gradient_is_that_of_plain_torch_times_the_weight() -> None:
     plain = Odd()
     model = copy.deepcopy(plain)
     state = state_of(model)
-    replica = Replica(model, state.parameters, CPU, loss=mean_square, turns=Turns())
+    replica = Replica(
+        model,
+        state.parameters,
+        CPU,
+        loss=mean_square,
+        turns=Turns(),
+        computing=Computing(),
+        notes=Notes(),
+    )
     with Stream() as stream:
         result = replica.gradient([TOKENS], 12, stream, seed=1)
     loss = mean_square(plain, [TOKENS])

@@ -17,8 +17,10 @@ from torch import nn
 from warm import WARM
 
 from quorate.cli import main
+from quorate.computing import Computing
 from quorate.errors import UserError
 from quorate.feed import Source
+from quorate.notes import Notes
 from quorate.plan import Plan
 from quorate.protocol import Compute, Done, Joined, Left
 from quorate.protocol import Event as ProtocolEvent
@@ -321,7 +323,13 @@ def computed_twice(how: str) -> TwiceRecord:
     source = Source(VERIFIED.Rows(how), Plan(rows=96, batch_size=24, shards=4))
     source.hashes_samples = True
     replica = Replica(
-        model, state.parameters, torch.device("cpu"), loss=VERIFIED.loss, turns=Turns()
+        model,
+        state.parameters,
+        torch.device("cpu"),
+        loss=VERIFIED.loss,
+        turns=Turns(),
+        computing=Computing(),
+        notes=Notes(),
     )
     with Stream() as stream:
         return twice(0, replica, source, stream, (1, 2), seed=7)

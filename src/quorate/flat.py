@@ -125,6 +125,13 @@ class Flat:
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
             mine.copy_(theirs, non_blocking=True)
 
+    def take(self, other: Flat) -> None:
+        """The values of the same tensors from vectors that may be of other dtypes."""
+        if self.layout is other.layout:
+            self.copy_(other)
+        else:
+            torch._foreach_copy_([*self.views.values()], [*other.views.values()], non_blocking=True)
+
     def add_(self, other: Flat) -> Flat:
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
             mine.add_(theirs.to(mine.device, non_blocking=True))

@@ -84,23 +84,24 @@ def probed(
         memory_format = formats.pop(0)
         set_format(model, memory_format)
         state = make_state()
-        replica = make_replica(state)
-        work = replica.gradient if training else replica.evaluation
-        before = [parameter._version for parameter in replica.model.parameters()]
-        try:
-            with unchanged(model), Stream() as stream:
-                work(batch.data, len(batch.rows), stream, key("probe", seed))
-        except Exception as error:  # the user's code: tried again in the other format
-            if not formats:
-                rows = abridged(batch.rows)
-                error.add_note(f"quorate: while trying shard 0 of step 0, rows {rows}")
-                if (text := out_of_memory.note(error, replica.device)) is not None:
-                    error.add_note(text)
-                raise
-            continue
+        with unchanged(model):
+            replica = make_replica(state)
+            work = replica.gradient if training else replica.evaluation
+            before = [parameter._version for parameter in replica.model.parameters()]
+            try:
+                with Stream() as stream:
+                    work(batch.data, len(batch.rows), stream, key("probe", seed))
+            except Exception as error:  # the user's code: tried again in the other format
+                if not formats:
+                    rows = abridged(batch.rows)
+                    error.add_note(f"quorate: while trying shard 0 of step 0, rows {rows}")
+                    if (text := out_of_memory.note(error, replica.device)) is not None:
+                        error.add_note(text)
+                    raise
+                continue
+            after = [parameter._version for parameter in replica.model.parameters()]
         if convolves(model) and memory_format is torch.contiguous_format:
             say("channels_last is off: the model does not work with it")
-        after = [parameter._version for parameter in replica.model.parameters()]
         written = frozenset(n for n, old in enumerate(before) if after[n] != old)
         if not written:
             return state

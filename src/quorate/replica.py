@@ -10,6 +10,7 @@ Legend: V shards of a step, P elements of the flat parameter vector.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,9 +20,12 @@ from typing import Any
 import torch
 
 from quorate import devices, loss
+from quorate.computing import Computing
 from quorate.errors import CopyError, LossError
-from quorate.flat import Flat
+from quorate.flat import Flat, Layout
 from quorate.loss import Loss, Outcome
+from quorate.notes import Notes
+from quorate.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP
 from quorate.shard_sum import ShardSum
 from quorate.streams import Stream, Turns
 
@@ -38,11 +42,13 @@ def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 @contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Within the block a replica may use the model itself; afterwards it is as it was.
+    """Within the block a replica may be made of the model itself; afterwards it is as it was.
 
-    That is its modes, its buffers, and its frozen parameters of up to ``MOST_KEPT`` elements.
+    That is its modes, its buffers, its frozen parameters of up to ``MOST_KEPT`` elements, and where
+    the trainable ones lie.
     """
     modes = [(module, module.training) for module in model.modules()]
+    lies_in = [(parameter, parameter.data) for parameter in trainable(model).values()]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
     before = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -50,6 +56,8 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+        for parameter, data in lies_in:
+            parameter.data = data
         for tensor, value in zip(tensors, before, strict=True):
             tensor.data.copy_(value)
 
@@ -147,6 +155,7 @@ class Buffers:
 
 
 _Slots = Mapping[str, torch.Tensor | None]
+_Grads = dict[str, torch.Tensor]
 
 
 class Replica:
@@ -163,6 +172,8 @@ class Replica:
         loss: the user's loss function.
         totals: names under which it may return counts.
         turns: one for all replicas of the process.
+        computing: precision, compiled or not, and where operators run.
+        notes: for the user.
     """
 
     def __init__(
@@ -177,11 +188,17 @@ class Replica:
         loss: Loss,
         totals: Collection[str] = (),
         turns: Turns,
+        computing: Computing,
+        notes: Notes,
     ) -> None:
         self.device = device
         self._loss = loss
         self._totals = totals
-        self._flat = parameters if parameters.device == device else parameters.layout.new(device)
+        self._computing = computing
+        self._notes = notes
+        self._layout = parameters.layout  # of gradients
+        self._flat = self._working_copy(model, parameters)
+        self._is_copy = self._flat is not parameters
         self.model = model.to(device) if own else _copy_of(model, self._flat, device, written)
         self._trainable = trainable(self.model)
         bind(self._trainable, self._flat)
@@ -204,19 +221,20 @@ class Replica:
     ) -> None:
         """Compute from these parameters from now on: the coordinator's, averaged, or a snapshot.
 
-        Those on this replica's device are read where they are; others are copied, once a version.
+        Those on this replica's device are read where they are; others are copied, once a version,
+        and so are all that it computes with in another dtype.
 
         Args:
             set_buffers: gives buffers the values that go with them, if not the coordinator's.
         """
         self._set_pulled = set_buffers or self._set_buffers
-        if parameters.device == self.device:
-            if self._flat is not parameters:
-                bind(self._trainable, parameters)
-                self._flat = parameters
-        elif version != self._version:
-            self._flat.copy_(parameters)
-            self._version = version
+        if self._is_copy:
+            if version != self._version:
+                self._flat.take(parameters)
+                self._version = version
+        elif self._flat is not parameters:
+            bind(self._trainable, parameters)
+            self._flat = parameters
 
     def gradient(
         self,
@@ -245,18 +263,25 @@ class Replica:
         at("forward")
         batch = devices.move(batch, self.device)
 
-        def compute(reseed: Callable[[int], None]) -> tuple[Outcome, dict[str, torch.Tensor]]:
-            reseed(seed)
-            self._begin(stream, seed, training=True)
-            outcome = self._read(batch, rows, training=True)
-            at("backward")
-            if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
-                seed_weight = 1.0 if outcome.is_narrow else outcome.weight
-                torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(seed_weight))
-            return outcome, self._take_grads()
+        def compute(reseed: Callable[[int], None]) -> tuple[Outcome, _Grads, float]:
+            scale = FIRST_SCALE if self._computing.precision.is_scaled else None
+            while True:
+                reseed(seed)
+                self._begin(stream, seed, training=True)
+                outcome = self._read(batch, rows, training=True)
+                at("backward")
+                # What the loss is multiplied by before it is derived. A weight is exact, but for a
+                # loss whose dtype cannot hold it: 257 rows are 256 in bfloat16.
+                factor = scale or (1.0 if outcome.is_narrow else outcome.weight)
+                if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
+                    torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(factor))
+                grads = self._take_grads()
+                if scale is None or scale <= LEAST_SCALE or not _overflows(outcome, grads):
+                    return outcome, grads, factor
+                scale /= SCALE_STEP
 
         with self._generator_lock:
-            outcome, grads = self._turns.run(compute)
+            outcome, grads, factor = self._turns.run(compute)
         if outcome.weight > 0 and not grads:
             raise LossError(
                 "the loss has no gradient with respect to the model it was given; use the `model` "
@@ -265,11 +290,11 @@ class Replica:
         at("pushing")
         gradient = into
         if gradient is None or gradient.device != self.device:
-            gradient = self._free.pop() if self._free else self._flat.layout.new(self.device)
+            gradient = self._free.pop() if self._free else self._layout.new(self.device)
         gradient.fill(grads)
-        if outcome.is_narrow:
+        if factor != outcome.weight:
             for vector in gradient.vectors:
-                vector.mul_(outcome.weight)
+                vector.mul_(outcome.weight / factor)
         if into is not None and gradient is not into:
             into.copy_(gradient)
             torch.accelerator.synchronize(self.device)
@@ -324,7 +349,8 @@ class Replica:
 
     def _read(self, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
-        returned = self._loss(self.model, batch)
+        with self._computing.precision.operations(self.device):
+            returned = self._loss(self.model, batch)
         return loss.read(returned, rows=rows, training=training, totals=self._totals)
 
     def _begin(self, stream: Stream, seed: int, *, training: bool) -> None:
@@ -341,7 +367,17 @@ class Replica:
             with torch.accelerator.device_index(self.device.index or 0):
                 torch.get_device_module(self.device).manual_seed(seed)
 
-    def _take_grads(self) -> dict[str, torch.Tensor]:
+    def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat:
+        """What this replica computes with: the parameters themselves, if it can."""
+        lowered = self._computing.precision.working_tensors(model)
+        if lowered is None and parameters.device == self.device:
+            return parameters
+        layout = parameters.layout if lowered is None else Layout(lowered)
+        working = layout.new(self.device)
+        working.take(parameters)
+        return working
+
+    def _take_grads(self) -> _Grads:
         """The gradients by name; the parameters have none afterwards.
 
         Backward into an absent .grad takes over the tensor it computed, without an addition.
@@ -350,6 +386,13 @@ class Replica:
         for parameter in self._trainable.values():
             parameter.grad = None
         return grads
+
+
+def _overflows(outcome: Outcome, grads: _Grads) -> bool:
+    """Whether a smaller scale may help: the gradient is not finite, and the loss is."""
+    if not math.isfinite(outcome.metrics["loss"]):
+        return False
+    return not all(bool(torch.isfinite(grad).all()) for grad in grads.values())
 
 
 @cache

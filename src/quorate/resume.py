@@ -14,7 +14,17 @@ from quorate.state import State
 # What a run consists of: with another value it is another run.
 SAME = ("seed", "shards", "batch_size", "rows", "shuffle", "is_ordered", "update")
 # What may be changed on the way, and is said, as bits or values differ from there on.
-SAID = ("threads", "torch", "device_types", "schedule", "clip_norm", "ema_decay", "is_augmented")
+SAID = (
+    "threads",
+    "torch",
+    "device_types",
+    "schedule",
+    "clip_norm",
+    "ema_decay",
+    "is_augmented",
+    "precision",
+    "compile",
+)
 
 # What of a run directory is ours.
 OURS = ("checkpoints", "metrics.jsonl", "summaries")

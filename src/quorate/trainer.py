@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quorate import checkpoint, engines, resume, rules
+from quorate import precision as precisions
 from quorate.augment import Augment
 from quorate.callbacks import Callback
+from quorate.computing import Computing
 from quorate.coordinator import Coordinator
 from quorate.devices import Devices, describe, worker_devices
 from quorate.errors import CopyError, SettingError, UserError
@@ -26,9 +28,11 @@ from quorate.job import Training
 from quorate.loader_memory import require_loader_memory
 from quorate.loss import Loss
 from quorate.memory_fraction import bound_memory, checked_fraction, fraction_remark
+from quorate.notes import Notes
 from quorate.optimizer import OptimizerFactory
 from quorate.physical import mapping
 from quorate.plan import Order, Plan, PlanApart
+from quorate.precision import tensor_float
 from quorate.probe import made, probed
 from quorate.profile import profiled
 from quorate.progress import display
@@ -97,6 +101,16 @@ class Trainer:
         memory_fraction: how much of its device's memory each worker's tensors may take, above 0
             and at most 1: set it where others need the rest. Default: no bound, memory is taken
             as it is needed. It has no effect on a CPU.
+        precision: "fp32", with TensorFloat-32 off; "tf32"; "bf16", which keeps float32 parameters
+            and computes with bfloat16 copies of them; "fp16" likewise, on GPUs. The bits depend on
+            it: see docs/precision.md.
+        compile: whether the model is compiled by torch.compile, once per shape of a shard; on an
+            NVIDIA GPU a whole shard is then replayed as a CUDA graph where that works. Compiled
+            operations round in another way, so the bits depend on it. What cannot be compiled runs
+            as it is, and the reason is said.
+        soft_placement: whether an operator that a device has no kernel for runs on the CPU. It is
+            named once, with the module that called it. Without it that is an error.
+        log_placement: show which module and operator ran where, as a table, for the first shard.
         update: the update rule. "sync": all shards of a batch. "quorum:R": the first R of them, the
             rest is dropped. "async": each shard is an update of its own, applied as it comes.
             "bounded:K": likewise, but none from parameters more than K updates old. The bits depend
@@ -151,6 +165,10 @@ class Trainer:
         engine: str | None = None,
         threads: int = 1,
         memory_fraction: float | None = None,
+        precision: str = "fp32",
+        compile: bool = False,
+        soft_placement: bool = False,
+        log_placement: bool = False,
         update: str = "sync",
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
@@ -177,6 +195,13 @@ class Trainer:
         self._memory_fraction = checked_fraction(
             setting("memory_fraction", memory_fraction), self._devices
         )
+        self._computing = Computing(
+            precisions.parse(setting("precision", precision)),
+            compile=bool(setting("compile", compile)),
+            soft_placement=bool(setting("soft_placement", soft_placement)),
+            log_placement=bool(setting("log_placement", log_placement)),
+        )
+        self._notes = Notes()
         self._rule = rules.parse(setting("update", update))
         self._batch_size = whole("batch_size", batch_size, least=1)
         shards = setting("shards", shards)
@@ -352,7 +377,7 @@ class Trainer:
             stack.callback(setattr, self, "_stops", None)
             stack.enter_context(intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate, self._augment)
-            notes: list[str] = []
+            notes: list[str] = stack.enter_context(tensor_float(self._computing.precision))
             state = self._prepared(source, notes.append)
             if self._loader_workers:
                 require_loader_memory(
@@ -362,6 +387,8 @@ class Trainer:
                     feeds=len(self._devices) if self._script is not None else 1,
                 )
             notes += fraction_remark(self._devices, self._memory_fraction)
+            notes += precisions.remarks(self._computing.precision, self._devices)
+            notes += self._notes.take()
             for line in (self._arithmetic(plan), *mapping(self._devices), *notes):
                 self._say(line)
             loop = Loop(state, plan, last_step, self._saved, None, iter(()))
@@ -410,6 +437,7 @@ class Trainer:
                 self._nonfinite,
                 partial(self._probe_replica, state),
                 self._say,
+                self._notes,
             )
             with closing(updates.reports(coordinator, channel)) as reports:
                 yield loop._replace(transport=self._transport, reports=reports)
@@ -442,6 +470,7 @@ class Trainer:
         )
         with ExitStack() as stack:
             stack.enter_context(intra_op_threads(self._threads))
+            stack.enter_context(tensor_float(self._computing.precision))
             source = Source(dataset, plan, self._collate)
             state = self._state or self._evaluated(source)
             parameters = state.parameters
@@ -462,6 +491,8 @@ class Trainer:
                 threads=self._threads,
                 timeout_s=self._worker_timeout_s,
             )
+        for line in self._notes.take():
+            self._say(line)
         if total is None:
             return None
         return joined(total.means(), self._totals.finished(total.totals))
@@ -599,6 +630,8 @@ class Trainer:
             "device_types": sorted({device.type for device in self._devices}),
             "workers": len(self._devices),
             "threads": self._threads,
+            "precision": self._computing.precision.name,
+            "compile": self._computing.compile,
             "schedule": None if scheduler is None else type(scheduler).__name__,
             **self._kept,
             "torch": torch.__version__,
@@ -611,9 +644,11 @@ class Trainer:
         each = f"{least}" if least == most else f"{least}-{most}"
         threads = f"{self._threads} thread{'s' if self._threads > 1 else ''} each"
         shards = f"{plan.shards} shard{'s' if plan.shards > 1 else ''}"
+        name = self._computing.precision.name
+        said = "" if name == "fp32" else f", {name}"
         return (
             f"{plan.batch_size} rows = {shards} x {each} on {describe(self._devices)} "
-            f"({threads}), {self._rule.name}"
+            f"({threads}), {self._rule.name}{said}"
             + ("" if rules.keeps_bits(self._rule, plan.shards) else ": the bits depend on timing")
         )
 
@@ -650,6 +685,7 @@ class Trainer:
                 order=self._order,
                 threads=self._threads,
                 totals=self._totals.names,
+                computing=self._computing,
             )
         elif not _begun:
             _begun, self._datasets = True, datasets
@@ -689,6 +725,7 @@ class Trainer:
             threads=self._threads,
             timeout_s=self._worker_timeout_s,
             say=self._say,
+            notes=self._notes,
         )
 
     def _towers(self, state: State) -> Towers:
@@ -721,6 +758,8 @@ class Trainer:
             loss=self._loss,
             totals=self._totals.names,
             turns=self._turns,
+            computing=self._computing,
+            notes=self._notes,
         )
 
 

@@ -12,6 +12,7 @@ from quorate.coordinator import Coordinator
 from quorate.drive import Ready, drive
 from quorate.errors import NotFiniteError
 from quorate.feed import Source
+from quorate.notes import Notes
 from quorate.pace import Pace
 from quorate.replica import Replica
 from quorate.report import Report
@@ -35,6 +36,7 @@ class Updates(NamedTuple):
     nonfinite: str  # "stop" or "skip"
     make_replica: Callable[[], Replica]  # to find out whose gradient is not finite
     say: Callable[[str], None]
+    notes: Notes  # of replicas
 
     def reports(self, coordinator: Coordinator, channel: Channel) -> Generator[Report]:
         """Make updates until the coordinator has enough of them; one report for each.
@@ -61,6 +63,7 @@ class Updates(NamedTuple):
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
             dropped_rows = plan.batch_rows(step) - rows
             state.dropped_rows += dropped_rows
+            self._say_notes()
             if new := applied.missing - named:
                 named |= new
                 self.say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
@@ -100,10 +103,15 @@ class Updates(NamedTuple):
                 totals=applied.totals,
             )
             begun = time.monotonic()  # what the caller does with a report is not our pace
+        self._say_notes()
         if not rules.keeps_bits(self.rule, plan.shards):
             self.say(state.tally.summary())
         if state.global_step < self.last_step:
             self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
+
+    def _say_notes(self) -> None:
+        for line in self.notes.take():
+            self.say(line)
 
     def _not_finite(self, step: int, applied: Applied) -> None:
         """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""

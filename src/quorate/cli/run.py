@@ -17,8 +17,15 @@ if TYPE_CHECKING:
 OVERRIDES = (
     *("devices", "workers", "shards", "engine", "threads", "update", "seed", "run_dir", "fresh"),
     *("init_from", "save_every_s", "save_every_steps", "max_time_s", "nonfinite"),
-    *("memory_fraction", "profile", "profile_s", "record", "record_updates"),
+    *("memory_fraction", "precision", "compile", "soft_placement", "log_placement", "profile"),
+    *("profile_s", "record", "record_updates"),
 )
+SWITCHES = {
+    "fresh": "begin anew; what is in --run-dir is moved aside",
+    "compile": "compile the model, once per shape of a shard",
+    "soft_placement": "operators without a kernel on the device run on the CPU",
+    "log_placement": "show which module and operator ran where",
+}
 
 
 def add_to(commands: Commands) -> None:
@@ -31,15 +38,13 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--memory-fraction", type=float, help="bound on a worker's share of its GPU's memory"
     )
+    parser.add_argument("--precision", help="fp32, tf32, bf16 or fp16")
+    for name, text in SWITCHES.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, action="store_const", const=True, help=text)
     parser.add_argument("--update", help="the rule: sync, quorum:R, async, bounded:K")
     parser.add_argument("--seed", type=int, help="also of Python's, NumPy's and torch's generators")
     parser.add_argument("--run-dir", help="where state and metrics are saved")
-    parser.add_argument(
-        "--fresh",
-        action="store_const",
-        const=True,
-        help="begin anew; what is in --run-dir is moved aside",
-    )
     parser.add_argument("--init-from", help="weights to begin from: a file or a run directory")
     parser.add_argument("--save-every-s", type=float, help="seconds between checkpoints (600)")
     parser.add_argument("--save-every-steps", type=int, help="also after every so many updates")

@@ -27,6 +27,7 @@ from quorate.devices import usable_cores
 from quorate.errors import UserError, WorkerError
 from quorate.fingerprint import fingerprint
 from quorate.job import Job, Training, probe_fingerprint
+from quorate.notes import Notes
 from quorate.plan import abridged
 from quorate.replica import Buffers, Replica, unchanged
 from quorate.restarts import Restarts
@@ -66,6 +67,7 @@ class Processes:
         threads: intra-op threads of each.
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
+        notes: those of workers go there.
 
     Raises:
         UserError: there are too few descriptors.
@@ -87,6 +89,7 @@ class Processes:
         threads: int,
         timeout_s: float,
         say: Callable[[str], None],
+        notes: Notes,
     ) -> None:
         require_descriptors(len(devices))
         self.arena = arena
@@ -100,6 +103,7 @@ class Processes:
         self._threads = threads
         self._timeout_s = timeout_s
         self._say = say
+        self._notes = notes
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         self.tickets: Iterator[int] = itertools.count()
@@ -362,6 +366,8 @@ class Processes:
                 life.wire.send({"kind": "arena"}, [self._description.fd, *self._fds])
                 for each in self._channels.values():
                     self._ask(life, each)
+            case "note":
+                self._notes.add(message["line"])
             case "unfit":
                 life.unfit = message["message"]
             case "ready" if channel is not None:

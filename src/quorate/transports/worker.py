@@ -20,13 +20,16 @@ import torch
 
 from quorate import raised
 from quorate.augment import Augment
+from quorate.computing import Computing
 from quorate.errors import UserError
 from quorate.feed import Collate, Feed, Source, length
 from quorate.fingerprint import fingerprint
 from quorate.job import Evaluation, Job, NotWanted, Training, probe_fingerprint
 from quorate.lifeline import JOB_SIGNALS
 from quorate.loss import Loss
+from quorate.notes import Notes
 from quorate.plan import Order, from_json
+from quorate.precision import tensor_float
 from quorate.replica import Replica
 from quorate.script import Script
 from quorate.shared_memory import Segment
@@ -72,6 +75,7 @@ class Worker:
     def __init__(self, number: int, wire: Wire, output: int) -> None:
         self.number = number
         self._wire = wire
+        self._notes = Notes()
         self._outputs = {fd: os.dup(fd) for fd in (1, 2)}
         for fd in self._outputs:
             os.dup2(output, fd)
@@ -89,6 +93,7 @@ class Worker:
         order: Order | None,
         threads: int,
         totals: Collection[str],
+        computing: Computing,
     ) -> NoReturn:
         """Compute what the coordinator asks for, and end this process when it says so.
 
@@ -103,7 +108,11 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                self._serve(model, loss, device, datasets, collate, augment, order, threads, totals)
+                with tensor_float(computing.precision):
+                    self._serve(
+                        *(model, loss, device, datasets, collate, augment, order, threads),
+                        *(totals, computing),
+                    )
                 code = 0
             except UserError as error:
                 self._wire.send({"kind": "unfit", "message": str(error)})
@@ -129,6 +138,7 @@ class Worker:
         order: Order | None,
         threads: int,
         totals: Collection[str],
+        computing: Computing,
     ) -> None:
         # 1. As in a tower: see there.
         torch.set_num_threads(threads)
@@ -154,6 +164,8 @@ class Worker:
             loss=loss,
             totals=totals,
             turns=Turns(side_by_side=True),
+            computing=computing,
+            notes=self._notes,
         )
         # 3. From here on what user code prints is news.
         self._flush()
@@ -166,6 +178,8 @@ class Worker:
             arena.tell(self.number, "waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
                 loop.handle(message, stream)
+                for line in self._notes.take():
+                    self._wire.send({"kind": "note", "line": line})
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -1,0 +1,141 @@
+"""Precision: in which numbers replicas compute. Masters, sums and updates stay as they are.
+
+``fp32``  float32, with TensorFloat-32 off: cuDNN's is on in torch by default.
+``tf32``  float32 whose products and convolutions an NVIDIA GPU makes with 10 bits of mantissa.
+``bf16``  working parameters in bfloat16; autocast picks the dtype of each operation.
+``fp16``  the same in float16, whose gradients are scaled: it is meant for GPUs.
+
+Under ``bf16`` and ``fp16`` a replica computes with a copy of the float32 parameters (the masters),
+rounded once per update, instead of casting each weight in each pass as autocast does by itself.
+Normalisation layers keep float32 parameters, and losses are computed in float32, by autocast's own
+lists. Gradients become float32 when they are handed over: shards are summed in float32.
+
+float16 ends at 65,504 and loses what is below 6e-8, so the loss is scaled before the backward pass
+(Micikevicius et al., Mixed Precision Training, 2018). The usual dynamic scale depends on all steps
+so far, and gives up a step whose gradient overflows. Here a shard is computed alone: it begins with
+``FIRST_SCALE``, and is computed again with a smaller one if its gradient overflows. That is a
+function of the shard and the parameters, so any device finds the same bits, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from quorate.errors import SettingError
+
+# They add up many values, or keep averages: rounding would hurt there, and costs nothing to avoid.
+# RMSNorm is none of them: torch's kernel wants its weight in the dtype of what it is given.
+NORMS = (_NormBase, torch.nn.GroupNorm, torch.nn.LayerNorm)
+
+# Powers of two: scaling by them rounds nothing. Enough for means over a batch; see the module.
+FIRST_SCALE = 2.0**13
+SCALE_STEP = 2.0**4
+LEAST_SCALE = 2.0**-7
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One of the four."""
+
+    name: str
+    working: torch.dtype | None = None  # of the parameters that replicas compute with
+    tf32: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether gradients need a scale."""
+        return self.working is torch.float16
+
+    def working_tensors(self, model: torch.nn.Module) -> list[tuple[str, torch.Tensor]] | None:
+        """What a replica's trainable parameters are to be like, by name; None: as they are."""
+        if self.working is None:
+            return None
+        kept = {
+            id(parameter)
+            for module in model.modules()
+            if isinstance(module, NORMS)
+            for parameter in module.parameters(recurse=False)
+        }
+        found = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                lowered = parameter.dtype == torch.float32 and id(parameter) not in kept
+                dtype = self.working if lowered else parameter.dtype
+                found.append((name, torch.empty_like(parameter, dtype=dtype, requires_grad=False)))
+        return found
+
+    def operations(self, device: torch.device) -> AbstractContextManager[object]:
+        """Within the block operations of this thread pick their dtype: for the forward pass."""
+        if self.working is None:
+            return nullcontext()
+        # Its cache is the process's, so that what is in it would depend on other towers; and the
+        # weights need none.
+        return torch.autocast(device.type, dtype=self.working, cache_enabled=False)
+
+
+FP32 = Precision("fp32")
+ALL = (
+    FP32,
+    Precision("tf32", tf32=True),
+    Precision("bf16", torch.bfloat16),
+    Precision("fp16", torch.float16),
+)
+
+
+def parse(name: object) -> Precision:
+    """A precision by its name.
+
+    Raises:
+        SettingError: there is no such.
+    """
+    for precision in ALL:
+        if precision.name == name:
+            return precision
+    names = ", ".join(precision.name for precision in ALL)
+    raise SettingError("precision", name, f"one of {names}", "choose one of them")
+
+
+def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
+    """What to say of devices that a precision does not suit."""
+    kinds = {device.type for device in devices}
+    if precision.tf32 and kinds != {"cuda"}:
+        other = ", ".join(sorted(kinds - {"cuda"}))
+        return [f"precision='tf32' has no effect on {other}: only NVIDIA GPUs have it"]
+    if precision.working is torch.bfloat16 and "cpu" in kinds and not _cpu_has_bfloat16():
+        return ["precision='bf16': this CPU has no instructions for it, so fp32 may be faster"]
+    if precision.is_scaled and "cpu" in kinds:
+        return ["precision='fp16' on a CPU is slow, and some layers have no kernel; try 'bf16'"]
+    return []
+
+
+@contextmanager
+def tensor_float(precision: Precision) -> Iterator[list[str]]:
+    """Within the block TensorFloat-32 is on or off in this process, as the precision says.
+
+    Yields what to say: that it was on and is off now.
+    """
+    cudnn: Any = torch.backends.cudnn
+    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    before = [backend.fp32_precision for backend in backends]
+    wanted = "tf32" if precision.tf32 else "ieee"
+    said = []
+    if before[0] == "tf32" and torch.cuda.is_available() and not precision.tf32:
+        said.append(f"TF32 is off, as precision={precision.name!r} says: ask with precision='tf32'")
+    try:
+        for backend in backends:
+            backend.fp32_precision = wanted
+        yield said
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            backend.fp32_precision = value
+
+
+def _cpu_has_bfloat16() -> bool:
+    cpu = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
