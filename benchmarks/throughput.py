@@ -98,7 +98,13 @@ def hand_tuned(steps: int) -> float:
     return timed(by_hand(model, sgd(model.parameters(), fused=True)), PER_WORKER, steps)
 
 
-def quorate_on(engine: str, workers: int, steps: int, ready: Callable[[], object] = int) -> float:
+def quorate_on(
+    engine: str,
+    workers: int,
+    steps: int,
+    ready: Callable[[], object] = int,
+    precision: str = "fp32",
+) -> float:
     """Quorate, 64 rows per shard, one shard per worker."""
     trainer = quorate.Trainer(
         Net,
@@ -109,6 +115,7 @@ def quorate_on(engine: str, workers: int, steps: int, ready: Callable[[], object
         devices="cpu",
         workers=workers,
         engine=engine,
+        precision=precision,
     )
     updates = trainer.updates(TensorDataset(*data()), steps=WARM_UP + steps)
     try:
