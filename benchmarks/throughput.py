@@ -49,15 +49,23 @@ def sgd(params: object, **options: bool) -> torch.optim.Optimizer:
 
 
 def timed(
-    step: Callable[[], None], rows: int, steps: int, ready: Callable[[], object] = int
+    step: Callable[[], None],
+    rows: int,
+    steps: int,
+    ready: Callable[[], object] = int,
+    done: Callable[[], object] = int,
 ) -> float:
-    """Examples per second of ``steps`` steps, after a warm-up and when ``ready`` returns."""
+    """Examples per second of ``steps`` steps, after a warm-up and when ``ready`` returns.
+
+    ``done`` waits for what the steps have left to a device.
+    """
     for _ in range(WARM_UP):
         step()
     ready()
     begun = time.perf_counter()
     for _ in range(steps):
         step()
+    done()
     return rows * steps / (time.perf_counter() - begun)
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from quorate.devices import worker_devices
+from quorate.errors import SettingError
+
 
 def _open_files() -> set[str]:
     found = set()
@@ -33,6 +36,20 @@ def _shared_memory() -> set[str]:
     if not folder.is_dir():
         return set()
     return {entry.name for entry in folder.iterdir() if entry.name.startswith(ours)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what wants a GPU where there is none, and say why there is none."""
+    wanting = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if not wanting or torch.cuda.is_available():
+        return
+    try:
+        worker_devices("cuda", None)
+        reason = "torch.cuda.is_available() is False"
+    except SettingError as error:
+        reason = str(error)
+    for item in wanting:
+        item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

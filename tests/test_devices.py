@@ -41,6 +41,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:1, cuda:0", None, ["cuda:1", "cuda:0"]),
         ("cuda:0,cpu", 3, ["cuda:0", "cpu", "cuda:0"]),
         ("cuda:1", 3, ["cuda:1"] * 3),  # several workers on one device
+        ("cuda:0+cuda:1", None, ["cuda:0+cuda:1"]),  # one replica over two
+        ("cuda:1 + cuda:0, cpu", 3, ["cuda:1+cuda:0", "cpu", "cuda:1+cuda:0"]),
         (["cuda"], 4, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
     ],
 )
@@ -50,8 +52,7 @@ def test_names(names: Any, workers: int | None, found: list[str], two_gpus: None
 
 def test_other_accelerators_are_devices_like_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
-    assert worker_devices("mps", None) == (torch.device("mps:0"),)
-    assert worker_devices("mps", 2) == (torch.device("mps:0"),) * 2
+    assert [str(group) for group in worker_devices("mps", 2)] == ["mps:0", "mps:0"]
     with pytest.raises(SettingError, match="expected mps:0 to mps:0"):
         worker_devices("mps:1", None)
 
@@ -280,7 +281,7 @@ def test_out_of_memory_on_a_gpu(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) 
         f"process 1 ({name}) has 20,000 MiB, ",
         "process 4194311 has an unknown amount. ",
         "What helps: a larger memory_fraction; more shards than 4 (each is smaller); ",
-        "in bf16; fewer workers on this device",
+        "precision='bf16'; fewer workers on this device",
     ):
         assert part in said
     assert "9,000" not in said  # of this process, torch knows it better

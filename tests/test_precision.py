@@ -18,6 +18,7 @@ from warm import WARM
 
 import quorate
 from quorate.computing import Computing
+from quorate.devices import Group
 from quorate.digest import digest
 from quorate.errors import NotFiniteError
 from quorate.flat import Flat
@@ -28,7 +29,7 @@ from quorate.shard_sum import ShardSum
 from quorate.state import State
 from quorate.streams import Stream, Turns
 
-CPU = torch.device("cpu")
+CPU = Group([torch.device("cpu")])
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -67,7 +68,7 @@ def state_of(model: nn.Module, **options: Any) -> State:
         "clip_norm": None,
         "ema_decay": None,
     }
-    return State(model, CPU, shared=False, **defaults | options)
+    return State(model, CPU[0], shared=False, **defaults | options)
 
 
 def replica_of(state: State, loss: Any, precision: str) -> Replica:
@@ -315,11 +316,11 @@ def test_tensor_float_is_off_unless_asked_for() -> None:
 
 def test_what_is_said_of_devices() -> None:
     cuda = torch.device("cuda", 0)
-    assert remarks(parse("fp32"), [CPU, cuda]) == []
-    assert "no effect on cpu" in remarks(parse("tf32"), [CPU, cuda])[0]
+    assert remarks(parse("fp32"), [CPU[0], cuda]) == []
+    assert "no effect on cpu" in remarks(parse("tf32"), [CPU[0], cuda])[0]
     assert remarks(parse("tf32"), [cuda]) == []
     assert remarks(parse("bf16"), [cuda]) == []
-    assert "slow" in remarks(parse("fp16"), [CPU])[0]
+    assert "slow" in remarks(parse("fp16"), CPU)[0]
 
 
 def test_another_precision_at_a_resume_is_said(

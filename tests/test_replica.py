@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.computing import Computing
+from quorate.devices import Group
 from quorate.digest import digest
 from quorate.errors import SettingError
 from quorate.notes import Notes
@@ -20,7 +21,7 @@ from quorate.replica import Replica
 from quorate.state import State
 from quorate.streams import Stream, Turns
 
-CPU = torch.device("cpu")
+CPU = Group([torch.device("cpu")])
 
 
 def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -33,7 +34,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 def state_of(model: nn.Module) -> State:
     return State(
-        model, CPU, shared=False, optimizer=sgd, schedule=None, clip_norm=None, ema_decay=None
+        model, CPU[0], shared=False, optimizer=sgd, schedule=None, clip_norm=None, ema_decay=None
     )
 
 
@@ -125,8 +126,8 @@ def test_memory_is_logarithmic_in_the_shards() -> None:
     made: list[Replica] = []
 
     class Watched(quorate.Trainer):
-        def _replica(self, state: State, device: torch.device, *, own: bool = False) -> Replica:
-            made.append(super()._replica(state, device, own=own))
+        def _replica(self, state: State, group: Group, **options: Any) -> Replica:
+            made.append(super()._replica(state, group, **options))
             return made[-1]
 
     trainer = Watched(

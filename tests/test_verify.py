@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from typing import IO, Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 from warm import WARM
 
 from quorate.cli import main
 from quorate.computing import Computing
+from quorate.devices import Group
 from quorate.errors import UserError
 from quorate.feed import Source
 from quorate.notes import Notes
@@ -27,12 +30,13 @@ from quorate.protocol import Event as ProtocolEvent
 from quorate.replica import Replica
 from quorate.state import State
 from quorate.streams import Stream, Turns
-from quorate.verify import calls, differences, records
-from quorate.verify.calls import Call, culprit
+from quorate.verify import calls, differences, records, words
+from quorate.verify.calls import culprit
 from quorate.verify.differences import Difference, Sighting, alike, first_difference
 from quorate.verify.module_trace import ModuleTrace
 from quorate.verify.recorder import RecordedChannel
 from quorate.verify.records import (
+    Call,
     EndRecord,
     Event,
     Recording,
@@ -235,6 +239,11 @@ def test_weights_updates_and_lengths() -> None:
         differences.UPDATE, 1, parameter="first.weight", parameters=1
     )
     other = recording()
+    other.updates[0] = replace(other.updates[0], lr=0.2)
+    assert first_difference(recording(), other) == Difference(differences.RATE, 0, rates=(0.1, 0.2))
+    said = verdict([run("1 worker", recording()), run("2 workers", other)]).lines
+    assert "the learning rate of the next update is 0.1 on the one, 0.2 on the other" in said[1]
+    other = recording()
     del other.updates[2]
     assert first_difference(recording(), other) == Difference(differences.LENGTH, 2)
 
@@ -261,7 +270,11 @@ def test_rows_that_are_alike() -> None:
     assert alike(found) == [(Sighting(0, 0, 0, 0), Sighting(13, 0, 1, 1))]
     said = verdict([run("1 worker", found), run("2 workers", found)])
     assert said.is_same
-    assert "row 13 (worker 0) holds what row 0 (worker 0) holds" in said.lines[-1]
+    assert "on every number of workers, row 13 (worker 0) holds what row 0" in said.lines[-1]
+    other = recording()
+    other.shards[1, 1] = [shard(1, 1, worker=1, samples=["row 12", "row 0"])]
+    said = verdict([run("1 worker", recording()), run("2 workers", other)])
+    assert "on 2 workers, and not on all, row 13 (worker 1) holds what row 0" in said.lines[1]
 
 
 def test_runs_that_fail() -> None:
@@ -277,6 +290,14 @@ def test_runs_that_fail() -> None:
     for runs in ([mistaken, mistaken], [run("1 worker", recording()), mistaken]):
         with pytest.raises(UserError, match="the run on 2 workers failed: loss: got 5"):
             verdict(runs)
+
+
+def test_a_script_that_ends_without_training() -> None:
+    with pytest.raises(UserError, match="the script ended without a training loop"):
+        run("2 workers", Recording(), 0, "hello").refuse_a_mistake()
+    failed = [run(f"{n} workers", Recording(), 3, "so long") for n in (1, 2)]
+    with pytest.raises(UserError, match="the run on 1 workers failed: exit code 3; so long"):
+        verdict(failed)
 
 
 def test_a_script_that_was_changed_between_two_runs() -> None:
@@ -308,7 +329,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
 # --- one shard twice ------------------------------------------------------------------------------
 
 
-def computed_twice(how: str) -> TwiceRecord:
+def computed_twice(how: str, collate: Any = None) -> TwiceRecord:
     torch.manual_seed(2)
     model = VERIFIED.Net(how)
     state = State(
@@ -320,12 +341,12 @@ def computed_twice(how: str) -> TwiceRecord:
         clip_norm=None,
         ema_decay=None,
     )
-    source = Source(VERIFIED.Rows(how), Plan(rows=96, batch_size=24, shards=4))
+    source = Source(VERIFIED.Rows(how), Plan(rows=96, batch_size=24, shards=4), collate)
     source.hashes_samples = True
     replica = Replica(
         model,
         state.parameters,
-        torch.device("cpu"),
+        Group([torch.device("cpu")]),
         loss=VERIFIED.loss,
         turns=Turns(),
         computing=Computing(),
@@ -360,6 +381,9 @@ def test_dropout_and_batch_norm_are_repeatable() -> None:
             "return x + torch.rand(x.shape,",
         ),
         ("memory", calls.MEMORY, "aten.empty.memory_format", "noise", "return x + torch.empty(8)"),
+        ("seed", calls.RESULT, "aten.randn_like.default", "noise", "return x + torch.randn_like"),
+        ("part", calls.NUMBER, "aten.select.int", "noise", "mask[next(self.count)] = 0"),
+        ("half", calls.MEMORY, "aten.empty_like.default", "noise", "out = torch.empty_like(x)"),
         ("hook", calls.NUMBER, "aten.mul.Tensor", "noise", "x.register_hook(lambda gradient:"),
         ("loss", calls.NUMBER, "aten.mul.Tensor", "", "return found * time.perf_counter() if"),
     ],
@@ -374,6 +398,7 @@ def test_the_operator_that_is_not_repeatable(
     assert found.call.source.startswith(source)
     assert found.call.line.startswith("verified.py:")
     assert found.call.own_generator is (how == "generator")
+    assert found.call.is_random is (how in ("generator", "seed"))
     assert found.call.in_backward is (how == "hook")
 
 
@@ -381,6 +406,34 @@ def test_rows_that_depend_on_how_often_they_are_asked_for() -> None:
     found = computed_twice("asked")
     assert len(found.rows) == 6
     assert found.differs == []  # both were computed from the rows as they came first
+
+
+def test_a_batch_that_is_another_each_time_it_is_made() -> None:
+    count = itertools.count()
+    found = computed_twice(
+        "clean", collate=lambda rows: default_collate(rows[(k := next(count)) :] + rows[:k])
+    )
+    assert (found.rows, found.batch_differs) == ([], True)
+    assert words.twice(found)[0].startswith("batches are not repeatable")
+
+
+def test_the_operator_that_two_processes_part_at() -> None:
+    """A hash of a string, say: the same twice in one process, and another in the next."""
+    pair = []
+    for number in (0.5, 0.7):
+        VERIFIED.Noise.number = number
+        traced = computed_twice("process")
+        assert traced.call is None
+        made = recording(forward=changed(2, hash=str(number)))
+        made.shards = {(0, 1): made.shards[1, 1]}
+        del made.updates[2]
+        made.updates[1] = replace(made.updates[1], tensors={"first.weight": str(number)}, step=0)
+        made.twice = [replace(traced, step=0, shard=1)]
+        pair.append(run(f"{len(pair) + 1} workers", made))
+    said = verdict(pair).lines
+    assert "0.5 on the one, 0.7 on the other, which no operator made" in said[2]
+    assert said[3] == "    in module 'noise' (Noise)"
+    assert said[4].endswith("return x * self.number")
 
 
 class Lottery(torch.autograd.Function):
@@ -492,7 +545,7 @@ def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     assert [update.tensors for update in found.updates[1:]] == plain
     # Each worker takes its part in each update.
     assert [update.kept for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
-    assert len(found.twice) == 2
+    assert len(found.twice) == 4
     assert found.end == EndRecord(5, "")
 
 
@@ -510,7 +563,9 @@ def test_a_row_that_depends_on_the_worker_is_named(tmp_path: Path) -> None:
     said = verdict(runs)
     assert not said.is_same
     assert "row 17 of the dataset has other content: what row 20 has" in said.lines[1]
-    assert any("computed its first shard twice with the same result" in line for line in said.lines)
+    assert any(
+        "computed its first shards twice with the same result" in line for line in said.lines
+    )
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,6 +623,7 @@ def test_what_the_command_says(capfd: pytest.CaptureFixture[str]) -> None:
         (("missing.py",), "script: got 'missing.py'"),
         ((str(SCRIPT), "--workers", "two"), "workers: got 'two'"),
         ((str(SCRIPT), "--updates", "0"), "updates: got 0"),
+        ((str(SCRIPT), "--compile", "--updates", "0"), "updates: got 0"),
     ],
 )
 def test_mistakes(words: Sequence[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:

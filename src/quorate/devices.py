@@ -1,15 +1,16 @@
-"""Devices: from what a user types to one torch device per worker.
+"""Devices: from what a user types to the devices of each worker.
 
 `--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible ones),
-``cuda:1``, ``mps``. Workers are dealt over the list in turn.
+``cuda:1``, ``mps``, and ``cuda:0+cuda:1`` for a replica whose model is spread over two. Workers are
+dealt over the list in turn.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from quorate import control_group
 from quorate.errors import SettingError
 from quorate.settings import device_environment, whole
+from quorate.structure import mapped
 from quorate.visible_devices import VARIABLE, why_none
 
 MOST_CPU_WORKERS = 8
@@ -29,8 +31,15 @@ DRIVER = Path("/proc/driver/nvidia/version")
 Devices = str | torch.device | Sequence[str | torch.device] | None
 
 
-def worker_devices(devices: Devices, workers: int | None) -> tuple[torch.device, ...]:
-    """One device per worker.
+class Group(tuple[torch.device, ...]):
+    """The devices of one worker's replica: nearly always one."""
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self))
+
+
+def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
+    """The devices of each worker.
 
     Args:
         devices: devices or names, as a list or separated by commas; None means every visible GPU,
@@ -59,7 +68,7 @@ def worker_devices(devices: Devices, workers: int | None) -> tuple[torch.device,
     return tuple(listed[i % len(listed)] for i in range(count))
 
 
-def describe(devices: Sequence[torch.device]) -> str:
+def describe(devices: Sequence[Group]) -> str:
     """``2 cpu workers``, ``cuda:0, cuda:1 x 2``: how many workers on what."""
     counts = Counter(map(str, devices))
     if len(counts) == 1:
@@ -69,19 +78,25 @@ def describe(devices: Sequence[torch.device]) -> str:
     return f"{len(devices)} workers on {listed}"
 
 
+def kinds(groups: Sequence[Group]) -> set[str]:
+    """What sorts of devices they are; of GPUs the model counts. Two sorts give different bits."""
+
+    def kind(device: torch.device) -> str:
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+    return {"+".join(map(kind, group)) for group in groups}
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Within the block "cuda" without a number is this device, for this thread, as in a worker."""
+    return (
+        nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index or 0)
+    )
+
+
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device: tensors, lists, tuples, dicts, nested."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, MutableMapping):
-        moved = copy.copy(batch)
-        moved.update({name: move(value, device) for name, value in batch.items()})
-        return moved
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device) for value in batch)
-    return batch
+    """The batch with every tensor in it on the device."""
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def usable_cores() -> int:
@@ -98,19 +113,26 @@ def _container_cores() -> float | None:
     return control_group.cores()  # it reads files, and an update asks
 
 
-def _default_devices(workers: int | None) -> list[torch.device]:
+def _default_devices(workers: int | None) -> list[Group]:
     if torch.cuda.is_available():
         return _parse("cuda")
     cores = min(usable_cores(), MOST_CPU_WORKERS)
-    return [torch.device("cpu")] * (cores if workers is None else 1)
+    return [Group([torch.device("cpu")])] * (cores if workers is None else 1)
 
 
-def _parse(name: str) -> list[torch.device]:
+def _parse(entry: str) -> list[Group]:
+    """What one entry of the list names."""
+    parts = [_named(name.strip()) for name in entry.split("+")]
+    if len(parts) == 1:
+        return [Group([device]) for device in parts[0]]
+    for name, found in zip(entry.split("+"), parts, strict=True):
+        if len(found) != 1:
+            raise SettingError("devices", entry, "single devices around a +", f"number {name!r}")
+    return [Group(device for found in parts for device in found)]
+
+
+def _named(name: str) -> list[torch.device]:
     known = "cpu, cuda, cuda:N, mps or another device of this torch build"
-    if "+" in name:
-        raise SettingError(
-            "devices", name, "one device per replica", "a replica over several is not supported yet"
-        )
     try:
         device = torch.device(name)
     except RuntimeError:

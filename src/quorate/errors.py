@@ -6,6 +6,7 @@
     │   │   └── CopyError    a model that cannot be copied
     │   ├── DataError        a dataset or a file: where, got, expected
     │   ├── LossError        what the loss function returned
+    │   ├── CompileError     what torch.compile cannot compile
     │   └── CheckpointError  a saved state that is damaged or does not fit
     ├── NotFiniteError       a loss or gradient that is no number, before it reaches the parameters
     ├── RunError             a run that a command started failed
@@ -62,6 +63,14 @@ class DataError(UserError):
 
 class LossError(UserError):
     """The loss function returned something that cannot be trained on."""
+
+
+class CompileError(UserError):
+    """The loss function cannot be compiled with the model, or has to be compiled too often."""
+
+    def __init__(self, why: str, fix: str = "leave compile off") -> None:
+        super().__init__(f"compile: {why}; {fix}")
+        self.why = why
 
 
 class CheckpointError(UserError):

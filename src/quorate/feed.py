@@ -28,9 +28,11 @@ from quorate.keys import key
 from quorate.lifeline import JOB_SIGNALS, die_with
 from quorate.plan import Plan, Rows
 from quorate.streams import Stream, Turns
+from quorate.transfer import pinned
 
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]  # (step, shard)
+CPU = torch.device("cpu")
 
 # Python names the sockets of loader processes TMPDIR/pymp-12345678/listener-12345678, and the
 # kernel takes 107 bytes of a name.
@@ -189,6 +191,7 @@ class Feed:
         loader_workers: processes that load; 0 means a thread of this process. Turn it up if rows
             take long to decode and the workers wait for input.
         threads: intra-op threads of what loads, as workers have them: bits depend on it.
+        moves_to: a device that batches will be moved to, for which they are made ready.
 
     ``take`` may be called by any thread; ``close`` ends the thread and the processes.
     """
@@ -203,8 +206,10 @@ class Feed:
         covers: Callable[[Ticket], bool] = lambda _: True,
         loader_workers: int = 0,
         threads: int = 1,
+        moves_to: torch.device = CPU,
     ) -> None:
         self._source = source
+        self._moves_to = moves_to
         self._ahead = ahead
         self._behind = behind
         self._covers = covers
@@ -239,6 +244,12 @@ class Feed:
             self._changed.notify_all()
         return self._source.load(ticket) if found is None else found
 
+    def following(self, ticket: Ticket) -> Batch | None:
+        """The next batch after a ticket's that is loaded and was not taken, if there is one."""
+        with self._changed:
+            later = min((t for t in self._ready if t > ticket), default=None)
+            return None if later is None else self._ready[later]
+
     def close(self) -> None:
         with self._changed:
             self._ended = True
@@ -251,7 +262,8 @@ class Feed:
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
         try:
-            for ticket, batch in self._loads:
+            for ticket, loaded in self._loads:
+                batch = loaded and loaded._replace(data=pinned(loaded.data, self._moves_to))
                 with self._changed:
                     # Nobody may come for what is ready: others computed it. So a ticket that
                     # somebody waits for is loaded even beyond the bound.

@@ -123,18 +123,19 @@ class Flat:
 
     def copy_(self, other: Flat) -> None:
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
-            mine.copy_(theirs, non_blocking=True)
+            mine.copy_(theirs, non_blocking=_may_run_ahead(mine))
 
     def take(self, other: Flat) -> None:
         """The values of the same tensors from vectors that may be of other dtypes."""
         if self.layout is other.layout:
             self.copy_(other)
         else:
-            torch._foreach_copy_([*self.views.values()], [*other.views.values()], non_blocking=True)
+            mine, theirs = [*self.views.values()], [*other.views.values()]
+            torch._foreach_copy_(mine, theirs, non_blocking=_may_run_ahead(*mine[:1]))
 
     def add_(self, other: Flat) -> Flat:
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
-            mine.add_(theirs.to(mine.device, non_blocking=True))
+            mine.add_(theirs.to(mine.device, non_blocking=_may_run_ahead(mine)))
         return self
 
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -170,3 +171,8 @@ class Flat:
             end = section.start + section.span
         if members:
             yield self.vectors[vector][start:end], members
+
+
+def _may_run_ahead(*targets: torch.Tensor) -> bool:
+    """Whether this thread need not wait for a copy: a device's later work does, the host's not."""
+    return all(target.device.type != "cpu" for target in targets)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quorate import out_of_memory
-from quorate.feed import Batch, Feed, Source, Ticket
+from quorate.feed import CPU, Batch, Feed, Source, Ticket
 from quorate.fingerprint import fingerprint
 from quorate.flat import Flat
 from quorate.keys import key
@@ -60,12 +60,18 @@ class Job(ABC):
         """What a worker process needs to make the same job, beside data and parameters."""
         return self.loading
 
-    def feed(self, place: tuple[int, int] = (0, 1), first: Ticket = (0, 0)) -> Feed:
+    def feed(
+        self,
+        place: tuple[int, int] = (0, 1),
+        first: Ticket = (0, 0),
+        moves_to: torch.device = CPU,
+    ) -> Feed:
         """Rows, fetched ahead, of the home shards of the worker at a place; by default of all.
 
         Args:
             place: rank of the worker, and how many there are.
             first: the first shard that is wanted.
+            moves_to: a device that rows will be moved to.
         """
 
         def covers(ticket: Ticket) -> bool:
@@ -87,6 +93,7 @@ class Job(ABC):
             # One worker takes its own in order; several that share a feed, only about so.
             behind=self.plan.reach - 1 if place == (0, 1) else 0,
             covers=covers,
+            moves_to=moves_to,
             **self.loading,
         )
 
@@ -101,6 +108,7 @@ class Job(ABC):
         snapshot: Snapshot | None = None,
         into: Flat | None = None,
         at: Phase = no_phase,
+        is_only: bool = False,
     ) -> ShardSum:
         """Compute one shard on a replica. Blocks; called by the worker's own thread.
 
@@ -109,9 +117,13 @@ class Job(ABC):
             snapshot: what it is computed from, if not from ``parameters`` as they are.
             into: where the gradient is written.
             at: told the name of each phase when it begins. It may raise ``NotWanted``.
+            is_only: whether nobody else takes from the feed: the next rows are moved meanwhile.
         """
         at("fetching")
         batch = feed.take((step, shard))
+        replica.transfers.begin(batch.data)
+        if is_only and (following := feed.following((step, shard))) is not None:
+            replica.transfers.begin(following.data)
         if snapshot is None:
             # Within a step parameters do not change; a job that ended leaves others behind.
             replica.pull(self.parameters, version=(self, step))

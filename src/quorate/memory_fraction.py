@@ -60,6 +60,14 @@ def bound_memory(devices: Sequence[torch.device], fraction: float | None) -> Non
             module.set_per_process_memory_fraction(share, device)
 
 
+def free_cache(devices: Sequence[torch.device]) -> None:
+    """Give back what this process's allocator keeps of the devices: workers are others."""
+    for kind in {device.type for device in devices if device.type != "cpu"}:
+        empty_cache = getattr(torch.get_device_module(kind), "empty_cache", None)
+        if empty_cache is not None:
+            empty_cache()
+
+
 def fraction_remark(devices: Sequence[torch.device], fraction: float | None) -> list[str]:
     """What to say of devices that it does not bound: a script is to run on any."""
     kinds = {device.type for device in devices if not _can_be_bounded(device)}

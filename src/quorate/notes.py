@@ -1,4 +1,8 @@
-"""Notes of replicas to the user: each is said once, whichever workers come upon it."""
+"""Notes of replicas to the user: each is said once, whichever workers come upon it.
+
+A note may have several lines. The first one says what it is about: with another one of the same
+first line nothing more is said.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import threading
 
 
 class Notes:
-    """Lines that wait to be said. Any thread may add one."""
+    """Notes that wait to be said. Any thread may add one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -14,10 +18,11 @@ class Notes:
         self._new: list[str] = []
 
     def add(self, line: str) -> None:
-        """Note a line, unless it is known."""
+        """Note it, unless its first line is known."""
+        about = line.partition("\n")[0]
         with self._lock:
-            if line not in self._known:
-                self._known.add(line)
+            if about not in self._known:
+                self._known.add(about)
                 self._new.append(line)
 
     def take(self) -> list[str]:

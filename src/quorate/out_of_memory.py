@@ -31,7 +31,7 @@ def note(
     if not _is_out_of_memory(error):
         return None
     more = "more shards" if shards is None else f"more shards than {shards}"
-    helps = [f"{more} (each is smaller)", "the model's forward in bf16"]
+    helps = [f"{more} (each is smaller)", "precision='bf16'"]
     if _fraction(device) < 1:
         helps.insert(0, "a larger memory_fraction")
     if device.type == "cpu":

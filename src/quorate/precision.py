@@ -20,7 +20,7 @@ function of the shard and the parameters, so any device finds the same bits, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,13 +70,16 @@ class Precision:
                 found.append((name, torch.empty_like(parameter, dtype=dtype, requires_grad=False)))
         return found
 
-    def operations(self, device: torch.device) -> AbstractContextManager[object]:
+    @contextmanager
+    def operations(self, devices: Sequence[torch.device]) -> Iterator[None]:
         """Within the block operations of this thread pick their dtype: for the forward pass."""
-        if self.working is None:
-            return nullcontext()
-        # Its cache is the process's, so that what is in it would depend on other towers; and the
-        # weights need none.
-        return torch.autocast(device.type, dtype=self.working, cache_enabled=False)
+        with ExitStack() as stack:
+            for kind in dict.fromkeys(device.type for device in devices if self.working):
+                # Its cache is the process's, so that what is in it would depend on other towers;
+                # and the weights need none.
+                cast = torch.autocast(kind, dtype=self.working, cache_enabled=False)
+                stack.enter_context(cast)
+            yield
 
 
 FP32 = Precision("fp32")
@@ -88,17 +91,26 @@ ALL = (
 )
 
 
-def parse(name: object) -> Precision:
+def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:
     """A precision by its name.
 
+    Args:
+        devices: that are to compute in it.
+
     Raises:
-        SettingError: there is no such.
+        SettingError: there is no such, or a device has none.
     """
-    for precision in ALL:
-        if precision.name == name:
-            return precision
-    names = ", ".join(precision.name for precision in ALL)
-    raise SettingError("precision", name, f"one of {names}", "choose one of them")
+    found = [precision for precision in ALL if precision.name == name]
+    if not found:
+        names = ", ".join(precision.name for precision in ALL)
+        raise SettingError("precision", name, f"one of {names}", "choose one of them")
+    for kind in sorted({device.type for device in devices if found[0].working is not None}):
+        try:
+            torch.autocast(kind, dtype=found[0].working)
+        except (RuntimeError, AssertionError):
+            fix = f"torch's autocast does not know {kind}"
+            raise SettingError("precision", name, f"fp32 on {kind}", fix) from None
+    return found[0]
 
 
 def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
@@ -120,20 +132,33 @@ def tensor_float(precision: Precision) -> Iterator[list[str]]:
 
     Yields what to say: that it was on and is off now.
     """
-    cudnn: Any = torch.backends.cudnn
-    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-    before = [backend.fp32_precision for backend in backends]
+    before = [backend.fp32_precision for backend in _backends()]
     wanted = "tf32" if precision.tf32 else "ieee"
     said = []
     if before[0] == "tf32" and torch.cuda.is_available() and not precision.tf32:
         said.append(f"TF32 is off, as precision={precision.name!r} says: ask with precision='tf32'")
     try:
-        for backend in backends:
-            backend.fp32_precision = wanted
+        _set([wanted] * 3)
         yield said
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
+        _set(before)
+
+
+def _backends() -> list[Any]:
+    cudnn: Any = torch.backends.cudnn
+    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+
+
+def _set(values: Sequence[str]) -> None:
+    """Set the flags by torch's older names first, then exactly.
+
+    Where the two disagree torch raises when the older ones are read: ``torch.backends.cudnn.flags``
+    reads them, and so does inductor.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = values[0] == "tf32"
+    torch.backends.cudnn.allow_tf32 = values[1] == "tf32"
+    for backend, value in zip(_backends(), values, strict=True):
+        backend.fp32_precision = value
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from quorate import out_of_memory
+from quorate.devices import current
 from quorate.errors import SettingError
 from quorate.feed import Batch
 from quorate.keys import key
@@ -89,7 +90,7 @@ def probed(
             work = replica.gradient if training else replica.evaluation
             before = [parameter._version for parameter in replica.model.parameters()]
             try:
-                with Stream() as stream:
+                with current(replica.device), Stream() as stream:
                     work(batch.data, len(batch.rows), stream, key("probe", seed))
             except Exception as error:  # the user's code: tried again in the other format
                 if not formats:

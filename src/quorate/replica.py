@@ -12,22 +12,29 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from types import TracebackType
+from typing import Any, TypeVar
 
 import torch
 
-from quorate import devices, loss
+from quorate import loss
+from quorate.compiled import Compiled
 from quorate.computing import Computing
+from quorate.devices import Group
 from quorate.errors import CopyError, LossError
 from quorate.flat import Flat, Layout
 from quorate.loss import Loss, Outcome
 from quorate.notes import Notes
+from quorate.placement import Placement
 from quorate.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP
+from quorate.shard_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.shard_sum import ShardSum
+from quorate.spread import Scattered, Spread
 from quorate.streams import Stream, Turns
+from quorate.transfer import Transfers
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -62,7 +69,7 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
             tensor.data.copy_(value)
 
 
-def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat) -> None:
+def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -> None:
     """Make parameters views of the flat vectors."""
     for name, parameter in parameters.items():
         parameter.data = flat.views[name]
@@ -70,6 +77,8 @@ def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat) -> None:
 
 MOST_KEPT = 1 << 20
 
+T = TypeVar("T")
+Reseed = Callable[[int], None]
 Phase = Callable[[str], None]  # told "forward", "backward", ... when that begins
 
 
@@ -124,17 +133,17 @@ class Buffers:
         In float64 the product of a float32 value and a row count, and sums of such, are exact, so
         that a buffer that no shard changed (a table of positions) comes back bit for bit.
         """
-        values = self.floats()
+        values = _together(self.floats())
         if not values:
             return None
-        if values[0].device.type == "mps":
-            values = [value.cpu() for value in values]  # it has no float64
+        if values[0].device.type == "mps":  # it has no float64
+            values = [value.cpu() for value in values]
         flat = torch.cat([v.reshape(-1).to(torch.float64) for v in values])
         return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
 
     def counts(self) -> torch.Tensor | None:
         """The bytes of all other buffers."""
-        values = self.others()
+        values = _together(self.others())
         if not values:
             return None
         return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
@@ -159,7 +168,7 @@ _Grads = dict[str, torch.Tensor]
 
 
 class Replica:
-    """One copy of the model on one device.
+    """One copy of the model, on one device, or spread over several.
 
     Args:
         model: the user's model, the coordinator's; its buffers are read before every shard.
@@ -180,8 +189,9 @@ class Replica:
         self,
         model: torch.nn.Module,
         parameters: Flat,
-        device: torch.device,
+        group: Group,
         *,
+        spread: Spread | None = None,
         written: Collection[int] = (),
         own: bool = False,
         set_buffers: Callable[[Buffers], None] | None = None,
@@ -191,15 +201,24 @@ class Replica:
         computing: Computing,
         notes: Notes,
     ) -> None:
-        self.device = device
-        self._loss = loss
+        self.group = group
+        self.device = group[0]  # where batches go
+        self.transfers = Transfers(self.device)
+        self._spread = spread
+        self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
         self._totals = totals
         self._computing = computing
         self._notes = notes
         self._layout = parameters.layout  # of gradients
         self._flat = self._working_copy(model, parameters)
         self._is_copy = self._flat is not parameters
-        self.model = model.to(device) if own else _copy_of(model, self._flat, device, written)
+        # What a copy that is spread shared with the model would be moved away under it.
+        shares = self.device if spread is None else None
+        self.model = model if own else _copy_of(model, self._flat.views, shares, written)
+        if spread is None:
+            self.model.to(self.device)
+        else:
+            spread.put(self.model, group)
         self._trainable = trainable(self.model)
         bind(self._trainable, self._flat)
         if not self.model.training:
@@ -209,9 +228,16 @@ class Replica:
         self._set_buffers = set_buffers or _copier(Buffers(model, written), snapshot=own)
         self._set_pulled = self._set_buffers
         self._turns = turns
-        self._generator_lock = _lock_of(device)
+        self._placement = Placement(self.device, computing, notes, until=__file__)
+        self._generator_lock = _Locks(device for device in group if device.type != "cpu")
         self._free: list[Flat] = []
         self._version: object = None
+        self._graphs: ShardGraphs | None = None
+        # A loss that is scaled may have to be scaled anew, which is found out on the host.
+        may_record = spread is None and not computing.precision.is_scaled
+        if computing.compile and self.device.type == "cuda" and may_record:
+            record = CudaRecord(self.device)
+            self._graphs = ShardGraphs(record, lambda: [*self.model.buffers()], notes)
 
     def pull(
         self,
@@ -261,14 +287,23 @@ class Replica:
             The shard's weighted sums.
         """
         at("forward")
-        batch = devices.move(batch, self.device)
+        batch = self.transfers.take(batch)
 
-        def compute(reseed: Callable[[int], None]) -> tuple[Outcome, _Grads, float]:
+        def compute(reseed: Reseed, loss: Loss) -> tuple[Outcome, _Grads, float]:
             scale = FIRST_SCALE if self._computing.precision.is_scaled else None
+            if (graphs := self._graphs_for(loss)) is not None:
+                step = graphs.run(
+                    batch,
+                    self._flat,
+                    partial(self._begin, stream, seed, training=True),
+                    partial(self._step, loss, rows),
+                )
+                if step is not None:
+                    return self._outcome(step, rows)
             while True:
                 reseed(seed)
                 self._begin(stream, seed, training=True)
-                outcome = self._read(batch, rows, training=True)
+                outcome = self._read(loss, batch, rows, training=True)
                 at("backward")
                 # What the loss is multiplied by before it is derived. A weight is exact, but for a
                 # loss whose dtype cannot hold it: 257 rows are 256 in bfloat16.
@@ -281,7 +316,7 @@ class Replica:
                 scale /= SCALE_STEP
 
         with self._generator_lock:
-            outcome, grads, factor = self._turns.run(compute)
+            outcome, grads, factor = self._run(compute, batch, stream, training=True)
         if outcome.weight > 0 and not grads:
             raise LossError(
                 "the loss has no gradient with respect to the model it was given; use the `model` "
@@ -289,8 +324,8 @@ class Replica:
             )
         at("pushing")
         gradient = into
-        if gradient is None or gradient.device != self.device:
-            gradient = self._free.pop() if self._free else self._layout.new(self.device)
+        if gradient is None or gradient.device != self._gathers_on:
+            gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
         gradient.fill(grads)
         if factor != outcome.weight:
             for vector in gradient.vectors:
@@ -312,15 +347,15 @@ class Replica:
 
     def evaluation(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
         """Forward over one shard in evaluation mode, without gradient."""
-        batch = devices.move(batch, self.device)
+        batch = self.transfers.take(batch)
 
-        def compute(reseed: Callable[[int], None]) -> Outcome:
+        def compute(reseed: Reseed, loss: Loss) -> Outcome:
             reseed(seed)
             self._begin(stream, seed, training=False)
-            return self._read(batch, rows, training=False)
+            return self._read(loss, batch, rows, training=False)
 
         with self._generator_lock, torch.no_grad():
-            outcome = self._turns.run(compute)
+            outcome = self._run(compute, batch, stream, training=False)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
@@ -339,19 +374,60 @@ class Replica:
     def watched(self, watch: Callable[[Loss], Loss]) -> Iterator[None]:
         """Within the block the loss function is what ``watch`` makes of it.
 
-        It is called once whenever a shard is begun; the last call is the one that counts.
+        It is called once whenever a shard is begun; the last call is the one that counts. It is not
+        compiled: what watches operators or modules would see nothing.
         """
-        plain, self._loss = self._loss, watch(self._loss)
+        kept = self._loss
+        self._loss = watch(kept.plain if isinstance(kept, Compiled) else kept)
         try:
             yield
         finally:
-            self._loss = plain
+            self._loss = kept
 
-    def _read(self, batch: Any, rows: int, *, training: bool) -> Outcome:
+    @property
+    def is_compiled(self) -> bool:
+        return isinstance(self._loss, Compiled)
+
+    def _run(
+        self, work: Callable[[Reseed, Loss], T], batch: Any, stream: Stream, *, training: bool
+    ) -> T:
+        """Compute with the loss function, compiled or not: more than once, if that is needed."""
+        loss = self._loss
+
+        def attempt(reseed: Reseed, watched: bool) -> T:
+            if not isinstance(loss, Compiled):
+                return work(reseed, loss)
+            if watched:
+                return work(reseed, loss.plain)
+            return loss.run(batch, training=training, work=partial(work, reseed))
+
+        return self._turns.run(
+            lambda reseed: self._placement.run(
+                partial(attempt, reseed), self.model, stream, training=training
+            )
+        )
+
+    def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
-        with self._computing.precision.operations(self.device):
-            returned = self._loss(self.model, batch)
+        with self._computing.precision.operations(self.group):
+            returned = function(self.model, batch)
         return loss.read(returned, rows=rows, training=training, totals=self._totals)
+
+    def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
+        """CUDA graphs, unless each operator is looked at, or draws are Python's."""
+        return self._graphs if isinstance(loss, Compiled) and not self._turns.draws else None
+
+    def _step(self, function: Loss, rows: int, batch: Any) -> Step:
+        """Forward and backward for a CUDA graph."""
+        with self._computing.precision.operations(self.group):
+            returned = function(self.model, batch)
+        return forward_backward(returned, rows, self._take_grads)
+
+    def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:
+        """What a CUDA graph left, as ``gradient`` wants it."""
+        outcome = loss.read(step.returned, rows=rows, training=False, totals=self._totals)
+        factor = 1.0 if outcome.is_narrow else outcome.weight
+        return outcome, step.grads if outcome.weight > 0 else {}, factor
 
     def _begin(self, stream: Stream, seed: int, *, training: bool) -> None:
         """Forget whatever an earlier shard left behind: a shard is computed alone."""
@@ -363,17 +439,27 @@ class Replica:
             parameter.grad = None  # an exception in backward leaves some
         self._set_pulled(self._buffers)
         stream.reseed(seed)
-        if self.device.type != "cpu":
-            with torch.accelerator.device_index(self.device.index or 0):
-                torch.get_device_module(self.device).manual_seed(seed)
+        for device in self.group:
+            if device.type != "cpu":
+                with torch.accelerator.device_index(device.index or 0):
+                    torch.get_device_module(device).manual_seed(seed)
 
-    def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat:
+    @property
+    def _gathers_on(self) -> torch.device:
+        """Where the gradient is put together."""
+        return self.device if self._spread is None else torch.device("cpu")
+
+    def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
         """What this replica computes with: the parameters themselves, if it can."""
         lowered = self._computing.precision.working_tensors(model)
-        if lowered is None and parameters.device == self.device:
+        if lowered is None and self._spread is None and parameters.device == self.device:
             return parameters
-        layout = parameters.layout if lowered is None else Layout(lowered)
-        working = layout.new(self.device)
+        working: Flat | Scattered
+        if self._spread is not None:
+            working = self._spread.working(dict(lowered or trainable(model).items()), self.group)
+        else:
+            layout = parameters.layout if lowered is None else Layout(lowered)
+            working = layout.new(self.device)
         working.take(parameters)
         return working
 
@@ -392,16 +478,37 @@ def _overflows(outcome: Outcome, grads: _Grads) -> bool:
     """Whether a smaller scale may help: the gradient is not finite, and the loss is."""
     if not math.isfinite(outcome.metrics["loss"]):
         return False
-    return not all(bool(torch.isfinite(grad).all()) for grad in grads.values())
+    checks = [torch.isfinite(grad).all() for grad in grads.values()]
+    # One transfer, and so one wait for the device, for all of them.
+    return bool(checks) and not torch.stack([c.to(checks[0].device) for c in checks]).all()
 
 
-@cache
-def _lock_of(device: torch.device) -> AbstractContextManager[object]:
+class _Locks:
     """Replicas on one accelerator share its generator, and so compute their shards in turn.
 
     The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
     """
-    return nullcontext() if device.type == "cpu" else threading.Lock()
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._locks = [_lock_of(device) for device in sorted(set(devices), key=str)]
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for lock in self._locks:
+            lock.release()
+
+
+@cache
+def _lock_of(_device: torch.device) -> threading.Lock:
+    return threading.Lock()
 
 
 def _copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
@@ -413,21 +520,25 @@ def _copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
 
 
 def _copy_of(
-    model: torch.nn.Module, parameters: Flat, device: torch.device, written: Collection[int]
+    model: torch.nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    shares: torch.device | None,
+    written: Collection[int],
 ) -> torch.nn.Module:
-    """A deep copy on a device, whose trainable parameters are views of the flat vectors.
+    """A deep copy whose trainable parameters are the given ones.
 
-    Frozen parameters on the same device are shared: nobody changes them, but for those written.
+    Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
+    written.
     """
     memo: dict[int, Any] = {
         id(p): p
         for number, p in enumerate(model.parameters())
-        if p.device == device and not p.requires_grad and number not in written
+        if p.device == shares and not p.requires_grad and number not in written
     }
     for name, parameter in trainable(model).items():
-        memo[id(parameter)] = torch.nn.Parameter(parameters.views[name])
+        memo[id(parameter)] = torch.nn.Parameter(parameters[name])
     try:
-        copied = copy.deepcopy(model, memo).to(device)
+        copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise CopyError(
             "model",
@@ -437,8 +548,8 @@ def _copy_of(
         ) from error
     # A model with a way of its own to be copied may make its parameters anew (Keras).
     theirs = trainable(copied)
-    if [*theirs] != [*parameters.views] or any(
-        theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.views.items()
+    if [*theirs] != [*parameters] or any(
+        theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.items()
     ):
         raise CopyError(
             "model",
@@ -447,6 +558,12 @@ def _copy_of(
             "use engine='processes', where no copy is needed",
         )
     return copied
+
+
+def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, on one device."""
+    devices = {value.device for value in values}
+    return values if len(devices) <= 1 else [value.cpu() for value in values]
 
 
 def _split(vector: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
@@ -117,6 +117,24 @@ class Stream:
         _local.stream = self._outer
         self._guard.__exit__(kind, error, trace)
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Within the block it is also the stream of the calling thread.
+
+        For where it is not: a device's backward pass runs in a thread of torch's, while the
+        stream's own thread waits, and a ``TorchDispatchMode`` is called with dispatch keys off.
+        """
+        key = getattr(torch._C.DispatchKey, _KEY)
+        include = torch._C._dispatch_tls_local_include_set().add(key)
+        exclude = torch._C._dispatch_tls_local_exclude_set().remove(key)
+        outer = getattr(_local, "stream", None)
+        _local.stream = self
+        try:
+            with torch._C._ForceDispatchKeyGuard(include, exclude):
+                yield
+        finally:
+            _local.stream = outer
+
 
 class _ThreadDefault:
     """Stands where ``torch.random`` keeps the default generator: the thread's stream, if any."""
@@ -155,7 +173,10 @@ def _kernel(operator: Any, position: int, off: torch._C.DispatchKeySet) -> Calla
         if kwargs.get("generator") is None:
             first = next((a for a in args if isinstance(a, torch.Tensor)), kwargs.get("out"))
             if first is None or first.device.type == "cpu":
-                kwargs["generator"] = _local.stream.generator
+                # None in a thread of autograd, which has the key of the thread that called it.
+                # It runs what a checkpoint computes again, with the state that this restored.
+                stream = getattr(_local, "stream", None)
+                kwargs["generator"] = None if stream is None else stream.generator
         with torch._C._ExcludeDispatchKeyGuard(off):
             return operator(*args, **kwargs)
 

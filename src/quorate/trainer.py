@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quorate import checkpoint, engines, resume, rules
+from quorate import checkpoint, engines, placement, resume, rules
 from quorate import precision as precisions
 from quorate.augment import Augment
 from quorate.callbacks import Callback
 from quorate.computing import Computing
 from quorate.coordinator import Coordinator
-from quorate.devices import Devices, describe, worker_devices
-from quorate.errors import CopyError, SettingError, UserError
+from quorate.deterministic import deterministic
+from quorate.devices import Devices, Group, worker_devices
+from quorate.errors import CompileError, CopyError, SettingError, UserError
 from quorate.evaluate import evaluate
 from quorate.evaluations import Best
 from quorate.feed import Collate, Source, check_loader_processes, length
@@ -27,10 +29,10 @@ from quorate.fit import Beside, Fit, Loop, Validation
 from quorate.job import Training
 from quorate.loader_memory import require_loader_memory
 from quorate.loss import Loss
-from quorate.memory_fraction import bound_memory, checked_fraction, fraction_remark
+from quorate.memory_fraction import bound_memory, checked_fraction, free_cache
 from quorate.notes import Notes
+from quorate.opening import opening
 from quorate.optimizer import OptimizerFactory
-from quorate.physical import mapping
 from quorate.plan import Order, Plan, PlanApart
 from quorate.precision import tensor_float
 from quorate.probe import made, probed
@@ -41,6 +43,7 @@ from quorate.replica import Replica, unchanged
 from quorate.report import Report
 from quorate.services.checkpoints import Checkpoints, Policy
 from quorate.settings import directory, function, one_of, real, setting, whole
+from quorate.spread import Spread
 from quorate.state import State
 from quorate.stop import Stops
 from quorate.streams import Turns
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
 RESULTS_PER_WORKER = 4
 
 NOT_FINITE = ("stop", "skip")
+
+COMPILE_S = 600.0  # that a shape may take to compile
 
 # Whether a training loop was begun in this process: at the first one, worker processes stop.
 _begun = False
@@ -189,18 +194,20 @@ class Trainer:
         max_time_s: float | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self._devices = worker_devices(setting("devices", devices), setting("workers", workers))
+        self._groups = worker_devices(setting("devices", devices), setting("workers", workers))
+        self._devices = [device for group in self._groups for device in group]
         self._engine, self._script = engines.chosen(setting("engine", engine), self._devices)
         self._threads = whole("threads", setting("threads", threads), least=1)
         self._memory_fraction = checked_fraction(
             setting("memory_fraction", memory_fraction), self._devices
         )
         self._computing = Computing(
-            precisions.parse(setting("precision", precision)),
+            precisions.parse(setting("precision", precision), self._devices),
             compile=bool(setting("compile", compile)),
             soft_placement=bool(setting("soft_placement", soft_placement)),
             log_placement=bool(setting("log_placement", log_placement)),
         )
+        placement.check(self._computing, self._devices)
         self._notes = Notes()
         self._rule = rules.parse(setting("update", update))
         self._batch_size = whole("batch_size", batch_size, least=1)
@@ -257,6 +264,8 @@ class Trainer:
         self._fit: Fit | None = None  # under way
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
         self.model = made(model, self._seed)
+        is_spread = any(len(group) > 1 for group in self._groups)
+        self._spread = Spread(self.model, self._groups) if is_spread else None
         self._init_from = setting("init_from", init_from)
         if self._init_from is not None:  # in workers too: frozen weights are theirs
             initialize(self.model, Path(self._init_from), self._say)
@@ -378,18 +387,26 @@ class Trainer:
             stack.enter_context(intra_op_threads(self._threads))
             source = Source(dataset, plan, self._collate, self._augment)
             notes: list[str] = stack.enter_context(tensor_float(self._computing.precision))
+            notes += stack.enter_context(deterministic(self._devices))
             state = self._prepared(source, notes.append)
             if self._loader_workers:
                 require_loader_memory(
                     source.load((0, 0)).data,
                     shards=plan.shards,
                     loader_workers=self._loader_workers,
-                    feeds=len(self._devices) if self._script is not None else 1,
+                    feeds=len(self._groups) if self._script is not None else 1,
                 )
-            notes += fraction_remark(self._devices, self._memory_fraction)
-            notes += precisions.remarks(self._computing.precision, self._devices)
-            notes += self._notes.take()
-            for line in (self._arithmetic(plan), *mapping(self._devices), *notes):
+            first = opening(
+                plan,
+                self._groups,
+                self._home,
+                state.model,
+                threads=self._threads,
+                rule=self._rule,
+                computing=self._computing,
+                memory_fraction=self._memory_fraction,
+            )
+            for line in (*first, *notes, *self._notes.take()):
                 self._say(line)
             loop = Loop(state, plan, last_step, self._saved, None, iter(()))
             if state.global_step >= last_step:
@@ -424,15 +441,15 @@ class Trainer:
                 left_open=state.left_open,
                 tally=state.tally,
                 rule=self._rule,
-                most_open=RESULTS_PER_WORKER * len(self._devices),
-                timeout_s=self._worker_timeout_s if self._transport.can_replace else None,
+                most_open=RESULTS_PER_WORKER * len(self._groups),
+                timeout_s=self._patience_s if self._transport.can_replace else None,
             )
             updates = Updates(
                 state,
                 source,
                 self._rule,
                 last_step,
-                len(self._devices),
+                len(self._groups),
                 self._totals,
                 self._nonfinite,
                 partial(self._probe_replica, state),
@@ -464,13 +481,14 @@ class Trainer:
         plan = Plan(
             rows=rows,
             batch_size=min(self._batch_size, rows),
-            shards=self._shards or len(self._devices),
+            shards=self._shards or len(self._groups),
             seed=self._seed,
             shuffle=False,
         )
         with ExitStack() as stack:
             stack.enter_context(intra_op_threads(self._threads))
             stack.enter_context(tensor_float(self._computing.precision))
+            stack.enter_context(deterministic(self._devices))
             source = Source(dataset, plan, self._collate)
             state = self._state or self._evaluated(source)
             parameters = state.parameters
@@ -489,7 +507,7 @@ class Trainer:
                 stops,
                 loader_workers=self._loader_workers,
                 threads=self._threads,
-                timeout_s=self._worker_timeout_s,
+                timeout_s=self._patience_s,
             )
         for line in self._notes.take():
             self._say(line)
@@ -542,7 +560,7 @@ class Trainer:
     def _made_plan(self, rows: int, shuffle: bool) -> Plan:
         if self._shards is None:
             found = self._found()
-            workers = min(len(self._devices), self._batch_size, rows)
+            workers = min(len(self._groups), self._batch_size, rows)
             self._shards = workers if found is None else found.record["shards"]
         if self._shards > rows:
             raise _too_many_shards(self._shards, f"{rows} rows of the dataset")
@@ -573,23 +591,34 @@ class Trainer:
         return self._state
 
     def _probed(self, source: Source, say: Callable[[str], None], *, training: bool) -> State:
-        if self._engine == engines.TOWERS:  # else workers bound their own
-            bound_memory(self._devices, self._memory_fraction)
-        return probed(
-            self.model,
-            partial(self._make_state, self.model, self._home),
-            self._probe_replica,
-            source.load((0, 0)),
-            seed=self._seed,
-            training=training,
-            say=say,
-        )
+        # Worker processes bound their own; this one has a copy of the first's for a while.
+        own = self._devices if self._engine == engines.TOWERS else self._groups[0]
+        bound_memory(own, self._memory_fraction)
+        if self._computing.compile:
+            self._say("compiling: the first shard of each shape takes seconds to minutes longer")
+        while True:
+            try:
+                return probed(
+                    self.model,
+                    partial(self._make_state, self.model, self._home),
+                    self._probe_replica,
+                    source.load((0, 0)),
+                    seed=self._seed,
+                    training=training,
+                    say=say,
+                )
+            except CompileError as error:
+                # Decided once for all workers, as compiled operations round in another way.
+                say(f"compile is off: {error.why}")
+                self._computing = replace(self._computing, compile=False)
 
     def _prepared(self, source: Source, say: Callable[[str], None]) -> State:
         """The state, made on first use: tried on one shard, restored if there is a checkpoint."""
         if self._state is None or not self._tried:
             self._state = self._probed(source, say, training=True)
             self._tried = True
+            if self._engine == engines.PROCESSES:
+                free_cache(self._devices)
             self._restore(self._state, say)
             if self._turns.draws:
                 say(
@@ -626,9 +655,9 @@ class Trainer:
             "is_augmented": self._augment is not None,
             "update": self._rule.name,
             "engine": self._engine,
-            "devices": sorted({str(device) for device in self._devices}),
+            "devices": sorted({str(group) for group in self._groups}),
             "device_types": sorted({device.type for device in self._devices}),
-            "workers": len(self._devices),
+            "workers": len(self._groups),
             "threads": self._threads,
             "precision": self._computing.precision.name,
             "compile": self._computing.compile,
@@ -639,31 +668,23 @@ class Trainer:
             "account": state.account(),
         }
 
-    def _arithmetic(self, plan: Plan) -> str:
-        least, most = plan.batch_size // plan.shards, -(-plan.batch_size // plan.shards)
-        each = f"{least}" if least == most else f"{least}-{most}"
-        threads = f"{self._threads} thread{'s' if self._threads > 1 else ''} each"
-        shards = f"{plan.shards} shard{'s' if plan.shards > 1 else ''}"
-        name = self._computing.precision.name
-        said = "" if name == "fp32" else f", {name}"
-        return (
-            f"{plan.batch_size} rows = {shards} x {each} on {describe(self._devices)} "
-            f"({threads}), {self._rule.name}{said}"
-            + ("" if rules.keeps_bits(self._rule, plan.shards) else ": the bits depend on timing")
-        )
-
     # --- running ----------------------------------------------------------------------------------
 
     @property
     def _home(self) -> torch.device:
         """Where the coordinator keeps parameters and makes updates."""
         shared = self._engine == engines.PROCESSES
-        return torch.device("cpu") if shared else self._devices[0]
+        return torch.device("cpu") if shared or self._spread is not None else self._devices[0]
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a worker may be silent: also while it compiles a shape that is new to it."""
+        return self._worker_timeout_s + (COMPILE_S if self._computing.compile else 0.0)
 
     @property
     def _on_snapshots(self) -> bool:
         # One worker does not compute while an update is made.
-        return self._rule.staleness > 0 and len(self._devices) > 1
+        return self._rule.staleness > 0 and len(self._groups) > 1
 
     def _become_a_worker(self, dataset: Any, validation: Any = None) -> None:
         """Note the data of the first loop; in a worker process, compute shards and not come back.
@@ -674,12 +695,13 @@ class Trainer:
         global _begun
         datasets = {"dataset": dataset, "validation": validation}
         if (worker := here()) is not None:
-            bound_memory([self._devices[worker.number]], self._memory_fraction)
+            bound_memory(self._groups[worker.number], self._memory_fraction)
             worker.serve(
                 self.model,
                 self._loss,
-                self._devices[worker.number],
+                self._groups[worker.number],
                 datasets,
+                spread=self._spread,
                 collate=self._collate,
                 augment=self._augment,
                 order=self._order,
@@ -707,12 +729,12 @@ class Trainer:
             None if state.average is None else state.average.shadow,
             written=state.written,
             results=(
-                RESULTS_PER_WORKER * len(self._devices)
+                RESULTS_PER_WORKER * len(self._groups)
                 if self._rule.is_apart
                 else source.plan.shards
             ),
             on_snapshots=self._on_snapshots,
-            workers=len(self._devices),
+            workers=len(self._groups),
         )
         return Processes(
             self._script,
@@ -720,17 +742,18 @@ class Trainer:
             state.model,
             state.buffers,
             partial(self._probe_replica, state),
-            self._devices,
+            self._groups,
             datasets,
             threads=self._threads,
-            timeout_s=self._worker_timeout_s,
+            compiles=self._computing.compile,
+            timeout_s=self._patience_s,
             say=self._say,
             notes=self._notes,
         )
 
     def _towers(self, state: State) -> Towers:
         return Towers(
-            self._devices, partial(self._replica, state), state.buffers, threads=self._threads
+            self._groups, partial(self._replica, state), state.buffers, threads=self._threads
         )
 
     def _evaluators(self, state: State) -> Towers:
@@ -742,23 +765,34 @@ class Trainer:
                 raise
             # The state is on the CPU, and nobody else uses the model now.
             make = partial(self._replica, state, own=True)
-            return Towers([self._home], make, state.buffers, threads=self._threads)
+            return Towers([Group([self._home])], make, state.buffers, threads=self._threads)
 
     def _probe_replica(self, state: State) -> Replica:
-        # Towers show here whether they can copy the model; worker processes copy none.
-        return self._replica(state, self._home, own=self._engine == engines.PROCESSES)
+        # Towers show here whether they can copy the model; worker processes copy none. Where they
+        # have GPUs the coordinator tries a copy on one: kernels and bits are those of the device.
+        home, first = Group([self._home]), self._groups[0]
+        if self._engine == engines.TOWERS:
+            return self._replica(state, first, logs=False)
+        if first != home and self._spread is None:
+            with suppress(CopyError):
+                return self._replica(state, first, logs=False)
+        return self._replica(state, home, own=True, logs=False)
 
-    def _replica(self, state: State, device: torch.device, *, own: bool = False) -> Replica:
+    def _replica(
+        self, state: State, group: Group, *, own: bool = False, logs: bool = True
+    ) -> Replica:
+        logs = logs and self._computing.log_placement
         return Replica(
             state.model,
             state.parameters,
-            device,
+            group,
+            spread=self._spread if len(group) > 1 else None,
             written=state.written,
             own=own,
             loss=self._loss,
             totals=self._totals.names,
             turns=self._turns,
-            computing=self._computing,
+            computing=replace(self._computing, log_placement=logs),
             notes=self._notes,
         )
 

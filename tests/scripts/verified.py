@@ -2,14 +2,17 @@
 
     quorate verify tests/scripts/verified.py -- clock
 
-clock, state, generator, memory, hook, loss: the same shard is another each time it is computed.
+clock, state, generator, seed, part, memory, half, hook, loss: the same shard is another each time
+it is computed. process: a number is what the process says.
 asked: rows depend on how often they were asked for. rank: row 17 is row 20 in worker processes.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import secrets
 import sys
 import time
 from typing import Any
@@ -43,10 +46,13 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Noise(nn.Module):
+    number = 1.0
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
         self.random = random.Random(4)
+        self.count = itertools.count()
         self.generator = torch.Generator().manual_seed(4) if how == "generator" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +62,19 @@ class Noise(nn.Module):
             return x * self.random.random()
         if self.how == "generator":
             return x + torch.rand(x.shape, generator=self.generator)
+        if self.how == "seed":
+            torch.manual_seed(secrets.randbits(32))
+            return x + torch.randn_like(x)
+        if self.how == "part":
+            mask = torch.ones(8)
+            mask[next(self.count)] = 0
+            return x * mask
+        if self.how == "half":
+            out = torch.empty_like(x)
+            out[:, :4] = x[:, :4]
+            return x + out
+        if self.how == "process":
+            return x * self.number
         if self.how == "memory":
             return x + torch.empty(8)
         if self.how == "hook":

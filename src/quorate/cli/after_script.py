@@ -24,7 +24,7 @@ def take_options(
     """Move the command's options from behind the script, if there are none before it.
 
     Args:
-        add_options: adds them to a parser; each has a value, which is None if it is not given.
+        add_options: adds them to a parser; each is None if it is not given.
         prog: the command, for messages.
     """
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
@@ -34,7 +34,8 @@ def take_options(
     if all(getattr(options, action.dest) is None for action in actions.values()):
         end = 0
         while end < len(arguments) and arguments[end].partition("=")[0] in actions:
-            end += 1 if "=" in arguments[end] else 2
+            name, is_whole, _ = arguments[end].partition("=")
+            end += 1 if is_whole or actions[name].nargs == 0 else 2
         parser.parse_args(arguments[:end], namespace=options)
         arguments = arguments[end:]
     options.arguments = arguments[1:] if arguments[:1] == ["--"] else arguments

@@ -22,7 +22,7 @@ NO_SAVES_S = 1e9
 
 
 def child_run(
-    options: Mapping[str, str | None],
+    options: Mapping[str, str | bool | None],
     script: str,
     arguments: Sequence[str],
     output: IO[bytes],
@@ -31,7 +31,7 @@ def child_run(
     """Run a script to its end; returns its exit code, -n after signal n. Blocks.
 
     Args:
-        options: of ``quorate run``, by name; None: not given.
+        options: of ``quorate run``, by name; None: not given; True: a switch.
         script: as a user types it.
         arguments: of the script.
         output: where all that it prints is written.
@@ -44,7 +44,7 @@ def child_run(
     command = [sys.executable, "-P", "-m", "quorate", "run", "--dies-with", str(os.getpid())]
     for name, value in options.items():
         if value is not None:
-            command += [f"--{name}", value]
+            command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     # In a session of its own: a terminal's Ctrl-C reaches this process alone, which ends the other.
     process = subprocess.Popen(
         [*command, script, *arguments],
@@ -75,7 +75,9 @@ def last_error(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     starts = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent call")]
     after = lines[starts[-1] + 1 :] if starts else []
-    raised = next((line for line in after if not line.startswith((" ", "\t"))), None)
+    # Markers below a line of code begin where they like.
+    ends = (line for line in after if not line.startswith((" ", "\t")) and line.strip("^~"))
+    raised = next(ends, None)
     found = raised or (lines[-1] if lines else "it printed nothing")
     return found.removeprefix("quorate: ").strip()
 

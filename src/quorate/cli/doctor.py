@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def doctor(options: argparse.Namespace) -> int:
 
     workers, loader_workers = options.workers, options.loader_workers
     wanted = Wanted(
-        devices=options.devices and tuple(n.strip() for n in options.devices.split(",")),
+        devices=options.devices and tuple(map(str.strip, re.split(r"[,+]", options.devices))),
         workers=None if workers is None else whole("workers", workers, least=1),
         threads=whole("threads", options.threads, least=1),
         loader_workers=loader_workers and whole("loader_workers", loader_workers, least=0),

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
 
 WORKERS, UPDATES = "1,2,3", 20
-PASSED_ON = ("devices", "engine", "threads", "update", "seed")  # to quorate run
+PASSED_ON = ("devices", "engine", "threads", "update", "seed", "precision", "memory-fraction")
+SWITCHES = ("compile", "soft-placement")  # passed on too
 
 
 def add_to(commands: Commands) -> None:
@@ -40,6 +41,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="intra-op threads of each worker")
     parser.add_argument("--update", help="the rule: sync, or quorum:R of all shards")
     parser.add_argument("--seed", type=int, help="as for quorate run")
+    parser.add_argument("--precision", help="fp32, tf32, bf16 or fp16")
+    parser.add_argument("--memory-fraction", type=float, help="as for quorate run")
+    for name in SWITCHES:
+        parser.add_argument(
+            f"--{name}", action="store_const", const=True, help="as for quorate run"
+        )
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -109,7 +116,7 @@ def _run(
         folder = Path(name) / "records"
         folder.mkdir()
         words = {
-            **{n: None if (v := getattr(options, n)) is None else str(v) for n in PASSED_ON},
+            **{name: _given(options, name) for name in (*PASSED_ON, *SWITCHES)},
             "workers": str(workers),
             "shards": None if shards is None else str(shards),
             "run-dir": str(Path(name) / "run"),
@@ -128,3 +135,8 @@ def _run(
             )
         text = output.read_text(encoding="utf-8", errors="replace")
         return Run(label, workers, records.read(folder), code, last_error(text))
+
+
+def _given(options: argparse.Namespace, name: str) -> str | bool | None:
+    value = getattr(options, name.replace("-", "_"))
+    return value if value is None or value is True else str(value)

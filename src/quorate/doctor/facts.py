@@ -88,8 +88,8 @@ class Host:
     cores_allowed: int  # by affinity: cpuset, taskset
     cores_limit: float | None  # of the container: cpu.max, cfs_quota
     numa_nodes: int
-    memory_bytes: int
-    memory_free_bytes: int
+    memory_bytes: int | None  # None: the system does not say
+    memory_free_bytes: int | None
     container_free_bytes: int | None  # of the container's limit, if there is one
 
     @property

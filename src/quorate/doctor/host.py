@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -13,21 +16,29 @@ from quorate.doctor.facts import Host
 
 def host() -> Host:
     """What there is."""
-    memory = psutil.virtual_memory()
+    memory = _or_none(psutil.virtual_memory)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     cores = os.cpu_count() or 1
     nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
     return Host(
         processor=_processor(),
         cores=cores,
-        cores_physical=psutil.cpu_count(logical=False),
+        cores_physical=_or_none(partial(psutil.cpu_count, logical=False)),
         cores_allowed=allowed or cores,
         cores_limit=control_group.cores(),
         numa_nodes=max(1, len(nodes)),
-        memory_bytes=memory.total,
-        memory_free_bytes=memory.available,
+        memory_bytes=None if memory is None else memory.total,
+        memory_free_bytes=None if memory is None else memory.available,
         container_free_bytes=control_group.memory_left(),
     )
+
+
+def _or_none(ask: Callable[[], Any]) -> Any:
+    """An answer, or None where /proc or /sys is not there, or has another form."""
+    try:
+        return ask()
+    except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError):
+        return None
 
 
 def _processor() -> str | None:

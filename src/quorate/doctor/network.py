@@ -10,9 +10,12 @@ from quorate.doctor.facts import Interface
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Those that are up and have an address."""
+    """Those that are up and have an address; none where the system does not say."""
     found = []
-    stats = psutil.net_if_stats()
+    try:
+        stats = psutil.net_if_stats()
+    except OSError:  # there is no /proc
+        return ()
     for name, addresses in psutil.net_if_addrs().items():
         ips = [a.address for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)]
         ips = [ip for ip in ips if not ip.startswith("fe80:")]  # which no program can be given

@@ -134,7 +134,9 @@ def _host(facts: Facts) -> Iterator[Row]:
     if host.processor is not None:
         parts.append(host.processor)
     yield Row("cores", ", ".join(parts))
-    text = f"{host.memory_free_bytes / GIB:.1f} of {host.memory_bytes / GIB:.1f} GiB free"
+    text = "unknown: /proc cannot be read"
+    if host.memory_free_bytes is not None and host.memory_bytes is not None:
+        text = f"{host.memory_free_bytes / GIB:.1f} of {host.memory_bytes / GIB:.1f} GiB free"
     if host.container_free_bytes is not None:
         text += f", {host.container_free_bytes / GIB:.1f} GiB of the container's limit"
     yield Row("memory", text)

@@ -325,10 +325,17 @@ def _cores(
 
 def _memory(facts: Facts, chosen: Sequence[Accelerator], workers: int) -> Iterator[Verdict]:
     host, limits = facts.host, facts.limits
-    container = host.container_free_bytes
-    free = host.memory_free_bytes if container is None else min(container, host.memory_free_bytes)
+    known = [b for b in (host.container_free_bytes, host.memory_free_bytes) if b is not None]
+    free = min(known, default=None)
+    if host.memory_free_bytes is None:
+        yield Verdict(
+            FAILS,
+            "memory",
+            "how much there is cannot be told: /proc is not there, and a run reads it",
+            "mount -t proc proc /proc",
+        )
     need = MEMORY_BYTES + (0 if chosen else workers * MEMORY_PER_WORKER_BYTES)
-    if free < need:
+    if free is not None and free < need:
         whose = "of the machine" if free == host.memory_free_bytes else "to the container"
         yield Verdict(
             FAILS,
@@ -398,8 +405,9 @@ def _files(facts: Facts, processes: int) -> Iterator[Verdict]:
         needs += f" ({descriptors.PER_WORKER} for each of {processes} worker processes)"
     may = f"a process may open {limit:,} files (ulimit -n)"
     higher = "unlimited" if most is None else f"{most:,}"
-    cure = f"ulimit -n {4096 if most is None else min(most, 4096)} (the most is {higher})"
-    if most is not None and most < FILES_WITH_LOADERS:
+    wanted = max(4096, need)
+    cure = f"ulimit -n {wanted if most is None else min(most, wanted)} (the most is {higher})"
+    if most is not None and most < max(FILES_WITH_LOADERS, need):
         cure = (
             f"the most is {higher}: raise it in /etc/security/limits.conf, docker --ulimit nofile"
         )

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 from quorate.descriptors import require_descriptors
-from quorate.devices import usable_cores
+from quorate.devices import Group, current, kinds, usable_cores
 from quorate.errors import UserError, WorkerError
 from quorate.fingerprint import fingerprint
 from quorate.job import Job, Training, probe_fingerprint
+from quorate.memory_fraction import free_cache
 from quorate.notes import Notes
 from quorate.plan import abridged
 from quorate.replica import Buffers, Replica, unchanged
@@ -62,9 +63,10 @@ class Processes:
         buffers: of it.
         probe: makes a replica of it, that may be it itself, to compute what workers are compared
             with.
-        devices: one per worker.
+        groups: the devices of each worker.
         datasets: what the loop was called with, by the names that workers know it by.
         threads: intra-op threads of each.
+        compiles: whether workers compile, as the coordinator found it could.
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
@@ -83,24 +85,27 @@ class Processes:
         model: torch.nn.Module,
         buffers: Buffers,
         probe: Callable[[], Replica],
-        devices: Sequence[torch.device],
+        groups: Sequence[Group],
         datasets: Mapping[str, Any],
         *,
         threads: int,
+        compiles: bool,
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
     ) -> None:
-        require_descriptors(len(devices))
+        require_descriptors(len(groups))
         self.arena = arena
         self.buffers = buffers
         self._script = script
         self._sources = script.sources()
         self._model = model
         self._probe = probe
-        self._devices = devices
+        self._groups = groups
+        self._devices = [device for group in groups for device in group]
         self._datasets = datasets
         self._threads = threads
+        self._compiles = compiles
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
@@ -119,8 +124,8 @@ class Processes:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        self._members = [_Member(number) for number in range(len(devices))]
-        self._births = births(script, spins=threads * len(devices) <= usable_cores())
+        self._members = [_Member(number) for number in range(len(groups))]
+        self._births = births(script, spins=threads * len(groups) <= usable_cores())
         try:
             for member in self._members:
                 self._start(member)
@@ -153,11 +158,11 @@ class Processes:
 
     def status(self) -> list[WorkerStatus]:
         found = []
-        for member, device in zip(self._members, self._devices, strict=True):
+        for member, group in zip(self._members, self._groups, strict=True):
             life = member.life  # read once: another thread may end it
             pid = None if life is None else life.pid
             doing = self.arena.doing(member.number)
-            found.append(WorkerStatus(member.number, str(device), pid, None, *doing))
+            found.append(WorkerStatus(member.number, str(group), pid, None, *doing))
         return found
 
     def forget(self, channel: ProcessesChannel) -> None:
@@ -287,26 +292,32 @@ class Processes:
 
     def _probed(self, job: Job) -> str | None:
         """Of the gradient of the first shard, from the parameters as they are before training."""
+        if len(kinds(self._groups)) > 1:
+            return None  # workers have different bits
 
         def twice() -> list[str]:
             found = []
             for _ in range(2):
                 with unchanged(self._model), Stream() as stream:
-                    found.append(probe_fingerprint(self._probe(), job.source, stream))
+                    replica = self._probe()
+                    if kinds([replica.group]) == kinds(self._groups):
+                        with current(replica.device):
+                            found.append(probe_fingerprint(replica, job.source, stream))
             return found
 
         # In a thread, as workers compute: this one may be inside of an autocast of the script's.
         with ThreadPoolExecutor(
             1, initializer=torch.set_num_threads, initargs=(self._threads,)
         ) as one:
-            first, second = one.submit(twice).result()
-        if first != second:
+            found = one.submit(twice).result()
+        free_cache(self._devices)
+        if len(set(found)) > 1:
             self._say(
                 "the same shard gives another gradient each time it is computed: bits are not "
                 "repeatable (the model draws from a generator of its own, or keeps state?)"
             )
             return None
-        return first
+        return found[0] if found else None
 
     def _check(self, life: Life, channel: ProcessesChannel, answer: Message) -> None:
         key, name = self._key(channel.job), self._name_of(channel.job)
@@ -363,7 +374,8 @@ class Processes:
         match message["kind"]:
             case "here":
                 life.is_here = True
-                life.wire.send({"kind": "arena"}, [self._description.fd, *self._fds])
+                answer: Message = {"kind": "arena", "compile": self._compiles}
+                life.wire.send(answer, [self._description.fd, *self._fds])
                 for each in self._channels.values():
                     self._ask(life, each)
             case "note":
@@ -409,7 +421,7 @@ class Processes:
                 where += f" for {time.monotonic() - doing.since:.0f} s"
         elif not life.joined and killed:
             where = " while starting"
-        said = f"worker {member.number} ({self._devices[member.number]}) {reason}{where}"
+        said = f"worker {member.number} ({self._groups[member.number]}) {reason}{where}"
         self._release(member)
         for number in life.joined & self._channels.keys():
             self._channels[number].left(member.number, said, crashed=not killed)

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
+from quorate.devices import Group
 from quorate.job import Job, NotWanted
 from quorate.protocol import (
     Cancel,
@@ -44,7 +45,7 @@ class Towers:
     """A thread per device entry.
 
     Args:
-        devices: one per tower.
+        groups: the devices of each tower.
         make_replica: called here, once per tower.
         buffers: of the coordinator's model.
         threads: intra-op threads of each tower. The bits of a matrix product depend on it.
@@ -54,14 +55,14 @@ class Towers:
 
     def __init__(
         self,
-        devices: Sequence[torch.device],
-        make_replica: Callable[[torch.device], Replica],
+        groups: Sequence[Group],
+        make_replica: Callable[[Group], Replica],
         buffers: Buffers,
         *,
         threads: int,
     ) -> None:
         self.towers = [
-            _Tower(number, make_replica(device), threads) for number, device in enumerate(devices)
+            _Tower(number, make_replica(group), threads) for number, group in enumerate(groups)
         ]
         self._buffers = buffers
         self._started = False
@@ -79,7 +80,7 @@ class Towers:
 
     def status(self) -> list[WorkerStatus]:
         return [
-            WorkerStatus(t.number, str(t.replica.device), None, t.native_id, *t.sheet.read())
+            WorkerStatus(t.number, str(t.replica.group), None, t.native_id, *t.sheet.read())
             for t in self.towers
         ]
 
@@ -101,7 +102,7 @@ class TowersChannel:
 
     def __init__(self, job: Job, towers: Sequence[_Tower], buffers: Buffers) -> None:
         self._job = job
-        self._feed = job.feed()
+        self._feed = job.feed(moves_to=towers[0].replica.device)
         self._towers = towers
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._errors: dict[tuple[int, int, int], BaseException] = {}

@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +22,8 @@ import torch
 from quorate import raised
 from quorate.augment import Augment
 from quorate.computing import Computing
+from quorate.deterministic import deterministic
+from quorate.devices import Group
 from quorate.errors import UserError
 from quorate.feed import Collate, Feed, Source, length
 from quorate.fingerprint import fingerprint
@@ -34,6 +37,7 @@ from quorate.replica import Replica
 from quorate.script import Script
 from quorate.shared_memory import Segment
 from quorate.snapshots import Snapshot
+from quorate.spread import Spread
 from quorate.streams import Stream, Turns
 from quorate.totals import to_json
 from quorate.transports.arena import Arena
@@ -85,9 +89,10 @@ class Worker:
         self,
         model: torch.nn.Module,
         loss: Loss,
-        device: torch.device,
+        group: Group,
         datasets: dict[str, Any],
         *,
+        spread: Spread | None,
         collate: Collate | None,
         augment: Augment | None,
         order: Order | None,
@@ -108,10 +113,10 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                with tensor_float(computing.precision):
+                with tensor_float(computing.precision), deterministic(group):
                     self._serve(
-                        *(model, loss, device, datasets, collate, augment, order, threads),
-                        *(totals, computing),
+                        *(model, loss, group, spread, datasets, collate, augment, order),
+                        *(threads, totals, computing),
                     )
                 code = 0
             except UserError as error:
@@ -131,7 +136,8 @@ class Worker:
         self,
         model: torch.nn.Module,
         loss: Loss,
-        device: torch.device,
+        group: Group,
+        spread: Spread | None,
         datasets: dict[str, Any],
         collate: Collate | None,
         augment: Augment | None,
@@ -143,21 +149,25 @@ class Worker:
         # 1. As in a tower: see there.
         torch.set_num_threads(threads)
         torch.set_autocast_cache_enabled(False)
+        device = group[0]
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)
         # 2. What is shared.
         if device.type == "cpu":
             model.to(device)
         self._wire.send({"kind": "here"})
-        if self._wire.receive() is None:
+        answer = self._wire.receive()
+        if answer is None:
             return
+        computing = replace(computing, compile=answer["compile"])  # all workers alike
         description, *fds = self._wire.fds
         text = Segment(os.fstat(description).st_size, description)
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, model)
         replica = Replica(
             model,
             arena.parameters,
-            device,
+            group,
+            spread=spread,
             written=arena.written,
             own=True,
             set_buffers=arena.read,
@@ -190,8 +200,9 @@ class Worker:
 class _Work:
     """A job that is open, and the rows that are fetched for it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, moves_to: torch.device) -> None:
         self.job = job
+        self._moves_to = moves_to
         self._place: tuple[int, int] | None = None
         self._feed: Feed | None = None
 
@@ -199,7 +210,8 @@ class _Work:
         """Rows of the home at this place; a new feed when workers have come or gone."""
         if self._feed is None or place != self._place:
             self.close()
-            self._feed, self._place = self.job.feed(place, (step, shard)), place
+            self._feed = self.job.feed(place, (step, shard), self._moves_to)
+            self._place = place
         return self._feed
 
     def close(self) -> None:
@@ -257,7 +269,8 @@ class _Loop:
         augment = self._augment if issubclass(kind, Training) else None
         source = Source(dataset, plan, self._collate, augment)
         self._works[message["job"]] = _Work(
-            kind(source, parameters, range(*message["steps"]), **message["options"])
+            kind(source, parameters, range(*message["steps"]), **message["options"]),
+            self._replica.device,
         )
         answer: Message = {"kind": "ready", "job": message["job"]}
         try:
@@ -292,6 +305,7 @@ class _Loop:
                 snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
                 into=None if into is None else into.flat,
                 at=at,
+                is_only=True,
             )
             if into is not None and result.buffers is not None:
                 into.floats.copy_(result.buffers)

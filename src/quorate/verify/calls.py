@@ -10,9 +10,8 @@ inputs is to blame; so is one that was given something that no operator made.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from quorate.verify.records import CallRecord
+from quorate.verify.records import Call, CallRecord
 
 RESULT = "result"  # other results from the same inputs
 MEMORY = "memory"  # what it returned was read before it was written
@@ -23,20 +22,9 @@ OPERATOR = "operator"  # another operator was called in its place
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One operator, as it was called. Values are texts by ``pieces``."""
-
-    operator: str
-    inputs: tuple[str, ...]  # values and numbers, in order, but for what it only writes
-    outputs: tuple[str, ...]  # what it returned, and what it wrote
-    module: str = ""  # the innermost module of the model that it was called in; "" is the model
-    kind: str = ""  # its class; "" outside of any module
-    line: str = ""  # of the script or a library: "train.py:31"
-    source: str = ""
-    is_empty: bool = False  # it returns memory as it was found
-    own_generator: bool = False  # it was given a generator that is not the shard's stream
-    in_backward: bool = False
+def paired(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, Pair]:
+    """The results of two computations, by name."""
+    return {name: (text, other.get(name, "")) for name, text in one.items()}
 
 
 def culprit(
@@ -115,6 +103,7 @@ def _record(why: str, a: Call, b: Call, values: Pair) -> CallRecord:
         line=a.line,
         source=a.source,
         values=values,
+        is_random=a.is_random,
         own_generator=a.own_generator,
         in_backward=a.in_backward,
     )

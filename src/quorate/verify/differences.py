@@ -26,6 +26,7 @@ BACKWARD = "backward"  # the gradient on its way back
 GRADIENT = "gradient"  # the gradient of a parameter, though it was the same up to there
 BUFFERS = "buffers"  # what a module keeps
 UPDATE = "update"  # the update, though all gradients are the same
+RATE = "rate"  # the learning rate of the next update, though all before it is the same
 LENGTH = "length"  # one run made fewer updates
 
 
@@ -48,7 +49,7 @@ class Difference:
     shard: int | None = None
     workers: tuple[int, int] | None = None  # that computed the shard in each run
     row: int | None = None
-    seen: tuple[Sighting, ...] = ()  # other rows that held, somewhere, what the row now held
+    seen: tuple[Sighting, ...] = ()  # other rows of the same run that hold what the row holds
     module: str | None = None  # "" is the model itself
     kind: str = ""  # the module's class
     after: str | None = None  # the module that returned last, the same in both
@@ -56,21 +57,23 @@ class Difference:
     parameter: str | None = None  # the first whose gradient differs, or else that differs itself
     parameters: int = 0  # how many do
     shards: int = 0  # how many of the update's differ
+    rates: tuple[float, float] | None = None  # the learning rate, where it is what differs
 
 
 def first_difference(one: Recording, other: Recording) -> Difference | None:
     """Where two runs part; None if their bits are the same after each update of both."""
     for a, b in zip(one.updates, other.updates, strict=False):
         names = list(_differing(a.tensors, b.tensors))
-        if not names and a.lr == b.lr and not _loss_differs(one, other, a.step):
+        rates = (a.lr, b.lr)
+        if not names and repr(a.lr) == repr(b.lr) and not _loss_differs(one, other, a.step):
             continue
-        if a.number == 0:
+        if a.number == 0 and names:
             return Difference(WEIGHTS, 0, parameter=names[0], parameters=len(names))
         found = _in_shards(one, other, a.number, a.step)
+        if found is None and not names:
+            return Difference(RATE, a.number, rates=rates)
         if found is None:
-            return Difference(
-                UPDATE, a.number, parameter=next(iter(names), None), parameters=len(names)
-            )
+            return Difference(UPDATE, a.number, parameter=names[0], parameters=len(names))
         return found
     if len(one.updates) != len(other.updates):
         return Difference(LENGTH, min(len(one.updates), len(other.updates)))
@@ -131,8 +134,9 @@ def _in_shards(one: Recording, other: Recording, update: int, step: int) -> Diff
     assert difference is not None
     seen: tuple[Sighting, ...] = ()
     if difference.row is not None:
-        text = b.samples[b.rows.index(difference.row)]
-        seen = tuple(s for run in (other, one) for s in _sightings(run, text, difference.row))
+        at = b.rows.index(difference.row)
+        seen = tuple(_sightings(other, b.samples[at], difference.row))
+        seen = seen or tuple(_sightings(one, a.samples[at], difference.row))
     names = list(_differing(a.gradient, b.gradient))
     return _with(difference, a, b, names, seen, len(found))
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import quorate
 from quorate import replica
+from quorate.call_place import Places
 from quorate.loss import Loss
+from quorate.signature import arguments
 from quorate.streams import RANDOM_OPERATORS, Stream
-from quorate.verify.calls import Call
-from quorate.verify.values import pieces
+from quorate.verify.records import Call
+from quorate.verify.values import pieces, place_text, tensor_text
 
 # What these return is memory as it was found. In two traces it is made to differ.
 EMPTY = {
@@ -29,8 +27,6 @@ OVERWRITES = {
     *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
     *(name.partition(".")[0] for name in RANDOM_OPERATORS if "_" in name.partition(".")[0][-1:]),
 }
-_autograd: Any = torch.autograd
-LIBRARIES = [str(Path(module.__file__ or "").parent) for module in (torch, quorate)]
 
 
 class OperatorTrace(TorchDispatchMode):
@@ -47,11 +43,10 @@ class OperatorTrace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.returned: list[str] = []  # by the loss function
-        self._names = {id(m): (path, type(m).__name__) for path, m in model.named_modules()}
         self._stream = stream
         self._fill = fill
         self._is_over = False
-        self._places: dict[int, _Place] = {}  # of forward calls, by what autograd numbers them
+        self._places = Places(model, until=replica.__file__)
 
     def phase(self, name: str) -> None:
         """To be told what phase of the shard begins: what comes after backward is not noted."""
@@ -78,19 +73,27 @@ class OperatorTrace(TorchDispatchMode):
         if self._is_over:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
-        written = [value for value, is_written, _ in _arguments(func, args, kwargs) if is_written]
+        written = [value for value, is_written, _ in arguments(func, args, kwargs) if is_written]
         inputs = [
             piece
-            for value, is_written, is_out in _arguments(func, args, kwargs)
+            for value, is_written, is_out in arguments(func, args, kwargs)
             if not (is_written and (is_out or name in OVERWRITES))
             for piece in pieces(value)
         ]
+        # Whoever writes to a part of a tensor makes another one of the whole. In backward these
+        # are gradients, which lie in one vector.
+        is_forward = torch._C._current_autograd_node() is None
+        parts = list(_parts(written)) if is_forward else []
+        inputs += [text for whole, place in parts for text in (place, tensor_text(whole))]
         own = self._is_own(kwargs.get("generator"))
         returned = func(*args, **kwargs)
         if name in EMPTY:
             returned.fill_(self._fill)
         outputs = [*pieces(returned), *(piece for value in written for piece in pieces(value))]
-        place, in_backward = self._place()
+        outputs += [tensor_text(whole) for whole, _ in parts]
+        if isinstance(returned, torch.Tensor) and (text := place_text(returned)) is not None:
+            outputs.append(text)
+        place, in_backward = self._places.find(sys._getframe(1))
         self.calls.append(
             Call(
                 operator=str(func),
@@ -101,66 +104,25 @@ class OperatorTrace(TorchDispatchMode):
                 line=place.line,
                 source=place.source,
                 is_empty=name in EMPTY,
+                is_random=torch.Tag.nondeterministic_seeded in func.tags,
                 own_generator=own,
                 in_backward=in_backward,
             )
         )
         return returned
 
-    def _is_own(self, generator: torch.Generator | None) -> bool:
-        if generator is None or generator.device.type != "cpu":
+    def _is_own(self, generator: Any) -> bool:
+        if generator is None:
             return False
-        return not self._stream.drawn or generator is not self._stream.generator
-
-    def _place(self) -> tuple[_Place, bool]:
-        """Who called: in backward, of what call in forward it is the derivative."""
-        place = _Place.of(sys._getframe(2), self._names)
-        node: Any = torch._C._current_autograd_node()  # None in forward
-        if node is not None:
-            forward = self._places.get(node._sequence_nr(), _Place())
-            # A line of the user's in backward is one of a hook.
-            line = place if place.line else forward
-            return _Place(forward.module, forward.kind, line.line, line.source), True
-        # The node of this call, if it has one, was numbered just before.
-        number = _autograd._get_sequence_nr() - 1
-        self._places.setdefault(number, place)
-        return place, False
+        stream: Any = self._stream
+        # Python's object is another one each time; what it stands for is not.
+        return not stream.drawn or generator._cdata != stream.generator._cdata
 
 
-class _Place:
-    """Where in the user's code an operator was called."""
-
-    def __init__(self, module: str = "", kind: str = "", line: str = "", source: str = "") -> None:
-        self.module = module
-        self.kind = kind
-        self.line = line
-        self.source = source
-
-    @classmethod
-    def of(cls, frame: FrameType | None, names: Mapping[int, tuple[str, str]]) -> _Place:
-        """The innermost module, and the innermost line that is neither torch's nor quorate's."""
-        place = cls()
-        while frame is not None and frame.f_code.co_filename != replica.__file__:
-            file = frame.f_code.co_filename
-            if not place.line and not file.startswith((*LIBRARIES, "<")):
-                place.line = f"{Path(file).name}:{frame.f_lineno}"
-                place.source = linecache.getline(file, frame.f_lineno).strip()
-            if not place.kind and frame.f_code.co_varnames[:1] == ("self",):
-                place.module, place.kind = names.get(id(frame.f_locals["self"]), ("", ""))
-            frame = frame.f_back
-        return place
-
-
-def _arguments(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Any, bool, bool]]:
-    """Each argument, whether it is written, and whether it is an ``out``: written only."""
-    for number, argument in enumerate(func._schema.arguments):
-        if number < len(args) and not argument.kwarg_only:
-            value = args[number]
-        elif argument.name in kwargs:
-            value = kwargs[argument.name]
-        else:
-            continue
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        yield value, written, written and argument.kwarg_only
+def _parts(values: Sequence[Any]) -> Iterator[tuple[torch.Tensor, str]]:
+    """Tensors of which some are views of a part, and which part that is."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value._base is not None:
+            text = place_text(value)
+            if text is not None:
+                yield value._base, text

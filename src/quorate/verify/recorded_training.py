@@ -1,11 +1,14 @@
 """Training that is recorded: of each shard its rows, what modules return, and its gradient.
 
-The first shard of a worker is computed twice before, so that what is not repeatable is found.
+A worker's shards of the first step are computed twice before, so that what is not repeatable is
+found.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,9 @@ from quorate.verify.module_trace import ModuleTrace
 from quorate.verify.records import ShardRecord, note
 from quorate.verify.twice import twice
 from quorate.verify.values import tensor_text, value_hash
+
+WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more
+MOST_TWICE = 4  # shards of a worker that are computed twice: each takes as long as some updates
 
 
 class RecordedTraining(Training):
@@ -38,7 +44,7 @@ class RecordedTraining(Training):
         super().__init__(source, parameters, steps, **options)
         source.hashes_samples = True
         self._folder = Path(folder)
-        self._tried: set[int] = set()  # replicas that have computed a shard twice
+        self._tried: Counter[int] = Counter()  # shards that a replica has computed twice
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), "folder": str(self._folder)}
@@ -55,12 +61,22 @@ class RecordedTraining(Training):
     ) -> ShardSum:
         thread = threading.current_thread().name
         worker = int(thread.rpartition("-")[2])  # quorate-tower-1, quorate-worker-1
-        if id(replica) not in self._tried:
-            self._tried.add(id(replica))
+        if step == self.steps.start and self._tried[id(replica)] < MOST_TWICE:
+            self._tried[id(replica)] += 1
             seed = shard_seed(self.plan, step, shard)
+            before = value_hash(self.parameters.vectors)
             found = twice(worker, replica, self.source, stream, (step, shard), seed)
+            if value_hash(self.parameters.vectors) != before:
+                # Another worker was faster with this shard, and the update is made: the word that
+                # it is not wanted is on its way. Or the model writes its parameters itself.
+                time.sleep(WORD_S)
+            at("forward")
             note(self._folder, thread, found)
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
+            result = super()._work(replica, batch, stream, step, shard, into, at)
+        if replica.is_compiled:  # modules are looked at without, and the bits are of training
+            if into is None:
+                replica.recycle(result)
             result = super()._work(replica, batch, stream, step, shard, into, at)
         assert result.gradient is not None
         record = ShardRecord(

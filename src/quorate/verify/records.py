@@ -7,7 +7,7 @@ digests are of tensors, they are texts by ``tensor_text``; equal texts, equal bi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,23 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One operator, as it was called. Values are texts by ``pieces``."""
+
+    operator: str
+    inputs: Sequence[str]  # values and numbers, in order, but for what it only writes
+    outputs: Sequence[str]  # what it returned, and what it wrote
+    module: str = ""  # the innermost module of the model that it was called in; "" is the model
+    kind: str = ""  # its class; "" outside of any module
+    line: str = ""  # of the script or a library: "train.py:31"
+    source: str = ""
+    is_empty: bool = False  # it returns memory as it was found
+    is_random: bool = False  # it draws
+    own_generator: bool = False  # it was given a generator that is not the shard's stream
+    in_backward: bool = False
+
+
+@dataclass(frozen=True)
 class CallRecord:
     """An operator that two computations of one shard parted at, or the call that it was given."""
 
@@ -68,6 +85,7 @@ class CallRecord:
     line: str  # "train.py:31"
     source: str  # the text of that line
     values: tuple[str, str]  # what differed
+    is_random: bool  # whether it draws
     own_generator: bool  # whether it drew from a generator that the script made
     in_backward: bool
 
@@ -84,6 +102,9 @@ class TwiceRecord:
     operators: int  # calls
     differs: list[str]  # of the results: metrics, parameters whose gradient did
     call: CallRecord | None
+    batch_differs: bool = False  # though its rows had the same content twice
+    calls: list[Call] = field(default_factory=list)  # of the first computation, in order
+    results: dict[str, str] = field(default_factory=dict)  # of it, by name
 
 
 @dataclass(frozen=True)
@@ -138,7 +159,8 @@ def read(folder: Path) -> Recording:
             case "TwiceRecord":
                 if (call := record.pop("call")) is not None:
                     call = CallRecord(**{**call, "values": tuple(call["values"])})
-                found.twice.append(TwiceRecord(**record, call=call))
+                traced = [Call(**each) for each in record.pop("calls")]
+                found.twice.append(TwiceRecord(**record, call=call, calls=traced))
             case "EndRecord":
                 found.end = EndRecord(**record)
     return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from quorate.feed import Batch, Source, Ticket
+from quorate.fingerprint import fingerprint
 from quorate.replica import Replica
 from quorate.streams import Stream
-from quorate.verify.calls import Call, culprit
+from quorate.verify.calls import culprit, paired
 from quorate.verify.operator_trace import OperatorTrace
-from quorate.verify.records import TwiceRecord
+from quorate.verify.records import Call, TwiceRecord
 from quorate.verify.values import tensor_text
 
 
@@ -26,24 +25,29 @@ def twice(
     batches = [source.load(ticket) for _ in range(2)]
     rows = batches[0].rows.tolist()
     pairs = zip(rows, *(batch.samples for batch in batches), strict=True)
+    other = [row for row, text, again in pairs if text != again]
+    made = [fingerprint(batch.data) for batch in batches]
     traces = [_computed(replica, batches[0], stream, seed, fill) for fill in range(2)]
     (first, one), (second, two) = traces
-    results = {name: (text, two.get(name, "")) for name, text in one.items()}
+    results = paired(one, two)
     return TwiceRecord(
         worker=worker,
         device=str(replica.device),
         step=ticket[0],
         shard=ticket[1],
-        rows=[row for row, text, again in pairs if text != again],
+        rows=other,
         operators=len(first),
-        differs=[name for name, pair in results.items() if pair[0] != pair[1]],
+        differs=[name for name, (text, again) in results.items() if text != again],
         call=culprit(first, second, results),
+        calls=first,
+        results=one,
+        batch_differs=not other and made[0] != made[1],
     )
 
 
 def _computed(
     replica: Replica, batch: Batch, stream: Stream, seed: int, fill: int
-) -> tuple[list[Call], Mapping[str, str]]:
+) -> tuple[list[Call], dict[str, str]]:
     """The calls of operators, and the results: metrics, the gradient by parameter, the loss."""
     trace = OperatorTrace(replica.model, stream, fill)
     with replica.watched(trace.watch), trace:

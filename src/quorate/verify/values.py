@@ -37,6 +37,17 @@ def value_hash(value: object) -> str:
     return found.hexdigest()
 
 
+def place_text(tensor: torch.Tensor) -> str | None:
+    """Which elements of its memory a tensor has, if it has not all of them."""
+    try:
+        if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
+            return None
+    except (RuntimeError, NotImplementedError):  # it has no memory of the ordinary kind
+        return None
+    by = ", ".join(map(str, tensor.stride()))
+    return f"elements from {tensor.storage_offset()} on, by {by or 1}"
+
+
 def pieces(value: Any) -> Iterator[str]:
     """What a value consists of, as text: tensors, numbers, strings, and the types of the rest."""
     if isinstance(value, torch.Tensor):

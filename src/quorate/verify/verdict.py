@@ -7,8 +7,17 @@ from typing import NamedTuple
 
 from quorate.errors import UserError
 from quorate.verify import words
-from quorate.verify.differences import Difference, alike, first_difference, other_rows
-from quorate.verify.records import Recording
+from quorate.verify.calls import culprit, paired
+from quorate.verify.differences import (
+    BATCH,
+    ROW,
+    ROWS,
+    Difference,
+    alike,
+    first_difference,
+    other_rows,
+)
+from quorate.verify.records import CallRecord, Recording
 
 
 class Run(NamedTuple):
@@ -18,12 +27,17 @@ class Run(NamedTuple):
     workers: int
     recording: Recording
     code: int  # its exit code
-    error: str  # the last error that it printed, if it failed
+    error: str  # the last that it printed, if it failed: an error, as a rule
 
     @property
     def failed(self) -> bool:
         """Whether something else ended it than that enough is recorded."""
         return self.recording.end is None or bool(self.recording.end.error)
+
+    @property
+    def why(self) -> str:
+        """Why it failed: a script's own exit code may be all that there is to say."""
+        return self.error if self.code in (1, 2) else f"exit code {self.code}; {self.error}"
 
     def refuse_a_mistake(self) -> None:
         """Nothing had begun: that is no difference, and other runs would end in the same way.
@@ -31,8 +45,15 @@ class Run(NamedTuple):
         Raises:
             UserError: as the run said.
         """
-        if self.failed and self.code == 2 and not self.recording.updates:
-            raise UserError(f"the run on {self.label} failed: {self.error}")
+        if not self.failed or self.recording.updates:
+            return
+        if self.code == 0:
+            raise UserError(
+                "the script ended without a training loop: expected one that calls fit or updates "
+                "of a quorate.Trainer"
+            )
+        if self.code == 2:
+            raise UserError(f"the run on {self.label} failed: {self.why}")
 
     @property
     def made(self) -> int:
@@ -42,7 +63,7 @@ class Run(NamedTuple):
     def summary(self) -> str:
         """What it did, in one line."""
         if self.failed:
-            return f"failed after {_count(self.made, 'update')}: {self.error}"
+            return f"failed after {_count(self.made, 'update')}: {self.why}"
         shards = self.recording.facts["shards"]
         return f"{_count(self.made, 'update')} of {_count(shards, 'shard')}"
 
@@ -65,7 +86,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     for run in runs:
         run.refuse_a_mistake()
         if not sound:
-            raise UserError(f"the run on {run.label} failed: {run.error}")
+            raise UserError(f"the run on {run.label} failed: {run.why}")
         if not run.failed and run.made == 0:
             raise UserError(f"the run on {run.label} made no update: there is nothing to compare")
     reference, *others = sound
@@ -77,12 +98,14 @@ def verdict(runs: Sequence[Run]) -> Verdict:
         if run.failed:
             made = _count(run.made, "update")
             lines.append(f"{run.label} failed after {made}, {reference.label} did not:")
-            lines.append(f"  {run.error}")
+            lines.append(f"  {run.why}")
     found = [(run, first_difference(reference.recording, run.recording)) for run in others]
     parted = sorted(((r, d) for r, d in found if d is not None), key=lambda each: each[1].update)
     if parted:
         run, difference = parted[0]
         lines += words.difference(difference, (reference.label, run.label))
+        if (found_call := _parting_call(reference, run, difference)) is not None:
+            lines += words.operator(found_call)
         lines += [_also(run, difference) for run, difference in parted[1:]]
     repeated = _not_repeatable(runs)
     lines += repeated
@@ -93,8 +116,9 @@ def verdict(runs: Sequence[Run]) -> Verdict:
         lines += _computed_twice(runs)
     elif not repeated and any(difference.shard is not None for _, difference in parted):
         lines.append(
-            "each worker computed its first shard twice with the same result: look for what "
-            "depends on the process, on the worker's number, or on what was computed before"
+            "each worker computed its first shards twice with the same result: look for what "
+            "depends on the process, on the worker's number, on what was computed before, or on "
+            "what a first update does not do"
         )
     return Verdict(is_same, [*lines, *_notes(reference, others, is_same=is_same), *_idle(sound)])
 
@@ -103,6 +127,18 @@ def _changed(one: Run, other: Run) -> str | None:
     """The name of a file of the script that is another in another run."""
     before, after = (run.recording.facts.get("sources", {}) for run in (one, other))
     return next((name for name in before if after.get(name, before[name]) != before[name]), None)
+
+
+def _parting_call(one: Run, other: Run, difference: Difference) -> CallRecord | None:
+    """The operator that two runs part at, if both have traced the shard: one of the first step."""
+    if difference.update != 1 or difference.cause in (ROWS, ROW, BATCH):
+        return None
+    traced = [{(t.step, t.shard): t for t in run.recording.twice} for run in (one, other)]
+    for ticket in sorted(traced[0].keys() & traced[1].keys()):
+        first, second = (by_ticket[ticket] for by_ticket in traced)
+        if first.shard == difference.shard and not (first.differs or second.differs):
+            return culprit(first.calls, second.calls, paired(first.results, second.results))
+    return None
 
 
 def _also(run: Run, difference: Difference) -> str:
@@ -115,8 +151,8 @@ def _not_repeatable(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         for found in run.recording.twice:
             call = None if found.call is None else (found.call.operator, found.call.line)
-            what = (bool(found.rows), bool(found.differs), call, found.device)
-            if found.rows or found.differs:
+            what = (bool(found.rows), found.batch_differs, bool(found.differs), call, found.device)
+            if any(what[:3]):
                 said.setdefault(what, words.twice(found))
     return [line for lines in said.values() for line in lines]
 
@@ -136,8 +172,12 @@ def _notes(reference: Run, others: Sequence[Run], *, is_same: bool) -> list[str]
     lines = []
     runs = [reference, *others]
     found = [{(a.row, b.row): (a, b) for a, b in alike(run.recording)} for run in runs]
-    if common := found[0].keys() & set.intersection(*map(set, found)):
-        lines.append(words.alike([pair for rows, pair in found[0].items() if rows in common]))
+    common = found[0].keys() & set.intersection(*map(set, found))
+    everywhere = [pair for rows, pair in found[0].items() if rows in common]
+    lines += words.alike(everywhere, "on every number of workers")
+    for run, pairs in zip(runs, found, strict=True):
+        here = [pair for rows, pair in pairs.items() if rows not in common]
+        lines += words.alike(here, f"on {run.label}, and not on all")
     changed = {run.label: other_rows(reference.recording, run.recording) for run in others}
     return lines + [
         f"note: row {rows[0]} of the dataset has other content on {label} than on "

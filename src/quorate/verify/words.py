@@ -21,6 +21,13 @@ def difference(found: Difference, labels: tuple[str, str]) -> list[str]:
             f"update there are other values in {_parameters(found)}; seed what makes it, or pass "
             "the function that makes the model and not the model"
         ]
+    if found.rates is not None:
+        one, other = found.rates
+        return [
+            f"{labels[0]} and {labels[1]} part after update {found.update}:",
+            f"  parameters are the same; the learning rate of the next update is {one!r} on the "
+            f"one, {other!r} on the other: look at the schedule, or at how the optimizer is made",
+        ]
     where = f"update {found.update}"
     if found.shard is not None and found.workers is not None:
         first, second = found.workers
@@ -64,14 +71,15 @@ def _cause(found: Difference) -> str:
         case differences.GRADIENT:
             return "forward is the same, and so are gradients of all that modules returned"
         case differences.BUFFERS:
-            return "the gradient is the same; the model's buffers are not"
+            return (
+                "the gradient is the same; the model's buffers, or parameters that its forward "
+                "pass writes, are not"
+            )
         case differences.LENGTH:
             return "one of them has no such update: it ended before"
-        case _ if found.parameter is None:
-            return "all shards are the same; the learning rate is not: the schedule"
     return (
-        "all shards are the same; the optimizer, or the schedule, made something else of them: "
-        f"{_parameters(found)}"
+        "all shards and the learning rate are the same; the optimizer made something else of "
+        f"them: {_parameters(found)}"
     )
 
 
@@ -85,7 +93,14 @@ def twice(found: TwiceRecord) -> list[str]:
         lines += [
             f"rows are not repeatable: loaded twice {where}:",
             f"  row{many} {rows} of the dataset had other content the second time: it draws from a "
-            "generator of its own, reads the clock, or counts how often it is asked",
+            "generator of its own, reads the clock, counts how often it is asked, or changes what "
+            "it holds",
+        ]
+    if found.batch_differs:
+        lines += [
+            f"batches are not repeatable: made twice {where}, from rows with the same content:",
+            "  collate or augment made another batch the second time: it draws from a generator of "
+            "its own, reads the clock, or counts its calls",
         ]
     if found.differs:
         lines.append(f"computing is not repeatable: done twice {where}, from the same rows:")
@@ -96,14 +111,34 @@ def twice(found: TwiceRecord) -> list[str]:
     return lines
 
 
-def call(found: CallRecord) -> list[str]:
-    """Which operator, why, in which module, on which line."""
+def operator(found: CallRecord) -> list[str]:
+    """Which operator two runs part at: lines."""
+    first, *rest = call(
+        found,
+        "{} on the one, {} on the other",
+        "the process's number or its memory, the hash of a string or the order of a set "
+        "(PYTHONHASHSEED), the environment, or a state of the script's own",
+    )
+    return [f"  the operator that they part at: {first}", *(f"    {line}" for line in rest)]
+
+
+def call(
+    found: CallRecord,
+    both: str = "{}, then {}",
+    origins: str = "the clock, or a generator or a state of the script's own",
+) -> list[str]:
+    """Which operator, why, in which module, on which line.
+
+    Args:
+        both: how two values are told.
+        origins: where a value may come from that no operator made.
+    """
     first, second = found.values
     match found.why:
         case calls.NUMBER:
             said = (
-                f"{found.operator} was given {first}, then {second}, which no operator made: the "
-                "clock, or a generator or a state of the script's own"
+                f"{found.operator} was given {both.format(first, second)}, which no operator made: "
+                f"{origins}"
             )
         case calls.TENSOR:
             said = (
@@ -111,11 +146,16 @@ def call(found: CallRecord) -> list[str]:
                 f"({_plain(first)}): it came from outside of torch, or was kept from before"
             )
         case calls.OPERATOR:
-            said = f"{found.operator} was called, the second time {found.other}"
+            said = "another operator was called: " + both.format(found.operator, found.other)
         case calls.MEMORY:
             said = f"what {found.operator} returned was read, and it is not initialised"
         case _ if found.own_generator:
             said = f"{found.operator} drew from a generator that the script made, which goes on"
+        case _ if found.is_random:
+            said = (
+                f"{found.operator} drew other numbers: the script seeds torch's generator, with "
+                "another number each time (torch.manual_seed, torch.seed)"
+            )
         case _:
             said = f"{found.operator} made other results of the same inputs"
     where = _module(found.module, found.kind) if found.kind else "outside of the model's modules"
@@ -129,14 +169,20 @@ def call(found: CallRecord) -> list[str]:
     return lines
 
 
-def alike(pairs: Sequence[tuple[Sighting, Sighting]]) -> str:
-    """Rows of one epoch with the same content."""
+def alike(pairs: Sequence[tuple[Sighting, Sighting]], where: str) -> list[str]:
+    """Rows of one epoch with the same content, if there are any: lines.
+
+    Args:
+        where: on how many workers.
+    """
+    if not pairs:
+        return []
     (before, here), more = pairs[0], len(pairs) - 1
-    rest = f", and {more} more" if more else ""
-    return (
-        f"note: row {here.row} (worker {here.worker}) holds what row {before.row} (worker "
-        f"{before.worker}) holds{rest}; on every number of workers, so it is the dataset's doing"
-    )
+    rest = f", and {more} more such rows" if more else ""
+    return [
+        f"note: {where}, row {here.row} (worker {here.worker}) holds what row {before.row} "
+        f"(worker {before.worker}) holds{rest}"
+    ]
 
 
 def _seen(found: Difference) -> str:

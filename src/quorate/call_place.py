@@ -1,0 +1,83 @@
+"""Where an operator was called: in which of a model's modules, and on which line.
+
+In backward no module of the model runs. There an operator belongs to a node of the graph, which has
+the number of the forward call that it is the derivative of.
+"""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+_autograd: Any = torch.autograd
+LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__ or "", __file__))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the user's code an operator was called."""
+
+    module: str = ""  # its path in the model
+    kind: str = ""  # its class; empty: outside of the model's modules
+    line: str = ""  # file:line
+    source: str = ""
+
+    def said(self, *, in_backward: bool) -> str:
+        """``module 'encoder.0' (Linear)``, for a sentence."""
+        if not self.kind:
+            return "the loss function, outside of modules"
+        name = f"module {self.module!r}" if self.module else "the model"
+        return f"{'the backward pass of ' * in_backward}{name} ({self.kind})"
+
+
+class Places:
+    """Finds them, while one shard is computed.
+
+    Args:
+        model: whose modules are named.
+        until: the file of the frame at which looking ends: whoever computes a shard.
+    """
+
+    def __init__(self, model: torch.nn.Module, until: str = "") -> None:
+        self._names = {id(m): (path, type(m).__name__) for path, m in model.named_modules()}
+        self._until = until
+        self._forward: dict[int, Place] = {}  # of forward calls, by what autograd numbers them
+
+    def clear(self) -> None:
+        """Forget: a shard is begun once more."""
+        self._forward.clear()
+
+    def find(self, frame: FrameType | None) -> tuple[Place, bool]:
+        """Who called, and whether that is in backward: then of what call it is the derivative.
+
+        Each operator must be asked for as it is called, or its derivative is not found.
+        """
+        place = self._of(frame)
+        node: Any = torch._C._current_autograd_node()  # None in forward
+        if node is not None:
+            forward = self._forward.get(node._sequence_nr(), Place())
+            # A line of the user's in backward is one of a hook.
+            line = place if place.line else forward
+            return Place(forward.module, forward.kind, line.line, line.source), True
+        # The node of this call, if it has one, was numbered just before.
+        number = _autograd._get_sequence_nr() - 1
+        self._forward.setdefault(number, place)
+        return place, False
+
+    def _of(self, frame: FrameType | None) -> Place:
+        """The innermost module, and the innermost line that is neither torch's nor quorate's."""
+        module = kind = line = source = ""
+        while frame is not None and frame.f_code.co_filename != self._until:
+            file = frame.f_code.co_filename
+            if not line and not file.startswith((*LIBRARIES, "<")):
+                line = f"{Path(file).name}:{frame.f_lineno}"
+                source = linecache.getline(file, frame.f_lineno).strip()
+            if not kind and frame.f_code.co_varnames[:1] == ("self",):
+                module, kind = self._names.get(id(frame.f_locals["self"]), ("", ""))
+            frame = frame.f_back
+        return Place(module, kind, line, source)

@@ -1,0 +1,21 @@
+"""What an operator's schema says of the arguments of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def arguments(
+    operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Any, bool, bool]]:
+    """Each argument, whether it is written, and whether it is an ``out``: written only."""
+    for number, argument in enumerate(operator._schema.arguments):
+        if number < len(args) and not argument.kwarg_only:
+            value = args[number]
+        elif argument.name in kwargs:
+            value = kwargs[argument.name]
+        else:
+            continue
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        yield value, written, written and argument.kwarg_only

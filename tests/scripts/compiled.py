@@ -1,0 +1,76 @@
+"""Trains with ``compile``, on processes, on towers, and with a stop between: prints digests.
+
+    quorate run tests/scripts/compiled.py RUN_DIR [plain]
+
+One shape of a shard, BatchNorm, dropout, a weight that is a tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+from quorate.digest import digest
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.dropout = nn.Dropout(0.5)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(torch.relu(self.norm(self.first(x)))))
+
+
+def loss(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+    images, labels = batch
+    logits = model(images)
+    kept = (labels > 0).float()
+    means = F.cross_entropy(logits, labels, reduction="none")
+    return {"loss": (means * kept).sum() / kept.sum(), "weight": kept.sum()}
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(48, 6, generator=generator)
+    return TensorDataset(images, torch.randint(0, 3, (48,), generator=generator))
+
+
+def trained(engine: str, workers: int, *, steps: int = 6, run_dir: str | None = None) -> str:
+    trainer = quorate.Trainer(
+        Net,
+        loss,
+        optimizer=torch.optim.Adam,
+        batch_size=24,
+        shards=3,
+        devices="cpu",
+        workers=workers,
+        engine=engine,
+        compile="plain" not in sys.argv,
+        run_dir=run_dir,
+    )
+    losses = [report.loss for report in trainer.updates(data(), steps=steps)]
+    if run_dir is not None:
+        trainer.save()
+    if losses:
+        print("last loss", losses[-1], flush=True)
+    return digest(trainer.model.state_dict().items())
+
+
+if __name__ == "__main__":
+    found = {"2 processes": trained("processes", 2), "1 tower": trained("towers", 1)}
+    if "plain" not in sys.argv:
+        found["3 towers"] = trained("towers", 3)
+        trained("towers", 1, steps=3, run_dir=sys.argv[1])
+        found["2 towers, resumed"] = trained("towers", 2, run_dir=sys.argv[1])
+    for name, text in found.items():
+        print("digest", text, name)
