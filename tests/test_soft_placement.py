@@ -127,11 +127,10 @@ def test_arguments_results_and_memory_are_as_on_the_cpu(runs: dict[str, Said]) -
 
 def test_the_example_on_two_devices(runs: dict[str, Said]) -> None:
     lines = [line.split() for line in runs["operators"].lines]
-    assert lines[:2] == [["tensor([[", "44.,", "56.],"], ["[", "98.,", "128.]])"]]
-    assert ["products.0", "Product", "mm", "toy:0", "1"] in lines
-    assert ["products.1", "Product", "mm", "toy:1", "1"] in lines
-    assert ["_to_copy", "toy:1", "->", "cpu", "1"] in lines
-    assert ["sum", "cpu", "1"] in lines
+    assert lines[-2:] == [["tensor([[", "44.,", "56.],"], ["[", "98.,", "128.]])"]]
+    assert ["mm", "toy:0", "1", "1"] in lines
+    assert ["mm", "cpu", "1", "1"] in lines
+    assert ["(the", "model)", "Sum", "_to_copy", "toy:0", "->", "cpu", "1"] in lines
 
 
 class Undefined(torch.nn.Module):

@@ -171,7 +171,7 @@ def main() -> None:
             notes = getattr(error, "__notes__", [])
             said = {"raised": f"{type(error).__name__}: {error}", "notes": notes}
         print(json.dumps(said), flush=True)
-    sys.argv[1:] = ["--devices", "toy:0,toy:1"]
+    sys.argv[1:] = ["--devices", "toy:0,cpu"]
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     print(json.dumps(different()))
 
