@@ -39,12 +39,11 @@ def test_one_digest_on_processes_towers_and_after_a_resume(tmp_path: Path) -> No
     """Dropout draws from the shard's stream: else the losses would not be those without compile."""
     text, digests, losses = run(tmp_path)
     assert len(digests) == 1, text
-    assert text.count("\ndigest ") == 4
+    assert text.count("digest ") == 2
     assert "compile is off" not in text
     nowhere = {"CXX": "/nowhere/g++", "PATH": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "none")}
-    plain = run(tmp_path, "plain")
-    for loss in plain[2]:
-        assert losses[0] == pytest.approx(loss, rel=1e-5)
+    plain = run(tmp_path / "plain", "plain")
+    assert losses[-1] == pytest.approx(plain[2][-1], rel=1e-5)
     assert digests != plain[1]
     without = run(tmp_path / "other", **nowhere)
     assert without[1] == plain[1]

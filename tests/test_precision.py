@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_same_bits import EVERYTHING, SCRIPT, digest_of, run_script, trained
+from test_same_bits import EVERYTHING, SCRIPT, digest_of, trained
 from torch import nn
 from torch.utils.data import TensorDataset
 from warm import WARM
@@ -30,6 +31,7 @@ from quorate.state import State
 from quorate.streams import Stream, Turns
 
 CPU = Group([torch.device("cpu")])
+HUNDRED = SCRIPT.parent / "hundred.py"
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -151,8 +153,14 @@ def test_one_digest_on_any_number_of_towers(precision: str) -> None:
 
 def test_one_digest_on_worker_processes(tmp_path: Path) -> None:
     def digest_by(engine: str, workers: int) -> object:
-        options = ("--precision", "bf16", "--workers", str(workers), "--engine", engine)
-        return run_script(tmp_path / f"{engine}{workers}", "--shards", "4", *options)["digest"]
+        folder = str(tmp_path / engine)
+        words = ["run", "--devices", "cpu", "--workers", str(workers), "--engine", engine]
+        words += ["--precision", "bf16", "--run-dir", folder, str(HUNDRED), "10", "adam"]
+        code, out, err = WARM.run(words, os.environ, 120)
+        assert code == 0, out + err
+        code, shown, err = WARM.run(["inspect", "--json", folder], os.environ, 60)
+        assert code == 0, err
+        return json.loads(shown)["digest"]
 
     assert digest_by("processes", 3) == digest_by("towers", 2)
 

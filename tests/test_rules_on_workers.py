@@ -205,7 +205,8 @@ class Told:
         done = {entry[2] for entry in self.log if entry[0] == "Done"}
         for _, token, *_ in told:
             if token not in done:
-                assert not self.shards[str(token)]["backward"], token
+                began = self.shards.get(str(token))  # or it was told before it began
+                assert began is None or not began["backward"], token
         applied: set[int] = set()
         for parts, report in zip(self.updates, self.reports, strict=True):
             applied |= {given.step for given in parts}
@@ -418,7 +419,7 @@ def test_nobody_waits_for_who_is_late_at_the_end(
 def test_each_row_counts_once_whoever_is_killed_and_after_a_resume_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows, per_epoch, epochs = 44, 24, 10  # 6 batches of 4 shards
+    rows, per_epoch, epochs = 44, 24, 6  # 6 batches of 4 shards
     steps = epochs * per_epoch
     stop_at, most = steps - 10, {"async": math.inf, "bounded:4": 4}
     # 1. Three workers, of which some are killed; SIGTERM in the middle of an epoch.

@@ -12,10 +12,9 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -229,7 +228,6 @@ class Replica:
         self._set_pulled = self._set_buffers
         self._turns = turns
         self._placement = Placement(self.device, computing, notes, until=__file__)
-        self._generator_lock = _Locks(device for device in group if device.type != "cpu")
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
@@ -315,7 +313,7 @@ class Replica:
                     return outcome, grads, factor
                 scale /= SCALE_STEP
 
-        with self._generator_lock:
+        with _alone_on(self.group):
             outcome, grads, factor = self._run(compute, batch, stream, training=True)
         if outcome.weight > 0 and not grads:
             raise LossError(
@@ -354,7 +352,7 @@ class Replica:
             self._begin(stream, seed, training=False)
             return self._read(loss, batch, rows, training=False)
 
-        with self._generator_lock, torch.no_grad():
+        with _alone_on(self.group), torch.no_grad():
             outcome = self._run(compute, batch, stream, training=False)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 
@@ -483,27 +481,17 @@ def _overflows(outcome: Outcome, grads: _Grads) -> bool:
     return bool(checks) and not torch.stack([c.to(checks[0].device) for c in checks]).all()
 
 
-class _Locks:
+@contextmanager
+def _alone_on(group: Group) -> Iterator[None]:
     """Replicas on one accelerator share its generator, and so compute their shards in turn.
 
     The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
     """
-
-    def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._locks = [_lock_of(device) for device in sorted(set(devices), key=str)]
-
-    def __enter__(self) -> None:
-        for lock in self._locks:
-            lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for lock in self._locks:
-            lock.release()
+    with ExitStack() as stack:
+        for device in sorted(group, key=str):  # replicas of several devices take them in one order
+            if device.type != "cpu":
+                stack.enter_context(_lock_of(device))
+        yield
 
 
 @cache
