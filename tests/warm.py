@@ -1,8 +1,9 @@
-"""A process that has imported what every run imports, and is forked for each: 4 s of a core less.
+"""A process that has imported what every run imports, and is forked for each: 6 s of a core less.
 
 Run as a program, this file is that process. A run in a fork of it differs from one of a new
 interpreter in nothing that quorate looks at: it is the command's ``main``, with its own arguments,
-environment, folder and output, and its workers are processes as ever.
+environment, folder and output, and its workers are processes as ever. Its first nursery is forked
+too. Runs that are started by ``subprocess`` have all of it from nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from quorate.lifeline import JOB_SIGNALS, die_with
 from quorate.wire import Wire
 
 
@@ -116,12 +119,79 @@ def serve(wire: Wire) -> list[str]:
     os._exit(0)
 
 
+def nursery_in_waiting() -> int | None:
+    """Fork a process that is to be the run's first nursery: it need not import torch anew.
+
+    Its code, its parent and what it is given are those of a nursery from nothing. Later ones, after
+    a kill, come from nothing.
+
+    Returns:
+        In the nursery, when it is wanted, the descriptor to run it with; else None.
+    """
+    from quorate.settings import child_environment
+    from quorate.transports import birth, nursery
+
+    ours, theirs = Wire.pair()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        if (message := theirs.receive()) is None:
+            os._exit(0)
+        os.setpgid(0, 0)
+        for number in JOB_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        die_with(parent)
+        (wire,) = theirs.fds
+        theirs.close()
+        os.environ.clear()
+        os.environ.update(message["env"])
+        os.chdir(message["folder"])
+        sys.path[:] = message["path"]
+        return wire
+    theirs.close()
+    from_nothing = birth._run
+
+    def run(module: str, fds: dict[str, int], script: Any, *, spins: bool) -> Any:
+        nonlocal pid
+        if module != nursery.__name__ or pid == 0:
+            return from_nothing(module, fds, script, spins=spins)
+        env = child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"})
+        message = {"env": env, "folder": script.folder, "path": birth._path()}
+        ours.send(message, [fds["wire"]])
+        ours.close()
+        found = Adopted(pid)
+        pid = 0
+        return found
+
+    birth._run = run
+    return None
+
+
+class Adopted(subprocess.Popen[bytes]):
+    """A child of this process that something else than ``Popen`` has started."""
+
+    def __init__(self, pid: int) -> None:
+        self.args, self.pid, self.returncode = [], pid, None
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created = True
+        self._waitpid_lock = threading.Lock()
+
+
 if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  torch imports it with the first optimizer
 
     import quorate.cli.inspect
     import quorate.cli.run
     import quorate.trainer
+    from quorate.transports import nursery
 
     sys.argv[1:] = serve(Wire(socket.socket(fileno=int(sys.argv[1]))))
+    if (
+        sys.argv[1:2] == ["run"]
+        and "towers" not in sys.argv
+        and (wire := nursery_in_waiting()) is not None
+    ):
+        nursery.run(wire=wire)
+        sys.exit()
     sys.exit(quorate.cli.main())
