@@ -176,7 +176,7 @@ def test_metas_operators_are_named(soft: bool, then: str) -> None:
     """``meta`` computes nothing, so it lacks those whose shape depends on numbers."""
     model = torch.nn.Sequential(Counted())
     computing = Computing(soft_placement=soft)
-    placement = Placement(torch.device("meta"), computing, Notes(), until="")
+    placement = Placement([torch.device("meta")], computing, Notes(), until="")
     with Stream() as stream, pytest.raises(NotImplementedError) as caught:
         placement.run(
             lambda _watched: model(torch.ones(3, device="meta")), model, stream, training=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from warm import WARM
 
 from quorate.devices import Group
 from quorate.errors import SettingError
@@ -21,17 +23,12 @@ SCRIPT = Path(__file__).parent / "scripts" / "spread.py"
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-def run(*words: str) -> Any:
-    ended = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1])
-
-
 @cache
 def found() -> Any:
-    return run(str(SCRIPT))
+    words = [sys.executable, str(SCRIPT)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def test_a_model_that_is_spread_gives_the_bits_of_one_that_is_not() -> None:
@@ -46,8 +43,10 @@ def test_each_part_computes_where_the_script_put_it() -> None:
 
 
 def test_worker_processes_are_spread_too() -> None:
-    options = ["--engine", "processes", "--workers", "2"]
-    assert run("-m", "quorate", "run", *options, str(SCRIPT), "once") == found()["trained"]["cpu"]
+    words = ["run", "--engine", "processes", "--workers", "2", str(SCRIPT), "once"]
+    code, out, err = WARM.run(words, os.environ, 120)
+    assert code == 0, out + err
+    assert json.loads(out.splitlines()[-1]) == found()["trained"]["cpu"]
 
 
 def test_a_precision_that_a_device_does_not_know_is_refused() -> None:

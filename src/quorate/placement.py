@@ -27,16 +27,17 @@ class Placement:
     """That of one replica.
 
     Args:
+        group: its devices.
         computing: what is wanted.
         notes: for the user.
         until: the file of whoever computes shards.
     """
 
     def __init__(
-        self, device: torch.device, computing: Computing, notes: Notes, *, until: str
+        self, group: Sequence[torch.device], computing: Computing, notes: Notes, *, until: str
     ) -> None:
-        self._device = device
-        self._is_cpu = device == CPU
+        self._kind = "+".join(device.type for device in group)
+        self._is_cpu = all(device == CPU for device in group)
         self._is_soft = computing.soft_placement
         self._logs = computing.log_placement  # the next shard
         self._notes = notes
@@ -65,8 +66,8 @@ class Placement:
         self._logs = False
         with PlacementLog(model, self._until) as log:
             self._done(work, stream, watched=True)
-        kind = self._device.type
-        self._notes.add(f"where the operators of a shard ran, on a {kind} worker:\n{log.table()}")
+        about = f"where the operators of a shard ran, on a {self._kind} worker"
+        self._notes.add(f"{about}:\n{log.table()}")
         # torch makes a few operators of others when it is watched: this result has the usual bits.
         return self._done(work, stream)
 

@@ -227,7 +227,7 @@ class Replica:
         self._set_buffers = set_buffers or _copier(Buffers(model, written), snapshot=own)
         self._set_pulled = self._set_buffers
         self._turns = turns
-        self._placement = Placement(self.device, computing, notes, until=__file__)
+        self._placement = Placement(group, computing, notes, until=__file__)
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None

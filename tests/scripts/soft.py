@@ -155,7 +155,7 @@ def computed(operator: Callable[[torch.Tensor], Any], device: torch.device) -> A
         x = torch.linspace(-0.9, 0.9, 12).view(3, 4).clone().to(device)
         return operator(x), x
 
-    placement = Placement(device, Computing(soft_placement=True), Notes(), until="")
+    placement = Placement([device], Computing(soft_placement=True), Notes(), until="")
     with Stream() as stream:
         for _ in range(2):  # what is lacking is known in the second
             found = placement.run(work, torch.nn.Identity(), stream, training=True)
