@@ -395,6 +395,14 @@ def test_ctrl_c_leaves_no_process_and_no_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long.py", "started"]
 
 
+def test_precision_and_compile_reach_the_runs(tmp_path: Path) -> None:
+    words = ["bench", str(SCRIPT), "--compile", "--precision", "fp8", "--out", str(tmp_path)]
+    code, _, error = WARM.run(words, os.environ, 120)
+    assert code == 2
+    assert "precision: got 'fp8', expected one of fp32, tf32, bf16, fp16" in error
+    assert "unrecognized" not in error
+
+
 def test_a_script_without_a_training_loop_is_the_users_mistake() -> None:
     assert isinstance(runs._failure(Contender(None, 1), 0, ""), UserError)
     assert isinstance(runs._failure(Contender(None, 1), 2, "x"), UserError)

@@ -114,7 +114,8 @@ class Trainer:
             operations round in another way, so the bits depend on it. What cannot be compiled runs
             as it is, and the reason is said.
         soft_placement: whether an operator that a device has no kernel for runs on the CPU. It is
-            named once, with the module that called it. Without it that is an error.
+            named once, with the module that called it. Without it that is an error. Not together
+            with ``compile``.
         log_placement: show which module and operator ran where, as a table, for the first shard.
         update: the update rule. "sync": all shards of a batch. "quorum:R": the first R of them, the
             rest is dropped. "async": each shard is an update of its own, applied as it comes.

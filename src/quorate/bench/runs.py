@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ class Program(NamedTuple):
 
     script: str
     arguments: tuple[str, ...]
-    options: dict[str, str]  # of quorate run, by name
+    options: Mapping[str, str | bool | None]  # of quorate run, by name; True: a switch
     seconds: float  # to measure
 
 

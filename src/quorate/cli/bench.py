@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
 
 REPEATS, SECONDS, OUT = 3, 8.0, "bench"
-PASSED_ON = ("engine", "threads", "update")  # to quorate run
+PASSED_ON = ("engine", "threads", "update", "precision")  # to quorate run
+SWITCHES = ("compile",)  # passed on too
 
 
 def add_to(commands: Commands) -> None:
@@ -60,7 +61,10 @@ def bench(options: argparse.Namespace) -> int:
     assert out is not None
     workers = [] if options.workers is None else contenders.counts(options.workers)
     compared = contenders.contenders(options.devices or [], workers)
-    passed = {n: str(v) for n in PASSED_ON if (v := getattr(options, n)) is not None}
+    passed: dict[str, str | bool | None] = {
+        n: str(v) for n in PASSED_ON if (v := getattr(options, n)) is not None
+    }
+    passed |= {name: True for name in SWITCHES if getattr(options, name)}
     program = Program(str(script), tuple(options.arguments), passed, seconds)
     # 2. The runs.
     out.mkdir(parents=True, exist_ok=True)
@@ -104,6 +108,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", help="processes, or towers: a thread per worker")
     parser.add_argument("--threads", type=int, help="intra-op threads of each worker")
     parser.add_argument("--update", help="the rule: sync, quorum:R, async, bounded:K")
+    parser.add_argument("--precision", help="fp32, tf32, bf16 or fp16")
+    for name in SWITCHES:
+        parser.add_argument(
+            f"--{name}", action="store_const", const=True, help="as for quorate run"
+        )
 
 
 def _measured(
