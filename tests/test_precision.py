@@ -272,10 +272,7 @@ def test_the_scales_end() -> None:
     assert all(math.frexp(scale)[0] == 0.5 for scale in (FIRST_SCALE, LEAST_SCALE, SCALE_STEP))
 
 
-@pytest.mark.parametrize("engine", ["towers", "processes"])
-def test_training_and_evaluation_leave_the_users_model_in_float32(
-    engine: str, tmp_path: Path
-) -> None:
+def test_training_and_evaluation_leave_the_users_model_in_float32(tmp_path: Path) -> None:
     trainer = trained_mlp(1, "bf16", ema_decay=0.9, run_dir=tmp_path)
     data = TensorDataset(IMAGES, LABELS)
     plain, averaged = (trainer.evaluate(data, averaged=which)["loss"] for which in (False, True))
@@ -286,13 +283,6 @@ def test_training_and_evaluation_leave_the_users_model_in_float32(
         with torch.no_grad():
             assert found == pytest.approx(cross_entropy(model, [IMAGES, LABELS]).item(), rel=0.02)
     assert plain != averaged
-
-
-def test_one_worker_under_async_makes_the_updates_one_by_one() -> None:
-    """Its snapshots are masters: no version is computed from half-old weights."""
-    trainer = trained_mlp(1, "bf16", update="async")
-    by_hand = trained_mlp(1, "bf16", update="bounded:1")
-    assert digest(trainer.model.state_dict().items()) == digest(by_hand.model.state_dict().items())
 
 
 def test_several_workers_on_snapshots_learn() -> None:

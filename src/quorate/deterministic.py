@@ -2,11 +2,11 @@
 
 cuDNN has several algorithms for a convolution. Some add up with atomics, in the order in which
 threads come; and with ``benchmark`` the fastest is chosen by a measurement, in each process anew.
-Within ``deterministic`` neither is allowed. Matrix products need nothing: torch gives cuBLAS a
-workspace of its own per thread and stream. What is left are operators of torch that add with
-atomics (``index_add``, ``scatter_add``, the backward pass of bilinear interpolation and of most
-fused attention): ``torch.use_deterministic_algorithms(True)`` in the script replaces or refuses
-them, and ``quorate verify`` names them.
+Within ``deterministic`` neither is allowed. For matrix products nothing is done: as far as is known
+torch gives cuBLAS a workspace per thread and stream. What is left are operators of torch that add
+with atomics (``index_add``, ``scatter_add``, the backward pass of bilinear interpolation and of
+most fused attention): ``torch.use_deterministic_algorithms(True)`` in the script replaces or
+refuses them, and ``quorate verify`` names them.
 
 cuDNN's recurrent layers have a cuBLAS of their own, which takes its workspace from the environment;
 torch's notes on ``torch.nn.LSTM`` say what to set. Not measured on a GPU yet.
