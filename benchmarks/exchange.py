@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
-from quorate.flat import Layout
-from quorate.shared_memory import Segment
-from quorate.tree import tree_sum
-from quorate.wire import Wire
+from quorate.coordination.tree import tree_sum
+from quorate.machine.shared_memory import Segment
+from quorate.replica.flat import Layout
+from quorate.transports.processes.wire import Wire
 
 REPEATS = 60
 

@@ -41,8 +41,8 @@ from model import Seq2Seq
 from throughput import WARM_UP, Net, data, loss, sgd, timed, void
 
 import quorate
-from quorate.digest import digest
-from quorate.physical import mapping
+from quorate.machine.gpu_identity import mapping
+from quorate.replica.digest import digest
 
 MIB = 1 << 20
 MARK = "<!-- Whatever follows is written by benchmarks/gpu.py. -->"

@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate import checkpoint
-from quorate.services.checkpoints import Checkpoints, Policy
+from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints.saver import Checkpoints, Policy
 
 WIDTH, LAYERS, ROWS = 2048, 4, 64
 

@@ -26,14 +26,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))  # for open_data
+
 import torch
 import torch.nn.functional as F
+from open_data import fashion_mnist
 from torch import nn
 
 import quorate
-from quorate import rules
-from quorate.data import fashion_mnist
-from quorate.transports.worker import here
+from quorate.coordination import rules
+from quorate.transports.processes.worker import here
 
 SHARD_S = 0.02
 SLOWER, SHARE = 5, 0.2

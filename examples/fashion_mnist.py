@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from open_data import fashion_mnist
 from torch import nn
 
 import quorate
-from quorate.data import fashion_mnist
 
 
 class Net(nn.Module):

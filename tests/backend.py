@@ -19,7 +19,7 @@ from torch.utils import dlpack
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from quorate.streams import RANDOM_OPERATORS
+from quorate.replica.streams import RANDOM_OPERATORS
 
 NAME, DEVICES = "toy", 2
 OWN = {

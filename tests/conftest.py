@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quorate.devices import worker_devices
 from quorate.errors import SettingError
+from quorate.machine.devices import worker_devices
 
 
 def _open_files() -> set[str]:

@@ -1,8 +1,9 @@
 """A run without torch, threads or waiting: a Coordinator drives workers that only pretend.
 
-The simulation carries out effects as ``quorate.drive`` and a transport do, on a virtual clock, so a
-thousand workers and hours of stragglers take seconds. A shard's result is a string and adding is
-"(left+right)", which is not associative: a sum shows the exact order in which it was added.
+The simulation carries out effects as ``quorate.training.drive`` and a transport do, on a virtual
+clock, so a thousand workers and hours of stragglers take seconds. A shard's result is a string and
+adding is "(left+right)", which is not associative: a sum shows the exact order in which it was
+added.
 
     run = Simulation(shards=4, steps=10, time_s=lambda worker, step, shard: 1.0 + worker)
     run.at(0.0, Joined(0), Joined(1))
@@ -51,9 +52,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from quorate.coordinator import Coordinator
-from quorate.plan import home
-from quorate.protocol import (
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.plan import home
+from quorate.coordination.protocol import (
     Abort,
     Applied,
     Apply,
@@ -74,9 +75,9 @@ from quorate.protocol import (
     Tick,
     Wake,
 )
-from quorate.rules import Rule, Sync
-from quorate.tally import Tally
-from quorate.tree import TreeSum, tree_sum
+from quorate.coordination.rules import Rule, Sync
+from quorate.coordination.tally import Tally
+from quorate.coordination.tree import TreeSum, tree_sum
 
 
 class InvariantError(AssertionError):

@@ -17,13 +17,13 @@ from torch.utils.data import Dataset, TensorDataset
 from warm import WARM
 
 import quorate
-from quorate.augment import Draws
+from quorate.coordination.keys import hashes
+from quorate.coordination.plan import Plan
 from quorate.data import images as ops
-from quorate.digest import digest
+from quorate.data.draws import Draws
+from quorate.data.feed import Source
 from quorate.errors import DataError, SettingError
-from quorate.feed import Source
-from quorate.keys import hashes
-from quorate.plan import Plan
+from quorate.replica.digest import digest
 
 SCRIPT = Path(__file__).parent / "scripts" / "augmented.py"
 

@@ -16,18 +16,17 @@ import pytest
 from matplotlib import font_manager
 from warm import WARM
 
-from quorate.bench import contenders, runs
-from quorate.bench.contenders import Contender
-from quorate.bench.plot import plot
-from quorate.bench.results import proof, results
-from quorate.bench.split import PARTS, split
-from quorate.bench.table import below, table
-from quorate.bench.verdict import findings, notes
-from quorate.cli import bench as command
-from quorate.cli.after_script import take_options
-from quorate.cli.child_run import last_error
+from quorate.commands.after_script import take_options
+from quorate.commands.bench import command, contenders, runs
+from quorate.commands.bench.contenders import Contender
+from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
+from quorate.commands.bench.plot import plot
+from quorate.commands.bench.results import proof, results
+from quorate.commands.bench.split import PARTS, split
+from quorate.commands.bench.table import below, table
+from quorate.commands.bench.verdict import findings, notes
+from quorate.commands.child_run import last_error
 from quorate.errors import RunError, SettingError, UserError
-from quorate.measured import Measured, WorkerTime, no_seconds
 
 SCRIPT = Path(__file__).parent / "scripts" / "measured.py"
 STEP_S = 0.1

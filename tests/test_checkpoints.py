@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from test_resume import DATA, digest_of, trainer
 
-from quorate import checkpoint
-from quorate.cli import main
+from quorate.commands.main import main
 from quorate.errors import CheckpointError
+from quorate.services.checkpoints import files as checkpoint
 
 STEPS = (2, 4, 6)
 FILES = (

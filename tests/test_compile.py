@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from warm import WARM
 
-from quorate import compiled
-from quorate.compiled import MOST_SHAPES, Compiled, described, signature
 from quorate.errors import CompileError, LossError
-from quorate.streams import Stream
+from quorate.replica import compiled
+from quorate.replica.compiled import MOST_SHAPES, Compiled, described, signature
+from quorate.replica.streams import Stream
 
 SCRIPT = Path(__file__).parent / "scripts" / "compiled.py"
 HAS_COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))

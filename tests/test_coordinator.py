@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import Simulation
 
-from quorate.coordinator import Coordinator, Phase
-from quorate.errors import ProtocolError
-from quorate.plan import home
-from quorate.protocol import (
+from quorate.coordination.coordinator import Coordinator, Phase
+from quorate.coordination.plan import home
+from quorate.coordination.protocol import (
     Abort,
     Applied,
     Apply,
@@ -39,7 +38,8 @@ from quorate.protocol import (
     Tick,
     Wake,
 )
-from quorate.rules import Sync
+from quorate.coordination.rules import Sync
+from quorate.errors import ProtocolError
 
 HOME = "home shard"
 FREE = "nobody has begun it"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from quorate.deterministic import WORKSPACE, deterministic, remarks
-from quorate.devices import Group, current, kinds
-from quorate.precision import parse, tensor_float
-from quorate.streams import Stream
+from quorate.machine.devices import Group, current, kinds
+from quorate.replica.deterministic import WORKSPACE, deterministic, remarks
+from quorate.replica.precision import parse, tensor_float
+from quorate.replica.streams import Stream
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CUDNN: Any = torch.backends.cudnn

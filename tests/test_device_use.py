@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quorate.services.device_use import DeviceUse, Gauges
-from quorate.worker_status import WorkerStatus
+from quorate.transports.worker_status import WorkerStatus
 
 GIB = 1 << 30
 

@@ -13,13 +13,14 @@ import psutil
 import pytest
 import torch
 
-from quorate import control_group, devices, out_of_memory
-from quorate.descriptors import require_descriptors
-from quorate.devices import usable_cores, worker_devices
+from quorate.data.loader_processes import require_loader_memory
 from quorate.errors import SettingError, UserError
-from quorate.loader_memory import require_loader_memory
-from quorate.memory_fraction import bound_memory, checked_fraction, fraction_remark
-from quorate.physical import mapping
+from quorate.machine import container as control_group
+from quorate.machine import devices, out_of_memory
+from quorate.machine.descriptors import require_descriptors
+from quorate.machine.devices import usable_cores, worker_devices
+from quorate.machine.gpu_identity import mapping
+from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
 
 MIB = 1 << 20
 CPU, CUDA_0, CUDA_1 = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from quorate import control_group
-from quorate.cli import main
-from quorate.doctor.verdicts import BEWARE, FAILS
+from quorate.commands.doctor.verdicts import BEWARE, FAILS
+from quorate.commands.main import main
+from quorate.machine import container as control_group
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="control groups, /dev/shm")
 

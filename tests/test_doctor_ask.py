@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from quorate.doctor.ask import ask
+from quorate.commands.doctor.ask import ask
 
 
 def asked(folder: Path, text: str, **options: float) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quorate.doctor.facts import (
+from quorate.commands.doctor.facts import (
     Accelerator,
     Driver,
     Facts,
@@ -19,9 +19,9 @@ from quorate.doctor.facts import (
     Link,
     Torch,
 )
-from quorate.doctor.table import shown
-from quorate.doctor.verdicts import BEWARE, FAILS, Verdict, Wanted, verdicts
-from quorate.visible_devices import Selection, Visible
+from quorate.commands.doctor.table import shown
+from quorate.commands.doctor.verdicts import BEWARE, FAILS, Verdict, Wanted, verdicts
+from quorate.machine.visible_devices import Selection, Visible
 
 GIB, MIB = 1 << 30, 1 << 20
 

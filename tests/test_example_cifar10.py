@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from open_data.sources import File
 from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 from warm import WARM
 
 import quorate
-from quorate.data.sources import File
+from quorate.data import cache_dir
 from quorate.errors import DataError
-from quorate.settings import data_dir
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "cifar10"
 
@@ -252,7 +252,7 @@ def test_the_archive_and_the_pictures_give_the_same_files(data: Path, tmp_path: 
 
 
 def test_the_real_files_are_read_as_they_are_known() -> None:
-    path = data_dir() / "cifar-10" / DATA.FILES[0].name
+    path = cache_dir() / "cifar-10" / DATA.FILES[0].name
     if not path.exists():
         pytest.skip("CIFAR-10 is not cached")
     assert hashlib.sha256(path.read_bytes()).hexdigest() == DATA.FILES[0].sha256

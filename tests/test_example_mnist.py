@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from open_data.sources import File
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from warm import WARM
 
-from quorate.cli import main
-from quorate.data.sources import File
+from quorate.commands.main import main
 from quorate.data.tfrecord.images import read_images
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "mnist"

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from quorate.augment import Draws
+from quorate.data.draws import Draws
 from quorate.errors import DataError, UserError
 
 FOLDER = Path(__file__).parents[1] / "examples" / "segmentation"

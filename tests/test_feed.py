@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from quorate.coordination.plan import Plan
+from quorate.data.feed import LONGEST_TEMPORARY, Feed, Source, check_loader_processes
 from quorate.errors import SettingError
-from quorate.feed import LONGEST_TEMPORARY, Feed, Source, check_loader_processes
-from quorate.plan import Plan
 
 TICKETS = [(step, shard) for step in range(5) for shard in range(4)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from open_data import fashion_mnist
+from open_data.fetch import fetch
+from open_data.sources import File, Source
+from open_data.sources.debian_package import DebianPackage
+from open_data.sources.https import Https
 
-from quorate.data import fashion_mnist
-from quorate.data.fetch import fetch
-from quorate.data.sources import File, Source
-from quorate.data.sources.debian_package import DebianPackage
-from quorate.data.sources.https import Https
 from quorate.errors import DataError, SettingError
 
 CONTENTS = {"a.bin": b"first" * 1000, "b.bin": b"second" * 3000}

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from warm import WARM
 
 import quorate
-from quorate.devices import move
-from quorate.digest import digest
+from quorate.machine.devices import move
+from quorate.replica.digest import digest
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_processes import SCRIPTS, command, digests, run_all
 
-from quorate.cli import main
+from quorate.commands.main import main
 
 # 37 and 100 are both in the middle of an epoch of 14 updates.
 

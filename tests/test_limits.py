@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from quorate import control_group
-from quorate.doctor.limits import limits
+from quorate.commands.doctor.limits import limits
+from quorate.machine import container as control_group
 
 GIB = 1 << 30
 

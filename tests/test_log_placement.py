@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from warm import WARM
 
-from quorate import Trainer, placement_log
-from quorate.placement_log import PlacementLog
+from quorate import Trainer
+from quorate.replica.placement import log as placement_log
+from quorate.replica.placement.log import PlacementLog
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from open_data.fashion_mnist import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from warm import WARM
 
 import quorate
-from quorate.data.fashion_mnist import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "fashion_mnist.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.cli import main
+from quorate.commands.main import main
 
 BROKEN = str(Path(__file__).parent / "scripts" / "broken.py")
 

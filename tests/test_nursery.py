@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from test_processes import command, last_json, on_a_tower, processes_of, run_all
 
-from quorate.script import Script
-from quorate.transports import birth, nursery
-from quorate.transports.birth import Births, FromNothing, Nursery
-from quorate.transports.life import Life
-from quorate.wire import Wire
+from quorate.transports.processes import fork_server as nursery
+from quorate.transports.processes import starter as birth
+from quorate.transports.processes.script import Script
+from quorate.transports.processes.starter import Births, FromNothing, Nursery
+from quorate.transports.processes.wire import Wire
+from quorate.transports.processes.worker_process import Life
 
 pytestmark = pytest.mark.skipif(not birth.can_fork(), reason="workers are started from nothing")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from quorate import update
 from quorate.errors import SettingError, UserError
-from quorate.flat import Layout
-from quorate.optimizer import ELEMENTWISE, FlatOptimizer
-from quorate.replica import Buffers, bind, trainable
-from quorate.shard_sum import ShardSum
+from quorate.replica.flat import Layout
+from quorate.replica.replica import Buffers, bind, trainable
+from quorate.replica.shard_sum import ShardSum
+from quorate.training import update
+from quorate.training.optimizer import ELEMENTWISE, FlatOptimizer
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.digest import digest
+from quorate.coordination.plan import Order, Plan, PlanApart, Rows, from_json, permutation
 from quorate.errors import CheckpointError, SettingError
-from quorate.plan import Order, Plan, PlanApart, Rows, from_json, permutation
+from quorate.replica.digest import digest
 
 fixed = settings(max_examples=100, derandomize=True, deadline=None, database=None)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.plan import Plan, abridged, permutation
+from quorate.coordination.plan import Plan, abridged, permutation
 
 fixed = settings(max_examples=200, derandomize=True, deadline=None, database=None)
 

@@ -18,17 +18,24 @@ from torch.utils.data import TensorDataset
 from warm import WARM
 
 import quorate
-from quorate.computing import Computing
-from quorate.devices import Group
-from quorate.digest import digest
 from quorate.errors import NotFiniteError
-from quorate.flat import Flat
-from quorate.notes import Notes
-from quorate.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, parse, remarks, tensor_float
-from quorate.replica import Replica
-from quorate.shard_sum import ShardSum
-from quorate.state import State
-from quorate.streams import Stream, Turns
+from quorate.machine.devices import Group
+from quorate.replica.computing import Computing
+from quorate.replica.digest import digest
+from quorate.replica.flat import Flat
+from quorate.replica.notes import Notes
+from quorate.replica.precision import (
+    FIRST_SCALE,
+    LEAST_SCALE,
+    SCALE_STEP,
+    parse,
+    remarks,
+    tensor_float,
+)
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.streams import Stream, Turns
+from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])
 HUNDRED = SCRIPT.parent / "hundred.py"

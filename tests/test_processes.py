@@ -29,14 +29,14 @@ from torch.utils.data import TensorDataset
 from warm import WARM
 
 import quorate
-from quorate import shared_memory
-from quorate.cli import main
+from quorate.commands.main import main
 from quorate.errors import SettingError, UserError
-from quorate.flat import Layout
-from quorate.replica import bind, trainable
-from quorate.shared_memory import Segment
-from quorate.transports.arena import Arena
-from quorate.transports.birth import can_fork
+from quorate.machine import shared_memory
+from quorate.machine.shared_memory import Segment
+from quorate.replica.flat import Layout
+from quorate.replica.replica import bind, trainable
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.starter import can_fork
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 60

@@ -13,12 +13,12 @@ from typing import TextIO
 
 import pytest
 
-from quorate import progress
-from quorate.progress import Bar, Lines, clock, display
-from quorate.report import Report
 from quorate.services.device_use import DeviceUse
-from quorate.worker_status import PHASES, WorkerStatus
-from quorate.worker_table import WorkerTable, plain
+from quorate.services.display import display as progress
+from quorate.services.display.display import Bar, Lines, clock, display
+from quorate.services.display.worker_rows import WorkerTable, plain
+from quorate.services.report import Report
+from quorate.transports.worker_status import PHASES, WorkerStatus
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.computing import Computing
-from quorate.devices import Group
-from quorate.digest import digest
 from quorate.errors import SettingError
-from quorate.notes import Notes
-from quorate.replica import Replica
-from quorate.state import State
-from quorate.streams import Stream, Turns
+from quorate.machine.devices import Group
+from quorate.replica.computing import Computing
+from quorate.replica.digest import digest
+from quorate.replica.notes import Notes
+from quorate.replica.replica import Replica
+from quorate.replica.streams import Stream, Turns
+from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.restarts import Restarts
+from quorate.transports.processes.restarts import Restarts
 
 # None: it computes a shard; True: it is killed; False: it ends by itself.
 EVENTS = st.lists(st.sampled_from([None, True, False]), max_size=60)

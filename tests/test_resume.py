@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate import checkpoint
-from quorate.digest import digest
 from quorate.errors import CheckpointError
+from quorate.replica.digest import digest
+from quorate.services.checkpoints import files as checkpoint
 
 DATA = TensorDataset(
     torch.randn(56, 6, generator=torch.Generator().manual_seed(0)),

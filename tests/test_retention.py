@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.retention import Saved, surplus
+from quorate.services.checkpoints.retention import Saved, surplus
 
 HOUR = 3600.0
 

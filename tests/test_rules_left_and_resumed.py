@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.report import Report
+from quorate.services.report import Report
 
 ROWS, PER_EPOCH = 11, 12  # three batches of four shards
 DATA = TensorDataset(torch.arange(ROWS), torch.linspace(-1, 1, ROWS).reshape(-1, 1))

@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.cli import main
+from quorate.commands.main import main
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 

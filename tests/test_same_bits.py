@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 from warm import WARM
 
 import quorate
-from quorate.digest import digest
+from quorate.replica.digest import digest
 
 SCRIPT = Path(__file__).parent / "scripts" / "everything.py"
 

@@ -11,9 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.digest import digest
-from quorate.notes import Notes
-from quorate.shard_graph import (
+from quorate.replica.cuda_graph import (
     MOST_GRAPHS,
     ShardGraphs,
     Step,
@@ -21,7 +19,9 @@ from quorate.shard_graph import (
     forward_backward,
     unfit,
 )
-from quorate.structure import mapped, tensors
+from quorate.replica.digest import digest
+from quorate.replica.nested import mapped, tensors
+from quorate.replica.notes import Notes
 
 CPU = torch.device("cpu")
 
@@ -237,5 +237,5 @@ def test_graphs_on_a_gpu_change_no_bit(workers: int, monkeypatch: pytest.MonkeyP
     )
     with_graphs = run()
     assert replays
-    monkeypatch.setattr("quorate.shard_graph.MOST_GRAPHS", 0)
+    monkeypatch.setattr("quorate.replica.cuda_graph.MOST_GRAPHS", 0)
     assert run() == with_graphs

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from quorate import Trainer
-from quorate.computing import Computing
-from quorate.notes import Notes
-from quorate.placement import Placement
-from quorate.streams import Stream
+from quorate.replica.computing import Computing
+from quorate.replica.notes import Notes
+from quorate.replica.placement.placement import Placement
+from quorate.replica.streams import Stream
 
 SCRIPT = Path(__file__).parent / "scripts" / "soft.py"
 RUNS = [

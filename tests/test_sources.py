@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from open_data.sources import File
+from open_data.sources.npm_package import NpmPackage
+from open_data.sources.python_package import PythonPackage
+from open_data.sources.unpack import take_out
 
-from quorate.data.sources import File
-from quorate.data.sources.npm_package import NpmPackage
-from quorate.data.sources.python_package import PythonPackage
-from quorate.data.sources.unpack import take_out
 from quorate.errors import DataError, SettingError
 
 CONTENTS = {"a.bin": b"first" * 1000, "b.bin": b"second" * 3000}

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from warm import WARM
 
-from quorate.devices import Group
 from quorate.errors import SettingError
-from quorate.spread import Spread
+from quorate.machine.devices import Group
+from quorate.replica.spread import Spread
 
 SCRIPT = Path(__file__).parent / "scripts" / "spread.py"
 CPU, META = torch.device("cpu"), torch.device("meta")

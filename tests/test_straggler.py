@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quorate.shard_time import WORK, ShardTime, duration, shard_time
-from quorate.straggler import EVERY_S, LEAST_SHARDS, Slow, SlowWorkers, slow
-from quorate.worker_status import PHASES, WorkerStatus
+from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
+from quorate.services.display.straggler import EVERY_S, LEAST_SHARDS, Slow, SlowWorkers, slow
+from quorate.transports.worker_status import PHASES, WorkerStatus
 
 
 def status(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quorate.streams import RANDOM_OPERATORS, Stream, Turns
+from quorate.replica.streams import RANDOM_OPERATORS, Stream, Turns
 
 LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
 ONES = torch.ones(2, 3, 4, 4)

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from quorate.report import Report
-from quorate.services import event_file
 from quorate.services.device_use import DeviceUse, Gauges, HostUse
-from quorate.services.event_file import EventFile
-from quorate.services.summaries import Summaries
-from quorate.worker_status import PHASES, WorkerStatus
+from quorate.services.report import Report
+from quorate.services.tensorboard import event_file
+from quorate.services.tensorboard.event_file import EventFile
+from quorate.services.tensorboard.summaries import Summaries
+from quorate.transports.worker_status import PHASES, WorkerStatus
 
 MIB = 1 << 20
 
@@ -308,7 +308,7 @@ def test_what_waits_for_a_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 FULL_DISK = """
 import resource, signal, sys, time
 from pathlib import Path
-from quorate.services.event_file import EventFile
+from quorate.services.tensorboard.event_file import EventFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write fails with EFBIG, as on a full disk
 events = EventFile(Path(sys.argv[1]), 0)
 events.add_scalars({"before": 1.0}, 1, time.time())
@@ -403,6 +403,7 @@ def test_many_curves_in_one_card_leave_no_thread_behind(tmp_path: Path) -> None:
 
 
 def test_importing_the_service_does_not_import_tensorboard() -> None:
-    check = "import sys, quorate.services.summaries as s;assert 'tensorboard' not in sys.modules"
+    module = "quorate.services.tensorboard.summaries"
+    check = f"import sys, {module}; assert 'tensorboard' not in sys.modules"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60, env=environment)

@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate import checkpoint
 from quorate.errors import CheckpointError, NotFiniteError, SettingError
-from quorate.report import Report
-from quorate.stop import Stops
-from quorate.supervisor import Supervisor
+from quorate.services.checkpoints import files as checkpoint
+from quorate.services.report import Report
+from quorate.services.supervisor import Supervisor
+from quorate.training.stop import Stops
 
 # --- stops ----------------------------------------------------------------------------------------
 

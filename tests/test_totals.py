@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from warm import WARM
 
-from quorate import totals
 from quorate.errors import LossError, SettingError, UserError
-from quorate.report import Report
+from quorate.replica import totals
+from quorate.services.report import Report
 
 SCRIPT = Path(__file__).parent / "scripts" / "counted.py"
 LIMIT_S = 60

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from quorate.feed import Feed, Source
-from quorate.plan import Plan
-from quorate.structure import leaves, mapped, tensors
-from quorate.transfer import Transfers, pinned
+from quorate.coordination.plan import Plan
+from quorate.data.feed import Feed, Source
+from quorate.replica.nested import leaves, mapped, tensors
+from quorate.replica.transfer import Transfers, pinned
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import add, leaf, whole_sum
 
-from quorate.tree import TreeSum, tree_sum
+from quorate.coordination.tree import TreeSum, tree_sum
 
 T = TypeVar("T")
 

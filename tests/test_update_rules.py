@@ -23,11 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import Simulation, whole_sum
 
-from quorate import rules
-from quorate.coordinator import Coordinator, Phase
-from quorate.errors import SettingError
-from quorate.plan import Plan, PlanApart, from_json, home
-from quorate.protocol import (
+from quorate.coordination import rules
+from quorate.coordination.coordinator import Coordinator, Phase
+from quorate.coordination.plan import Plan, PlanApart, from_json, home
+from quorate.coordination.protocol import (
     Abort,
     Applied,
     Apply,
@@ -46,8 +45,9 @@ from quorate.protocol import (
     Stop,
     Wake,
 )
-from quorate.rules import Async, Bounded, Quorum, Rule, Sync
-from quorate.tally import Tally
+from quorate.coordination.rules import Async, Bounded, Quorum, Rule, Sync
+from quorate.coordination.tally import Tally
+from quorate.errors import SettingError
 
 HOME = "home shard"
 FREE = "nobody has begun it"

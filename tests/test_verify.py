@@ -18,24 +18,13 @@ from torch import nn
 from torch.utils.data import default_collate
 from warm import WARM
 
-from quorate.cli import main
-from quorate.computing import Computing
-from quorate.devices import Group
-from quorate.errors import UserError
-from quorate.feed import Source
-from quorate.notes import Notes
-from quorate.plan import Plan
-from quorate.protocol import Compute, Done, Joined, Left
-from quorate.protocol import Event as ProtocolEvent
-from quorate.replica import Replica
-from quorate.state import State
-from quorate.streams import Stream, Turns
-from quorate.verify import calls, differences, records, words
-from quorate.verify.calls import culprit
-from quorate.verify.differences import Difference, Sighting, alike, first_difference
-from quorate.verify.module_trace import ModuleTrace
-from quorate.verify.recorder import RecordedChannel
-from quorate.verify.records import (
+from quorate.commands.main import main
+from quorate.commands.verify import calls, differences, records, words
+from quorate.commands.verify.calls import culprit
+from quorate.commands.verify.differences import Difference, Sighting, alike, first_difference
+from quorate.commands.verify.module_trace import ModuleTrace
+from quorate.commands.verify.recorder import RecordedChannel
+from quorate.commands.verify.records import (
     Call,
     EndRecord,
     Event,
@@ -44,9 +33,20 @@ from quorate.verify.records import (
     TwiceRecord,
     UpdateRecord,
 )
-from quorate.verify.twice import twice
-from quorate.verify.values import tensor_text, value_hash
-from quorate.verify.verdict import Run, verdict
+from quorate.commands.verify.twice import twice
+from quorate.commands.verify.values import tensor_text, value_hash
+from quorate.commands.verify.verdict import Run, verdict
+from quorate.coordination.plan import Plan
+from quorate.coordination.protocol import Compute, Done, Joined, Left
+from quorate.coordination.protocol import Event as ProtocolEvent
+from quorate.data.feed import Source
+from quorate.errors import UserError
+from quorate.machine.devices import Group
+from quorate.replica.computing import Computing
+from quorate.replica.notes import Notes
+from quorate.replica.replica import Replica
+from quorate.replica.streams import Stream, Turns
+from quorate.training.state import State
 
 SCRIPT = Path(__file__).parent / "scripts" / "verified.py"
 LIMIT_S = 100
@@ -600,7 +600,7 @@ def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_done()
         return code
 
-    monkeypatch.setattr("quorate.cli.child_run.child_run", child_run)
+    monkeypatch.setattr("quorate.commands.child_run.child_run", child_run)
 
 
 @pytest.mark.usefixtures("warm_runs")

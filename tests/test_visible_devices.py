@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quorate.visible_devices import Gpu, Selection, Slice, Visible, select, why_none
+from quorate.machine.visible_devices import Gpu, Selection, Slice, Visible, select, why_none
 
 A, B, C, D = (
     "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",

@@ -18,11 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate import raised, shared_memory
 from quorate.errors import LossError, SettingError, UserError, WorkerError
-from quorate.fingerprint import fingerprint
-from quorate.shared_memory import Segment
-from quorate.wire import Message, Wire
+from quorate.machine import shared_memory
+from quorate.machine.shared_memory import Segment
+from quorate.replica.fingerprint import fingerprint
+from quorate.transports.processes import remote_error as raised
+from quorate.transports.processes.wire import Message, Wire
 
 # --- the wire -------------------------------------------------------------------------------------
 

@@ -20,11 +20,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate import worker_status
-from quorate.loss import Loss
-from quorate.progress import Lines
-from quorate.shared_memory import Segment
-from quorate.worker_status import PHASES, Timesheet
+from quorate.machine.shared_memory import Segment
+from quorate.replica.loss import Loss
+from quorate.services.display.display import Lines
+from quorate.transports import worker_status
+from quorate.transports.worker_status import PHASES, Timesheet
 
 SCRIPT = Path(__file__).parent / "scripts" / "statuses.py"
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quorate.lifeline import JOB_SIGNALS, die_with
-from quorate.wire import Wire
+from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.transports.processes.wire import Wire
 
 
 class Warm:
@@ -128,8 +128,9 @@ def nursery_in_waiting() -> int | None:
     Returns:
         In the nursery, when it is wanted, the descriptor to run it with; else None.
     """
-    from quorate.settings import child_environment
-    from quorate.transports import birth, nursery
+    from quorate.machine.environment import child_environment
+    from quorate.transports.processes import fork_server as nursery
+    from quorate.transports.processes import starter as birth
 
     ours, theirs = Wire.pair()
     parent = os.getpid()
@@ -181,10 +182,10 @@ class Adopted(subprocess.Popen[bytes]):
 if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  torch imports it with the first optimizer
 
-    import quorate.cli.inspect
-    import quorate.cli.run
+    import quorate.commands.inspect
+    import quorate.commands.run
     import quorate.trainer
-    from quorate.transports import nursery
+    from quorate.transports.processes import fork_server as nursery
 
     sys.argv[1:] = serve(Wire(socket.socket(fileno=int(sys.argv[1]))))
     if (
@@ -194,4 +195,4 @@ if __name__ == "__main__":
     ):
         nursery.run(wire=wire)
         sys.exit()
-    sys.exit(quorate.cli.main())
+    sys.exit(quorate.commands.main.main())

@@ -5,16 +5,21 @@ Gunther Cox and contributors, BSD licence.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import yaml
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for open_data
+
+from open_data.fetch import fetch
+from open_data.sources import File
+from open_data.sources.python_package import PythonPackage
 from pairs import Pair
 
-from quorate.data.fetch import fetch
-from quorate.data.sources import File
-from quorate.data.sources.python_package import PythonPackage
-from quorate.settings import data_dir
+from quorate.data import cache_dir
 
 FOLDERS = {"zh": "chinese", "en": "english"}
 
@@ -76,7 +81,7 @@ def load(language: str, say: Callable[[str], None] = print) -> list[Pair]:
     folder = FOLDERS[language]
     files = [File(f"{name}.yml", sha256) for name, sha256 in CHECKSUMS[language].items()]
     paths = {file.name: f"chatterbot_corpus/data/{folder}/{file.name}" for file in files}
-    cache = data_dir() / "chatterbot" / folder
+    cache = cache_dir() / "chatterbot" / folder
     place = fetch(
         f"ChatterBot's corpus ({folder})",
         files,

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 from vocabulary import BEGIN, END, PAD, Vocabulary
 from words import cutter, text
 
-from quorate.settings import data_dir
+from quorate.data import cache_dir
 
 SOURCES = {"insuranceqa": insuranceqa, "chatterbot": chatterbot, "riddles": riddles}
 
@@ -198,7 +198,7 @@ def _tokens(
 
     limits = f"{MOST_QUESTION} {least_answer} {MOST_ANSWER} {MOST_QUESTIONS}"
     return prepared(
-        data_dir() / "chatbot",
+        cache_dir() / "chatbot",
         f"{name}-{language}",
         [language, cutter(language), limits, *content],
         make,

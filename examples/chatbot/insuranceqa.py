@@ -7,14 +7,18 @@ Minwei Feng et al., "Applying Deep Learning to Answer Selection", 2015; Chinese 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for open_data
+
+from open_data.fetch import fetch
+from open_data.sources import File
+from open_data.sources.python_package import PythonPackage
 from pairs import Pair
 
-from quorate.data.fetch import fetch
-from quorate.data.sources import File
-from quorate.data.sources.python_package import PythonPackage
-from quorate.settings import data_dir
+from quorate.data import cache_dir
 
 FILES = (
     File("answers.json", "cb3a17a37e0727f82aa232d73d5e8b948329a9ecf1405dc067314b7251de5cbd"),
@@ -43,9 +47,9 @@ def load(language: str, say: Callable[[str], None] = print) -> list[Pair]:
         "InsuranceQA",
         FILES,
         SOURCES,
-        cache=data_dir() / "insuranceqa",
+        cache=cache_dir() / "insuranceqa",
         licence="GPL-3.0, for research",
-        hint=f"into {data_dir() / 'insuranceqa'}",
+        hint=f"into {cache_dir() / 'insuranceqa'}",
         say=say,
     )
     answers, *parts = (json.loads((place / file.name).read_bytes()) for file in FILES)

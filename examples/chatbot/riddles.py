@@ -5,16 +5,20 @@ From jionlp (Apache-2.0).
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for open_data
+
+from open_data.fetch import fetch
+from open_data.sources import File
+from open_data.sources.python_package import PythonPackage
 from pairs import Pair
 
-from quorate.data.fetch import fetch
-from quorate.data.sources import File
-from quorate.data.sources.python_package import PythonPackage
+from quorate.data import cache_dir
 from quorate.errors import SettingError
-from quorate.settings import data_dir
 
 FILES = (File("xiehouyu.zip", "65de9fbbd4565c42c8738be002ee8573d2a7c7f5723f65320ccf3a03a67921e2"),)
 
@@ -36,9 +40,9 @@ def load(language: str, say: Callable[[str], None] = print) -> list[Pair]:
         "Two-part sayings",
         FILES,
         SOURCES,
-        cache=data_dir() / "riddles",
+        cache=cache_dir() / "riddles",
         licence="Apache-2.0",
-        hint=f"into {data_dir() / 'riddles'}",
+        hint=f"into {cache_dir() / 'riddles'}",
         say=say,
     )
     with zipfile.ZipFile(place / "xiehouyu.zip") as archive:

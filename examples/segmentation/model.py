@@ -18,9 +18,9 @@ from data import CLASSES
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from quorate import checkpoint
 from quorate.errors import DataError
-from quorate.weights import initialize
+from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints.weights import initialize
 
 WEIGHTS = "model.safetensors"
 

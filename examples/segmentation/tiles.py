@@ -25,8 +25,8 @@ import torch
 from data import IGNORED, Pixels
 from torch.utils.data import Dataset
 
+from quorate.data import cache_dir
 from quorate.errors import DataError
-from quorate.settings import data_dir
 
 SIDE = 256  # pixels of a tile
 LEVELS = 4  # sizes of the image
@@ -140,7 +140,7 @@ def opened(image_path: Path, mask_path: Path, *, colour: bool) -> list[Level]:
     content = hashlib.sha256(image_path.read_bytes())
     content.update(mask_path.read_bytes())
     kind = "colour" if colour else "grey"
-    cache = data_dir() / "segmentation" / f"{kind}-{LEVELS}-{content.hexdigest()[:16]}"
+    cache = cache_dir() / "segmentation" / f"{kind}-{LEVELS}-{content.hexdigest()[:16]}"
     if not cache.is_dir():
         pixels = data.image(image_path, colour=colour)
         _keep(cache, pixels, data.mask(mask_path, pixels, image_path=image_path))

@@ -2,7 +2,7 @@
 
 import sys
 
-from quorate.cli import main
+from quorate.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

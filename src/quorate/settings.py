@@ -1,8 +1,4 @@
-"""Settings from outside the script: options of ``quorate run``, and the environment.
-
-What a user types at the command beats what the script passes to ``Trainer``. The environment is
-read here and nowhere else, and never written.
-"""
+"""Settings: what a user types at the command beats what the script passes to ``Trainer``."""
 
 from __future__ import annotations
 
@@ -17,13 +13,6 @@ from typing import Any, TypeVar
 from quorate.errors import SettingError
 
 T = TypeVar("T")
-
-DEVICE_VARIABLES = (
-    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
-    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF"),
-    *("PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"),
-    *("CUBLAS_WORKSPACE_CONFIG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TMPDIR"),
-)
 
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides")
 
@@ -115,28 +104,3 @@ def directory(name: str, value: object) -> Path | None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")
     return path
-
-
-def device_environment() -> dict[str, str]:
-    """The variables that are set and on which devices, threads and interfaces depend."""
-    return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
-
-
-def child_environment(
-    defaults: Mapping[str, str], changes: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """The environment for a process that is started: this one's, changed.
-
-    Args:
-        defaults: For what this one lacks.
-        changes: Instead of what this one has.
-    """
-    return {**defaults, **os.environ, **(changes or {})}
-
-
-def data_dir() -> Path:
-    """Where downloaded data is cached: QUORATE_DATA, else the user's cache directory."""
-    if chosen := os.environ.get("QUORATE_DATA"):
-        return Path(chosen)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "quorate"

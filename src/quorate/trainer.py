@@ -13,50 +13,53 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quorate import checkpoint, engines, placement, resume, rules
-from quorate import precision as precisions
-from quorate.augment import Augment
-from quorate.callbacks import Callback
-from quorate.computing import Computing
-from quorate.coordinator import Coordinator
-from quorate.deterministic import deterministic
-from quorate.devices import Devices, Group, worker_devices
+from quorate.commands.bench.profile import profiled
+from quorate.commands.verify.recorder import recorded
+from quorate.coordination import rules
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.plan import Order, Plan, PlanApart
+from quorate.coordination.protocol import Stop
+from quorate.data.draws import Augment
+from quorate.data.feed import Collate, Source, check_loader_processes, length
+from quorate.data.loader_processes import require_loader_memory
 from quorate.errors import CompileError, CopyError, SettingError, UserError
-from quorate.evaluate import evaluate
-from quorate.evaluations import Best
-from quorate.feed import Collate, Source, check_loader_processes, length
-from quorate.fit import Beside, Fit, Loop, Validation
-from quorate.job import Training
-from quorate.loader_memory import require_loader_memory
-from quorate.loss import Loss
-from quorate.memory_fraction import bound_memory, checked_fraction, free_cache
-from quorate.notes import Notes
-from quorate.opening import opening
-from quorate.optimizer import OptimizerFactory
-from quorate.plan import Order, Plan, PlanApart
-from quorate.precision import tensor_float
-from quorate.probe import made, probed
-from quorate.profile import profiled
-from quorate.progress import display
-from quorate.protocol import Stop
-from quorate.replica import Replica, unchanged
-from quorate.report import Report
-from quorate.services.checkpoints import Checkpoints, Policy
+from quorate.machine.devices import Devices, Group, worker_devices
+from quorate.machine.memory_fraction import bound_memory, checked_fraction, free_cache
+from quorate.replica import precision as precisions
+from quorate.replica.computing import Computing
+from quorate.replica.deterministic import deterministic
+from quorate.replica.loss import Loss
+from quorate.replica.notes import Notes
+from quorate.replica.placement import placement
+from quorate.replica.precision import tensor_float
+from quorate.replica.replica import Replica, unchanged
+from quorate.replica.spread import Spread
+from quorate.replica.streams import Turns
+from quorate.replica.totals import Finish, Totals, joined
+from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints.saver import Checkpoints, Policy
+from quorate.services.checkpoints.weights import initialize
+from quorate.services.display.display import display
+from quorate.services.report import Report
 from quorate.settings import directory, function, one_of, real, setting, whole
-from quorate.spread import Spread
-from quorate.state import State
-from quorate.stop import Stops
-from quorate.streams import Turns
-from quorate.totals import Finish, Totals, joined
-from quorate.transports import Transport
-from quorate.transports.arena import Arena
-from quorate.transports.processes import Processes
+from quorate.training import resume
+from quorate.training.callbacks import Callback
+from quorate.training.evaluate import evaluate
+from quorate.training.fit import Beside, Fit, Loop, Validation
+from quorate.training.loop import Updates
+from quorate.training.opening import opening
+from quorate.training.optimizer import OptimizerFactory
+from quorate.training.probe import made, probed
+from quorate.training.state import State
+from quorate.training.stop import Stops
+from quorate.training.update import Schedule, intra_op_threads
+from quorate.training.validation import Best
+from quorate.transports import Transport, engines
+from quorate.transports.job import Training
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.transport import Processes
+from quorate.transports.processes.worker import here
 from quorate.transports.towers import Towers
-from quorate.transports.worker import here
-from quorate.update import Schedule, intra_op_threads
-from quorate.updates import Updates
-from quorate.verify.recorder import recorded
-from quorate.weights import initialize
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -129,7 +132,7 @@ class Trainer:
         augment: ``augment(batch, draws)`` returns what is trained on in the place of a collated
             batch, here a shard of one; not in ``evaluate``. It runs where rows are loaded, beside
             computing. ``draws`` gives random numbers that belong to row and epoch: see
-            ``quorate.augment.Draws``, and ``quorate.data.images`` for what to do with them.
+            ``quorate.data.draws.Draws``, and ``quorate.data.images`` for what to do with them.
         order: from the rows of an epoch as they are shuffled, (R,) int64, to the order that ``fit``
             takes them in, each once: rows of like length into one batch, say. A pure function.
         loader_workers: processes that load rows, of each worker process or for all towers

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.digest import digest
+from quorate.replica.digest import digest
 
 
 class Net(nn.Module):

@@ -32,13 +32,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-import quorate.updates
-from quorate.coordinator import Coordinator
-from quorate.drive import drive
-from quorate.protocol import Applied, Cancel, Compute, Event, Stop, Tick
+import quorate.training.loop
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.protocol import Applied, Cancel, Compute, Event, Stop, Tick
+from quorate.training.drive import drive
 from quorate.transports import Channel
-from quorate.transports.processes import Processes
-from quorate.transports.worker import here
+from quorate.transports.processes.transport import Processes
+from quorate.transports.processes.worker import here
 
 LIMIT_S = 60.0
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -401,7 +401,7 @@ row = torch.arange(ROWS, dtype=torch.float64)
 data = TensorDataset(0.3 + 0.1 * row, 2.0 ** (row % 3))
 if here() is None:
     director = Director()
-    quorate.updates.drive = director.drive  # type: ignore[assignment]
+    quorate.training.loop.drive = director.drive  # type: ignore[assignment]
     thread = threading.Thread(target=director.run, args=(SCENARIOS[scenario],), name="scenario")
     thread.start()
 else:
@@ -410,7 +410,7 @@ try:
     for update in trainer.updates(data, steps=int(steps), shuffle=False):
         director.reported(update)
 finally:
-    quorate.updates.drive = drive
+    quorate.training.loop.drive = drive
     director.over()
     thread.join()
 if director.error is not None:

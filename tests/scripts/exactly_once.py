@@ -29,8 +29,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.transports.processes import Processes
-from quorate.transports.worker import here
+from quorate.transports.processes.transport import Processes
+from quorate.transports.processes.worker import here
 
 ROWS, BATCH = 44, 8  # the last batch has 4 rows
 DIGITS = 11

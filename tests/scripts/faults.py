@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import quorate
-from quorate.digest import digest
-from quorate.transports.processes import Processes
+from quorate.replica.digest import digest
+from quorate.transports.processes.transport import Processes
 
 ROWS, BATCH = 300, 24
 KILLS, STEPS = int(sys.argv[1]), int(sys.argv[2])

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.transports.processes import Processes
+from quorate.transports.processes.transport import Processes
 
 TIMEOUT_S = 5.0  # a start takes 3
 

@@ -27,8 +27,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import quorate
-from quorate import checkpoint
-from quorate.digest import digest
+from quorate.replica.digest import digest
+from quorate.services.checkpoints import files as checkpoint
 
 STEPS, EVERY = 150, 7
 WHERE = ("start", "step", "save", "save")

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import quorate
-from quorate.transports.worker import here
+from quorate.transports.processes.worker import here
 
 what = sys.argv[1]
 times = int(sys.argv[2]) if len(sys.argv) > 2 else 6

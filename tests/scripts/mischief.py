@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.transports.worker import here
+from quorate.transports.processes.worker import here
 
 mischief, folder = sys.argv[1], Path(sys.argv[2])
 ROWS, BATCH, SHARDS = 128, 16, 4

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.digest import digest
+from quorate.replica.digest import digest
 
 ROWS, BAD = 48, (21, 30)
 

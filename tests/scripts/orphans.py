@@ -19,10 +19,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.digest import digest
-from quorate.transports import birth
-from quorate.transports.processes import Processes
-from quorate.transports.worker import here
+from quorate.replica.digest import digest
+from quorate.transports.processes import starter as birth
+from quorate.transports.processes.transport import Processes
+from quorate.transports.processes.worker import here
 
 how, updates = sys.argv[1], int(sys.argv[2])
 if how == "alone":

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import backend
 
 from quorate import Trainer
-from quorate.computing import Computing
-from quorate.notes import Notes
-from quorate.placement import Placement
-from quorate.streams import Stream
+from quorate.replica.computing import Computing
+from quorate.replica.notes import Notes
+from quorate.replica.placement.placement import Placement
+from quorate.replica.streams import Stream
 
 # As such, in place, with `out`, in a derivative alone, a view, one of two results, one made of
 # others that writes. Convolutions and random numbers a backend would have to bring by itself.

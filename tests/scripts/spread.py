@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.digest import digest
+from quorate.replica.digest import digest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import backend

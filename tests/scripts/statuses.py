@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.worker_status import WorkerStatus
+from quorate.transports.worker_status import WorkerStatus
 
 FORWARD_S, BACKWARD_S = 0.02, 0.01
 SHARDS = 6  # of each worker before the kill, and of the life after it

@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.digest import digest
-from quorate.transports.processes import Processes
-from quorate.transports.worker import here
+from quorate.replica.digest import digest
+from quorate.transports.processes.transport import Processes
+from quorate.transports.processes.worker import here
 
 BATCH, SHARDS, SHARD_S = 16, 8, 0.08
 # part -> its steps; the first one waits until all workers are there.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quorate.report import Report
+from quorate.services.report import Report
 
 
 class Service(Protocol):

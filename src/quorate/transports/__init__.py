@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from quorate.job import Job
-from quorate.protocol import Cancel, Compute, Discard, Event, Keep, Replace
-from quorate.shard_sum import ShardSum
-from quorate.tree import Node
-from quorate.worker_status import WorkerStatus
+from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.coordination.tree import Node
+from quorate.replica.shard_sum import ShardSum
+from quorate.transports.job import Job
+from quorate.transports.worker_status import WorkerStatus
 
 Part = tuple[Node, ShardSum]
 

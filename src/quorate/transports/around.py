@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorate.job import Job
-from quorate.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
 from quorate.transports import Channel, Part, Transport
-from quorate.worker_status import WorkerStatus
+from quorate.transports.job import Job
+from quorate.transports.worker_status import WorkerStatus
 
 
 class TransportAround:

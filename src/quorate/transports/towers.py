@@ -15,9 +15,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from quorate.devices import Group
-from quorate.job import Job, NotWanted
-from quorate.protocol import (
+from quorate.coordination.protocol import (
     Cancel,
     Cancelled,
     Compute,
@@ -30,13 +28,15 @@ from quorate.protocol import (
     Replace,
     Tick,
 )
-from quorate.replica import Buffers, Replica
-from quorate.shard_sum import ShardSum
-from quorate.snapshots import Snapshot, Snapshots, new_values
-from quorate.streams import Stream
+from quorate.coordination.tree import TreeSum
+from quorate.machine.devices import Group
+from quorate.replica.replica import Buffers, Replica
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.snapshots import Snapshot, Snapshots, new_values
+from quorate.replica.streams import Stream
 from quorate.transports import Part
-from quorate.tree import TreeSum
-from quorate.worker_status import Timesheet, WorkerStatus
+from quorate.transports.job import Job, NotWanted
+from quorate.transports.worker_status import Timesheet, WorkerStatus
 
 GRACE_S = 1.0  # how long towers may take to end
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, length_in
 from quorate.errors import DataError
-from quorate.settings import data_dir
+from quorate.machine.environment import cache_dir
 
 _PIECE_BYTES = 1 << 14  # read at a time while looking for lengths: large records are jumped over
 
@@ -140,7 +140,7 @@ def _is_zlib(head: bytes) -> bool:
 
 def _places(path: Path) -> tuple[Path, Path]:
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    return path.with_name(f".{path.name}.index"), data_dir() / "indexes" / f"{name}.index"
+    return path.with_name(f".{path.name}.index"), cache_dir() / "indexes" / f"{name}.index"
 
 
 def _kept(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:

@@ -1,0 +1,74 @@
+"""Contenders: what a bench compares, and in which order they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quorate.errors import SettingError
+from quorate.machine.devices import worker_devices
+
+
+class Contender(NamedTuple):
+    """A number of workers on some devices."""
+
+    devices: str | None  # as typed; None: the script's own
+    workers: int  # how many there are
+
+    def label(self) -> str:
+        """``2 workers on cuda``."""
+        on = "" if self.devices is None else f" on {self.devices}"
+        return f"{self.workers} worker{'s' if self.workers > 1 else ''}{on}"
+
+
+def contenders(devices: Sequence[str], workers: Sequence[int]) -> list[Contender]:
+    """What is asked for, each once, in order; checked against this machine.
+
+    Args:
+        devices: lists of devices as ``--devices`` takes them; none: the script's own.
+        workers: numbers of workers, each for each list; none: one worker per device of each list,
+            or without a list one worker and then twice as many up to all devices.
+
+    Raises:
+        SettingError: a device that is not here, or no worker.
+    """
+    found: list[Contender] = []
+    lists: Sequence[str | None] = devices or [None]
+    for listed in lists:
+        counts = workers or [len(worker_devices(listed, None))]
+        if not devices and not workers:
+            counts = _doubled(counts[0])
+        found += [Contender(listed, len(worker_devices(listed, count))) for count in counts]
+    return list(dict.fromkeys(found))
+
+
+def rounds(compared: Sequence[Contender], repeats: int) -> list[list[Contender]]:
+    """The runs of each round: the order turns round each time, so that drift hits all alike.
+
+    The one with most workers is the first: where the script leaves the number of shards open, it
+    has as many as workers, and all others get that number.
+    """
+    order = sorted(compared, key=lambda each: -each.workers)
+    return [order if number % 2 == 0 else order[::-1] for number in range(repeats)]
+
+
+def counts(text: str) -> list[int]:
+    """Numbers of workers from ``1,2,4``.
+
+    Raises:
+        SettingError: they are none.
+    """
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise SettingError("workers", text, "numbers of workers such as 1,2,4", "list them")
+    return found
+
+
+def _doubled(most: int) -> list[int]:
+    found = [1]
+    while found[-1] * 2 < most:
+        found.append(found[-1] * 2)
+    return sorted({*found, most})

@@ -1,0 +1,79 @@
+"""What was measured of a training loop: plain numbers, as one JSON object in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.transports.worker_status import PHASES
+
+
+@dataclass(frozen=True)
+class WorkerTime:
+    """One worker over the measured time."""
+
+    worker: int
+    device: str
+    shards: int  # begun in it
+    seconds: dict[str, float]  # in each of PHASES
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Some updates of a training loop, after its warm-up.
+
+    Neither evaluations nor digests are in ``seconds``, in the workers' or in any other.
+    """
+
+    # What ran.
+    update: str  # the rule
+    keeps_bits: bool
+    engine: str
+    threads: int  # per worker
+    cores: int  # that the process may use
+    shards: int
+    batch_size: int  # rows
+    loader_workers: int
+    # The measured time.
+    updates: int
+    rows: int  # that they were made of
+    seconds: float
+    workers: list[WorkerTime]
+    device_s: float  # the coordinator waited for devices that compute beside their workers
+    exchange_s: float  # it collected gradients, added them up and handed parameters back
+    update_s: float  # it divided, clipped, and made the optimizer's step
+    beside_s: float  # the loop's caller had a report: callbacks, logs, saves, the loop's own body
+    evaluation_s: float
+    others_cores: float  # that other programs used meanwhile, about
+    # The run.
+    warm_up: int  # updates before
+    digests: dict[int, str]  # after so many updates; none where bits depend on timing
+
+    @property
+    def examples_per_s(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from one update to the next."""
+        return self.seconds / self.updates
+
+    def write(self, path: Path) -> None:
+        """All of it or nothing."""
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        os.replace(new, path)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Measured:
+        """What ``write`` wrote."""
+        workers = [WorkerTime(**worker) for worker in record["workers"]]
+        digests = {int(n): digest for n, digest in record["digests"].items()}
+        return cls(**{**record, "workers": workers, "digests": digests})
+
+
+def no_seconds() -> dict[str, float]:
+    return dict.fromkeys(PHASES, 0.0)

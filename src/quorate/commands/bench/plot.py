@@ -1,0 +1,99 @@
+"""The plot of a bench: speed-up against the number of workers, and what a step's time goes into."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from os import replace
+from pathlib import Path
+
+from quorate.commands.bench.results import Result
+from quorate.commands.bench.split import PARTS
+
+# Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
+COLOURS = dict(
+    zip(PARTS, ("#56b4e9", "#009e73", "#e69f00", "#d55e00", "#bbbbbb", "#cc79a7"), strict=True)
+)
+INK = "#333333"
+
+
+def plot(found: Sequence[Result], title: str, path: Path) -> None:
+    """Write a PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: it cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11, color=INK)
+    speed, parts = figure.subplots(1, 2)
+
+    # 1. Speed-up, with the range of the rounds.
+    least = found[0].contender.workers
+    ends = [least, max(result.contender.workers for result in found)]
+    speed.plot(ends, [n / least for n in ends], "--", color="#999999", label="ideal", zorder=1)
+    for devices in dict.fromkeys(result.contender.devices for result in found):
+        # One line through lists of devices of which each has one number of workers.
+        group = [r for r in found if r.contender.devices == devices]
+        group = group if len(group) > 1 else list(found)
+        speed.errorbar(
+            [r.contender.workers for r in group],
+            [r.speed_up for r in group],
+            yerr=[
+                [r.speed_up - min(r.ratios) for r in group],
+                [max(r.ratios) - r.speed_up for r in group],
+            ],
+            marker="o",
+            capsize=3,
+            color=COLOURS["compute"] if len(group) == len(found) else None,
+            label="measured" if len(group) == len(found) else devices,
+        )
+        if group == list(found):
+            break
+    for result in found:
+        speed.annotate(
+            f"{result.examples_per_s:,.4g}/s",
+            (result.contender.workers, result.speed_up),
+            xytext=(6, -12),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
+    speed.set_xticks(sorted({result.contender.workers for result in found}))
+    speed.set_ylim(bottom=0)
+    speed.margins(x=0.15)
+    speed.set_xlabel("workers")
+    speed.set_ylabel(f"speed-up over {found[0].contender.label()}")
+    speed.legend(frameon=False)
+
+    # 2. The split of a step.
+    names = [_name(result) for result in found]
+    bottom = [0.0] * len(found)
+    for part in PARTS:
+        heights = [result.split[part] * result.step_s * 1e3 for result in found]
+        parts.bar(names, heights, 0.6, bottom=bottom, color=COLOURS[part], label=part)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    parts.set_ylabel("milliseconds of a step")
+    parts.margins(y=0.08)
+    handles, labels = parts.get_legend_handles_labels()
+    parts.legend(
+        handles[::-1], labels[::-1], frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
+    for axes in (speed, parts):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=INK)
+
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".png", delete=False) as new:
+        figure.savefig(new, format="png", dpi=120)
+    Path(new.name).chmod(0o644)
+    replace(new.name, path)
+
+
+def _name(result: Result) -> str:
+    workers, devices = result.contender.workers, result.contender.devices
+    name = f"{workers} worker{'s' if workers > 1 else ''}"
+    return name if devices is None else f"{name}\n{devices}"

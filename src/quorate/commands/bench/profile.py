@@ -1,0 +1,328 @@
+"""The profile of a training loop: where its time goes, measured around its transport.
+
+``quorate run --profile FILE`` sets it. A profiled transport is what it wraps, and a clock: the time
+of each update, what the coordinator did in it, and what workers note of themselves. When enough was
+measured, or the loop is over, it writes ``FILE`` and ends the program: nothing that the script does
+after its first training loop is of interest.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
+from quorate.coordination import rules
+from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.machine.cpu_time import CpuTime, cpu_time
+from quorate.machine.devices import usable_cores
+from quorate.replica.digest import digest
+from quorate.settings import real, setting
+from quorate.training.state import State
+from quorate.transports import Channel, Part, Transport
+from quorate.transports.around import ChannelAround, TransportAround
+from quorate.transports.job import Job, Training
+from quorate.transports.worker_status import WorkerStatus
+
+SECONDS = 8.0
+# The first updates make what later ones have: compiled kernels, memory, rows that are ahead.
+WARM_UP_UPDATES, WARM_UP_SHARE = 3, 0.25
+LEAST_UPDATES = 3
+FIRST_DIGEST = 4  # and after twice as many updates, and so on
+
+
+def profiled(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+    """The transport, measured if that is wanted.
+
+    Args:
+        state: of the loop that it is for.
+        facts: what a checkpoint says of the run.
+    """
+    file: str | None = setting("profile", None)
+    if file is None:
+        return transport
+    seconds = real("profile_s", setting("profile_s", SECONDS), above=0)
+    return Profiled(transport, Clock(transport, state, facts, Path(file), seconds))
+
+
+class Profiled(TransportAround):
+    """A ``Transport`` whose jobs are timed."""
+
+    def __init__(self, inner: Transport, clock: Clock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
+    def open(self, job: Job) -> Channel:
+        if isinstance(job, Training):
+            self._clock.job = job
+            return TrainingChannel(super().open(job), self._clock)
+        self._clock.evaluation_begins()
+        return EvaluationChannel(super().open(job), self._clock)
+
+
+class EvaluationChannel(ChannelAround):
+    """An evaluation is no part of a step."""
+
+    def __init__(self, inner: Channel, clock: Clock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
+    def close(self) -> None:
+        super().close()
+        self._clock.evaluation_ends()
+
+
+class TrainingChannel(ChannelAround):
+    """The clock is told of each update."""
+
+    def __init__(self, inner: Channel, clock: Clock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
+    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        self._clock.goes_on()
+        if isinstance(effect, Keep):
+            self._clock.kept(effect.step, effect.shard)
+        super().send(effect)
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        self._clock.goes_on()
+        return super().receive(timeout_s)
+
+    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        self._clock.collecting(holders)
+        parts = super().collect(step, holders)
+        self._clock.collected(step)
+        return parts
+
+    def publish(self) -> None:
+        self._clock.updated()
+        super().publish()
+        self._clock.published()
+
+    def close(self) -> None:
+        error = sys.exc_info()[1]
+        left = isinstance(error, GeneratorExit)  # by the script: a caller of close() is not to end
+        measured = (error is None or left) and self._clock.is_over()
+        super().close()
+        if measured and not left:
+            raise SystemExit(0)
+
+
+class Clock:
+    """Adds up what the time of a loop goes into. One thread, the coordinator's.
+
+    An update goes through these, in this order: ``collecting``, ``collected``, ``updated``,
+    ``published``, ``goes_on``; evaluations are between the last two.
+
+    Args:
+        transport: tells what workers are at.
+        state: of the loop.
+        facts: what a checkpoint says of the run.
+        file: where the result is written.
+        seconds: to measure.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        state: State,
+        facts: Mapping[str, Any],
+        file: Path,
+        seconds: float,
+    ) -> None:
+        self.job: Training | None = None
+        self._transport = transport
+        self._state = state
+        self._facts = facts
+        self._file = file
+        self._seconds = seconds
+        self._keeps_bits = rules.keeps_bits(rules.parse(facts["update"]), facts["shards"])
+        status = transport.status()
+        self._devices = {worker.number: torch.device(worker.device) for worker in status}
+        self._rows: dict[int, int] = {}  # by step: of the shards that are kept
+        self._digests: dict[int, str] = {}
+        self._updates = 0
+        self._first: float | None = None  # when the first update was made
+        self._at = 0.0  # when what is under way began
+        self._is_held = False  # the caller has a report
+        self._evaluation: tuple[float, list[WorkerStatus]] | None = None  # its beginning
+        self._begun: _Beginning | None = None  # the warm-up is over
+        self._spent = _Spent(status)
+
+    def kept(self, step: int, shard: int) -> None:
+        assert self.job is not None
+        self._rows[step] = self._rows.get(step, 0) + len(self.job.plan.shard(step, shard))
+
+    def collecting(self, holders: Sequence[int]) -> None:
+        """Enough of a step is in. Devices that are asynchronous may compute it still."""
+        self._at = time.monotonic()
+        for device in {self._devices[worker] for worker in holders}:
+            self._synchronize(device)
+        self._spent.device_s += self._lap()
+
+    def collected(self, step: int) -> None:
+        self._spent.exchange_s += self._lap()
+        self._spent.rows += self._rows.pop(step, 0)
+
+    def updated(self) -> None:
+        self._synchronize(self._state.parameters.device)
+        sum_s = self._state.update.sum_s
+        self._spent.exchange_s += sum_s
+        self._spent.update_s += self._lap() - sum_s
+
+    def published(self) -> None:
+        self._spent.exchange_s += self._lap()
+        self._spent.updates += 1
+        self._updates += 1
+        self._is_held = True
+
+    def goes_on(self) -> None:
+        """The caller is done with the report of the last update.
+
+        Raises:
+            SystemExit: all is measured, and written.
+        """
+        if not self._is_held:
+            return
+        self._is_held = False
+        self._spent.beside_s += self._lap()
+        self._take_digest()
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+        elif self._begun is None:
+            is_warm = now - self._first >= WARM_UP_SHARE * self._seconds
+            if is_warm and self._updates >= WARM_UP_UPDATES:
+                cpu = cpu_time()
+                status = self._transport.status()
+                self._spent = _Spent(status)
+                self._begun = _Beginning(self._updates, time.monotonic(), status, cpu)
+        elif (
+            now - self._begun.at - self._spent.paused_s >= self._seconds
+            and self._spent.updates >= LEAST_UPDATES
+        ):
+            self._write(now)
+            raise SystemExit(0)
+
+    def is_over(self) -> bool:
+        """The loop came to its end before the time did; whether something was measured."""
+        if self._is_held:
+            self._is_held = False
+            self._spent.beside_s += self._lap()
+        if self._begun is None or self._spent.updates == 0:
+            return False
+        self._write(time.monotonic())
+        return True
+
+    def evaluation_begins(self) -> None:
+        self._evaluation = time.monotonic(), self._transport.status()
+
+    def evaluation_ends(self) -> None:
+        if self._evaluation is None:
+            return
+        (began, before), self._evaluation = self._evaluation, None
+        took_s = time.monotonic() - began
+        self._spent.evaluation_s += took_s
+        self._spent.paused_s += took_s
+        self._at += took_s  # the report that the caller has is older
+        for was, status in zip(before, self._transport.status(), strict=True):
+            self._spent.not_training[status.number].add(was, status)
+
+    def _synchronize(self, device: torch.device) -> None:
+        """Wait until the device has done what this process gave it.
+
+        Not where workers go on meanwhile: it would be theirs that is waited for.
+        """
+        assert self.job is not None
+        is_here = self._state.parameters.device.type != "cpu"  # and not in worker processes
+        if is_here and device.type != "cpu" and not self.job.on_snapshots:
+            torch.accelerator.synchronize(device)
+
+    def _take_digest(self) -> None:
+        n = self._updates
+        if not self._keeps_bits or n < FIRST_DIGEST or n & (n - 1):
+            return
+        began = time.monotonic()
+        self._digests[n] = digest(self._state.tensors().items())
+        took_s = time.monotonic() - began
+        self._spent.paused_s += took_s
+        for worker in self._spent.not_training.values():
+            worker.seconds["waiting"] += took_s
+
+    def _lap(self) -> float:
+        now = time.monotonic()
+        took_s, self._at = now - self._at, now
+        return took_s
+
+    def _write(self, now: float) -> None:
+        assert self._begun is not None
+        assert self.job is not None
+        begun, spent = self._begun, self._spent
+        workers = []
+        for was, status in zip(begun.status, self._transport.status(), strict=True):
+            total, other = _Account(), spent.not_training[status.number]
+            total.add(was, status)
+            seconds = {n: max(0.0, s - other.seconds[n]) for n, s in total.seconds.items()}
+            shards = total.shards - other.shards
+            workers.append(WorkerTime(status.number, status.device, shards, seconds))
+        Measured(
+            update=self._facts["update"],
+            keeps_bits=self._keeps_bits,
+            engine=self._facts["engine"],
+            threads=self._facts["threads"],
+            cores=usable_cores(),
+            shards=self._facts["shards"],
+            batch_size=self._facts["batch_size"],
+            loader_workers=int(self.job.loading["loader_workers"]),
+            updates=spent.updates,
+            rows=spent.rows,
+            seconds=now - begun.at - spent.paused_s,
+            workers=workers,
+            device_s=spent.device_s,
+            exchange_s=spent.exchange_s,
+            update_s=spent.update_s,
+            beside_s=spent.beside_s,
+            evaluation_s=spent.evaluation_s,
+            others_cores=cpu_time().others_s(begun.cpu) / (now - begun.at),
+            warm_up=begun.updates,
+            digests=self._digests,
+        ).write(self._file)
+
+
+class _Beginning(NamedTuple):
+    """Of the measured time."""
+
+    updates: int  # before it
+    at: float  # time.monotonic()
+    status: list[WorkerStatus]
+    cpu: CpuTime
+
+
+class _Account:
+    """What a worker's time went into between some moments."""
+
+    def __init__(self) -> None:
+        self.seconds = no_seconds()
+        self.shards = 0
+
+    def add(self, before: WorkerStatus, after: WorkerStatus) -> None:
+        for phase, seconds in after.seconds.items():
+            self.seconds[phase] += seconds - before.seconds[phase]
+        self.shards += after.shards - before.shards
+
+
+class _Spent:
+    """Sums since the measured time began; names as in ``Measured``."""
+
+    def __init__(self, workers: Sequence[WorkerStatus]) -> None:
+        self.updates = 0
+        self.rows = 0
+        self.device_s = self.exchange_s = self.update_s = self.beside_s = self.evaluation_s = 0.0
+        self.paused_s = 0.0  # with evaluations and digests
+        self.not_training = {worker.number: _Account() for worker in workers}  # likewise

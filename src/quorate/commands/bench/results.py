@@ -1,0 +1,103 @@
+"""Results: medians over the repeats, speed-up, efficiency, and whether all had the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any, NamedTuple
+
+from quorate.commands.bench.contenders import Contender
+from quorate.commands.bench.measured import Measured
+from quorate.commands.bench.split import Split, split
+from quorate.commands.bench.verdict import Finding, findings, notes
+
+
+class Result(NamedTuple):
+    """One contender."""
+
+    contender: Contender
+    runs: list[Measured]
+    examples_per_s: float  # the median
+    slowest: float  # examples/s
+    fastest: float
+    ratios: list[float]  # times the contender with the fewest workers, in each round
+    speed_up: float  # the median of them: drift from round to round is in none
+    efficiency: float  # speed-up per worker
+    step_s: float
+    split: Split  # of the run in the middle, or the slower one of two
+    findings: list[Finding]  # the bottleneck first
+    notes: list[str]
+
+
+class Proof(NamedTuple):
+    """Whether runs had the same bits after the same number of updates."""
+
+    updates: int
+    runs: int
+    digests: list[str]  # that differ; one: all are the same
+
+
+def results(measured: Mapping[Contender, Sequence[Measured]]) -> list[Result]:
+    """Of all contenders, in order of the number of workers.
+
+    Args:
+        measured: the repeats of each, one per round.
+    """
+    order = sorted(measured, key=lambda each: each.workers)
+    base = measured[order[0]]
+    found = []
+    for contender in order:
+        runs = list(measured[contender])
+        by_speed = sorted(runs, key=lambda run: run.examples_per_s)
+        middle = by_speed[(len(runs) - 1) // 2]
+        ratios = [
+            run.examples_per_s / least.examples_per_s for run, least in zip(runs, base, strict=True)
+        ]
+        parts = split(middle)
+        found.append(
+            Result(
+                contender=contender,
+                runs=runs,
+                examples_per_s=median(run.examples_per_s for run in runs),
+                slowest=by_speed[0].examples_per_s,
+                fastest=by_speed[-1].examples_per_s,
+                ratios=ratios,
+                speed_up=median(ratios),
+                efficiency=median(ratios) * order[0].workers / contender.workers,
+                step_s=median(run.step_s for run in runs),
+                split=parts,
+                findings=findings(runs, parts, base),
+                notes=notes(middle),
+            )
+        )
+    return found
+
+
+def proof(found: Sequence[Result]) -> Proof | None:
+    """Of the last update that all runs have a digest of; None if there is none, or nothing to say.
+
+    Bits are promised for one kind of device only.
+    """
+    runs = [run for result in found for run in result.runs]
+    kinds = {worker.device.partition(":")[0] for run in runs for worker in run.workers}
+    common = set.intersection(*(set(run.digests) for run in runs))
+    if not common or len(kinds) > 1 or len(runs) < 2:
+        return None
+    n = max(common)
+    return Proof(n, len(runs), sorted({run.digests[n] for run in runs}))
+
+
+def to_json(found: Sequence[Result]) -> list[dict[str, Any]]:
+    """One object per contender."""
+    records = []
+    for result in found:
+        record = result._asdict()
+        record["runs"] = [
+            asdict(run) | {"examples_per_s": run.examples_per_s} for run in result.runs
+        ]
+        record["bottleneck"] = result.findings[0].words
+        record["findings"] = [finding._asdict() for finding in result.findings]
+        record |= result.contender._asdict() | {"contender": result.contender.label()}
+        records.append(record)
+    return records

@@ -1,0 +1,72 @@
+"""Runs of a bench: each a process of its own, with a run directory of its own that is removed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from quorate.commands.bench.contenders import Contender
+from quorate.commands.bench.measured import Measured
+from quorate.commands.child_run import NO_SAVES_S, child_run, last_error
+from quorate.errors import QuorateError, RunError, UserError
+
+
+class Program(NamedTuple):
+    """What is run, but for the contender."""
+
+    script: str
+    arguments: tuple[str, ...]
+    options: Mapping[str, str | bool | None]  # of quorate run, by name; True: a switch
+    seconds: float  # to measure
+
+
+def run(program: Program, contender: Contender, shards: int | None, log: Path) -> Measured:
+    """Run the script once, and measure its first training loop. Blocks.
+
+    Args:
+        shards: that a batch is cut into; None: as the script has it.
+        log: where all that it printed is left, if it fails.
+
+    Raises:
+        UserError: it ended with exit code 2, or has no training loop to measure.
+        RunError: it failed otherwise.
+    """
+    with tempfile.TemporaryDirectory(prefix="quorate-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        file = folder / "measured.json"
+        options = {
+            **program.options,
+            "devices": contender.devices,
+            "workers": str(contender.workers),
+            "shards": None if shards is None else str(shards),
+            "run-dir": str(folder / "run"),
+            "save-every-s": str(NO_SAVES_S),
+            "profile": str(file),
+            "profile-s": str(program.seconds),
+        }
+        with (folder / "output").open("wb") as output:
+            code = child_run(options, program.script, program.arguments, output, file.exists)
+        if file.exists():
+            return Measured.from_json(json.loads(file.read_text(encoding="utf-8")))
+        text = (folder / "output").read_text(encoding="utf-8", errors="replace")
+    log.write_text(text, encoding="utf-8")
+    raise _failure(contender, code, f"{last_error(text)}; all of its output: {log}")
+
+
+def _failure(contender: Contender, code: int, last: str) -> QuorateError:
+    where = f"the run on {contender.label()}"
+    if code == 0:
+        return UserError(
+            f"{where} ended before anything was measured: it has no training loop, or one that is "
+            "over in the warm-up; give it more epochs, or lower --seconds"
+        )
+    if code == 2:
+        return UserError(f"{where} failed: {last}")
+    if code < 0:
+        ended = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        return RunError(f"{where} {ended}; it printed last: {last}")
+    return RunError(f"{where} ended with exit code {code}: {last}")

@@ -1,0 +1,74 @@
+"""The table of a bench, and the lines below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quorate.commands.bench.results import Proof, Result
+from quorate.commands.bench.split import PARTS
+from quorate.services.display.shard_time import duration
+
+SPREAD = 0.2  # that is worth a word
+
+HEADS = ("workers", "examples/s", "spread", "speed-up", "efficiency", "step", *PARTS)
+
+
+def table(found: Sequence[Result]) -> str:
+    """A row per contender; the parts are shares of a step."""
+    listed = {result.contender.devices for result in found} != {None}
+    heads = ("devices", *HEADS) if listed else HEADS
+    rows = [_cells(result, listed) for result in found]
+    widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (heads, *rows)
+    )
+
+
+def below(found: Sequence[Result], same: Proof | None) -> list[str]:
+    """Bottlenecks in words, what else there is to say, and whether bits were the same."""
+    lines = []
+    for result in found:
+        first, *others = result.findings
+        label = result.contender.label()
+        lines.append(f"{label}: {first.words}")
+        lines += [f"{' ' * len(label)}  also {other.words}" for other in others]
+        lines += [f"{' ' * len(label)}  {note}" for note in result.notes]
+    if (most := max(map(spread, found))) > SPREAD:
+        lines.append(
+            f"runs that are alike differ by up to {most:.0%}: other programs run too, or the "
+            "machine drifts; more --repeats make medians steadier"
+        )
+    if same is not None and len(same.digests) == 1:
+        lines.append(
+            f"same bits: all {same.runs} runs have this digest after {same.updates} updates"
+        )
+        lines.append(f"  {same.digests[0]}")
+    elif same is not None:
+        lines.append(
+            f"the bits differ after {same.updates} updates: {len(same.digests)} digests in "
+            f"{same.runs} runs; what in the script is not repeatable?"
+        )
+    return lines
+
+
+def spread(result: Result) -> float:
+    """How far the runs of a contender are apart, as a share of their median."""
+    return (result.fastest - result.slowest) / result.examples_per_s
+
+
+def _cells(result: Result, listed: bool) -> tuple[str, ...]:
+    cells = (
+        str(result.contender.workers),
+        _speed(result.examples_per_s),
+        f"{spread(result):.0%}" if len(result.runs) > 1 else "",
+        f"{result.speed_up:.2f}",
+        f"{result.efficiency:.0%}",
+        duration(result.step_s),
+        *(f"{result.split[part]:.1%}" for part in PARTS),
+    )
+    return (result.contender.devices or "the script's", *cells) if listed else cells
+
+
+def _speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

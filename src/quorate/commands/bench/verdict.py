@@ -1,0 +1,179 @@
+"""The verdict: what keeps a number of workers from being faster, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from quorate.commands.bench.measured import Measured
+from quorate.commands.bench.split import Split, compute_s
+from quorate.services.display.shard_time import WORK, ShardTime, duration
+from quorate.services.display.straggler import described, slow
+
+LEAST_COST = 0.1  # share of a step: what costs less is not called the bottleneck
+LEAST_OTHERS = 0.25  # cores that other programs use
+LONGER = 1.1  # times a shard's time with fewer workers
+
+
+class Finding(NamedTuple):
+    """Something that takes time."""
+
+    name: str  # straggler, or a part of the split
+    cost: float  # share of a step's time that would be saved without it, about
+    words: str
+
+
+def findings(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -> list[Finding]:
+    """What takes time, the bottleneck first. There is always one.
+
+    The bottleneck is what costs most, if that is at least ``LEAST_COST`` of a step; else it is the
+    computation, which is what the time is for.
+
+    Args:
+        runs: repeats of one contender.
+        split: of its median run.
+        base: repeats of the one with the fewest workers.
+    """
+    found = [*_stragglers(runs), *_parts(runs[0], split), *_evaluation(runs)]
+    names = {finding.name for finding in found}
+    if "straggler" not in names:
+        found += _waiting(runs[0], split)
+    found += _longer(runs, split, base)
+    found = sorted((f for f in found if f.cost >= LEAST_COST), key=lambda f: -f.cost)
+    return found or [_compute(split)]
+
+
+def notes(run: Measured) -> list[str]:
+    """What is to be said of a contender besides."""
+    found = []
+    cpu = sum(worker.device == "cpu" for worker in run.workers)
+    if cpu * run.threads > run.cores:
+        found.append(f"more workers than cores: {_cores(run)}")
+    if run.update == "sync" and len(run.workers) > run.shards:
+        found.append(
+            f"more workers than shards: {len(run.workers) - run.shards} of {len(run.workers)} only "
+            "step in for others; raise shards"
+        )
+    if run.others_cores >= LEAST_OTHERS:
+        found.append(
+            f"other programs used {run.others_cores:.1f} of this machine's cores meanwhile"
+        )
+    if again := [w.worker for w in run.workers if w.seconds["starting"] > 0]:
+        listed = ", ".join(map(str, again))
+        found.append(f"worker {listed} ended in the measured time, and was started again")
+    return found
+
+
+def _stragglers(runs: Sequence[Measured]) -> list[Finding]:
+    times = _times(runs)
+    devices = {worker.worker: worker.device for worker in runs[0].workers}
+    found = []
+    late = slow(times)
+    known = {w: t.shard_s for w, t in times.items() if t.shard_s}
+    usual = known | {each.worker: each.usual_s for each in late}
+    speed, without = (sum(1 / s for s in each.values()) for each in (known, usual))
+    for each in late:
+        words = f"straggler: {described(each, devices[each.worker])}"
+        found.append(Finding("straggler", 1 - speed / without, words))
+    for worker in runs[0].workers:
+        if times[worker.worker].shard_s is None and len(known) > 0:
+            seconds = {n: worker.seconds[n] for n in WORK}
+            phase = max(seconds, key=lambda name: seconds[name])
+            if seconds[phase] > runs[0].seconds / 2:
+                words = (
+                    f"straggler: worker {worker.worker} ({worker.device}) finished nothing in "
+                    f"{duration(runs[0].seconds)}; in {phase}"
+                )
+                found.append(Finding("straggler", 1 / len(times), words))
+    return found
+
+
+def _times(runs: Sequence[Measured]) -> dict[int, ShardTime]:
+    """Per worker: the median over the runs of what a shard takes."""
+    found = {}
+    for number in range(len(runs[0].workers)):
+        per_shard = [
+            {phase: w.seconds[phase] / w.shards for phase in WORK}
+            for run in runs
+            if (w := run.workers[number]).shards > 0
+        ]
+        shards = min(run.workers[number].shards for run in runs)
+        phases_s = {p: median(each[p] for each in per_shard) for p in WORK} if per_shard else {}
+        shard_s = median(sum(each.values()) for each in per_shard) if per_shard else None
+        found[number] = ShardTime(shards, shard_s, phases_s, None)
+    return found
+
+
+def _parts(run: Measured, split: Split) -> list[Finding]:
+    share = {part: f"{of:.0%} of a step" for part, of in split.items()}
+    loaders = run.loader_workers
+    rare = "a larger batch needs it less often"
+    words = {
+        "input": f"input: workers wait {share['input']} for rows; turn loader_workers up (it is "
+        f"{loaders})" + (", as long as cores are free" if loaders else ""),
+        "exchange": f"exchange: handing gradients over and adding them up takes {share['exchange']}"
+        f"; {rare}" + (", fewer shards are fewer vectors" if run.shards > len(run.workers) else ""),
+        "update": f"update: the optimizer takes {share['update']} on the coordinator, while "
+        f"workers wait; {rare}",
+        "other": f"other: what the program does between two updates takes {share['other']}: "
+        "callbacks, logs, saves, the body of the loop",
+    }
+    return [Finding(name, split[name], text) for name, text in words.items()]
+
+
+def _evaluation(runs: Sequence[Measured]) -> list[Finding]:
+    share = median(run.evaluation_s / (run.evaluation_s + run.seconds) for run in runs)
+    words = f"evaluation: it takes {share:.0%} of the run beside the steps; evaluate less often"
+    return [Finding("evaluation", share, words)]
+
+
+def _waiting(run: Measured, split: Split) -> list[Finding]:
+    shards, workers = run.shards, len(run.workers)
+    words = f"waiting: workers wait {split['waiting']:.0%} of a step for each other"
+    if run.update == "sync" and shards % workers:
+        words += (
+            f": {shards} shard{'s' if shards > 1 else ''} cannot be dealt evenly to {workers} "
+            f"workers; choose shards={-(-shards // workers) * workers}"
+        )
+    elif run.update.startswith("bounded"):
+        words += ", as the bound on staleness demands; raise it"
+    else:
+        words += " and for messages"
+    return [Finding("waiting", split["waiting"], words)]
+
+
+def _longer(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -> list[Finding]:
+    """Whether shards take longer than with fewer workers: something is shared."""
+    now_s, before_s = (median(map(compute_s, each)) for each in (runs, base))
+    run, workers, fewer = runs[0], len(runs[0].workers), len(base[0].workers)
+    kinds = [
+        {worker.device.partition(":")[0] for worker in each.workers} for each in (run, base[0])
+    ]
+    if workers <= fewer or kinds[0] != kinds[1] or not 0 < before_s * LONGER < now_s:
+        return []
+    words = (
+        f"compute: a shard takes {now_s / before_s:.2f} times as long as with {fewer} "
+        f"worker{'s' if fewer > 1 else ''}, {duration(now_s)} against {duration(before_s)}: "
+    )
+    if kinds[0] == {"cpu"} and workers * run.threads > run.cores:
+        words += _cores(run)
+    else:
+        words += "they share memory bandwidth, the clock or cores with each other or other programs"
+        words += ", and Python's lock" if run.engine == "towers" else ""
+    return [Finding("compute", split["compute"] * (1 - before_s / now_s), words)]
+
+
+def _compute(split: Split) -> Finding:
+    words = (
+        f"compute: forward and backward take {split['compute']:.0%} of a step, and nothing else "
+        f"{LEAST_COST:.0%}"
+    )
+    return Finding("compute", split["compute"], words)
+
+
+def _cores(run: Measured) -> str:
+    threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
+    cores = f"{run.cores} core{'s' if run.cores > 1 else ''}"
+    workers = f"{len(run.workers)} worker{'s' if len(run.workers) > 1 else ''}"
+    return f"{workers} of {threads} share {cores}"

@@ -1,0 +1,91 @@
+"""An examination: all facts, with questions to drivers cut off after five seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import psutil
+
+from quorate.commands.doctor.ask import ANSWER_S, Asked, ask
+from quorate.commands.doctor.facts import Accelerator, Driver, Facts, Gpu, Holder, Link, Torch
+from quorate.commands.doctor.limits import limits
+from quorate.commands.doctor.network import interfaces
+from quorate.machine.environment import device_environment
+from quorate.machine.host import host
+from quorate.machine.visible_devices import VARIABLE, Selection, Slice, Visible, select, why_none
+from quorate.machine.visible_devices import Gpu as Listed
+
+
+def examine(answer_s: float = ANSWER_S) -> Facts:
+    """Find out what is there. Takes as long as an import of torch; 5 s more per driver that hangs.
+
+    Args:
+        answer_s: how long an answer of a driver may take.
+    """
+    with ThreadPoolExecutor(2) as both:
+        driver, torch = both.map(partial(ask, answer_s=answer_s), ("ask_nvml", "ask_torch"))
+    environment = device_environment()
+    gpus = tuple(_gpu(found) for found in driver.all("gpu"))
+    value = environment.get(VARIABLE)
+    selection = Selection((), why_none(value))  # all that is known if some GPU did not answer
+    if driver.failure is None:
+        selection = select(value, [Listed(g.index, g.uuid, g.is_cut, g.slices) for g in gpus])
+    return Facts(
+        environment=environment,
+        driver=_driver(driver),
+        gpus=gpus,
+        lost={one["index"]: one["error"] for one in driver.all("lost")},
+        links=tuple(Link(**link) for link in driver.all("link")),
+        selection=selection,
+        torch=_torch(torch),
+        accelerators=_accelerators(torch, gpus, selection),
+        host=host(),
+        limits=limits(),
+        interfaces=interfaces(),
+    )
+
+
+def _driver(asked: Asked) -> Driver:
+    found = asked.first("driver") or {"version": None, "cuda": None}
+    return Driver(**found, failure=asked.failure)
+
+
+def _gpu(found: dict[str, Any]) -> Gpu:
+    slices = tuple(Slice(**part) for part in found.pop("slices"))
+    holders = tuple(
+        Holder(one["pid"], _name(one["pid"]), one["memory_bytes"]) for one in found.pop("holders")
+    )
+    return Gpu(**found, slices=slices, holders=holders)
+
+
+def _name(pid: int) -> str | None:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:  # it has ended, or belongs to the machine that this container is on
+        return None
+
+
+def _torch(asked: Asked) -> Torch:
+    nothing = dict.fromkeys(("version", "cuda", "hip", "accelerator", "threads", "cudnn"))
+    found = asked.first("build") or {**nothing, "mkldnn": False, "nccl": False, "gloo": False}
+    return Torch(**found, why_none=asked.first("why_none"), failure=asked.failure)
+
+
+def _accelerators(
+    asked: Asked, gpus: Sequence[Gpu], selection: Selection
+) -> tuple[Accelerator, ...]:
+    """What torch sees, and which GPU each is: by UUID, else by the rules of the variable."""
+    indices = {gpu.uuid: gpu.index for gpu in gpus}
+    indices |= {part.uuid: gpu.index for gpu in gpus for part in gpu.slices}
+    found = []
+    for number, one in enumerate(asked.all("device")):
+        uuids = [f"{kind}-{one['uuid']}" for kind in ("GPU", "MIG")]
+        visible = next((Visible(indices[u], u) for u in uuids if u in indices), None)
+        is_listed = one["device"].startswith("cuda") and number < len(selection.visible)
+        if visible is None and one["uuid"] is None and is_listed:
+            visible = selection.visible[number]
+        found.append(Accelerator(one["device"], visible, one["error"]))
+    return tuple(found)

@@ -1,0 +1,73 @@
+"""What the system lets a process have: shared memory, descriptors, a temporary folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from quorate.commands.doctor.facts import Limits
+from quorate.data.feed import check_loader_processes
+from quorate.errors import UserError
+from quorate.machine import descriptors
+from quorate.machine.shared_memory import MIB, Segment
+
+# Of the shared memory that is tried: room for a model of some million parameters.
+TRIED_BYTES = 64 * MIB
+
+
+def limits(shm: Path = Path("/dev/shm")) -> Limits:
+    """What there is. A segment and a temporary file are tried, and nothing is left of them."""
+    size = free = None
+    if shm.is_dir():
+        found = os.statvfs(shm)
+        size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    files = descriptors.limit()
+    folder, error = _temporary()
+    return Limits(
+        shm_bytes=size,
+        shm_free_bytes=free,
+        shm_is_writable=os.access(shm, os.W_OK | os.X_OK),
+        segment_error=_refusal(lambda: Segment(TRIED_BYTES)),
+        files=files[0],
+        files_most=files[1],
+        file_bytes=_limit("RLIMIT_FSIZE"),
+        address_bytes=_limit("RLIMIT_AS"),
+        temporary=folder,
+        temporary_error=error,
+        temporary_free_bytes=None if error else shutil.disk_usage(folder).free,
+        sockets_error=None if error else _refusal(check_loader_processes),
+    )
+
+
+def _limit(name: str) -> int | None:
+    """The one that holds; None where there is none, or no such thing on this system."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, _ = resource.getrlimit(getattr(resource, name))
+    return None if soft in (resource.RLIM_INFINITY, -1) else soft
+
+
+def _temporary() -> tuple[str, str | None]:
+    """The folder, and why nothing can be written to it."""
+    folder = "?"
+    try:
+        folder = tempfile.gettempdir()
+        with tempfile.TemporaryFile() as file:
+            file.write(b"quorate")
+            file.flush()
+    except OSError as error:
+        return folder, error.strerror or str(error)
+    return folder, None
+
+
+def _refusal(attempt: Callable[[], object]) -> str | None:
+    try:
+        attempt()
+    except UserError as error:
+        return str(error)
+    return None

@@ -1,0 +1,25 @@
+"""Interfaces by which several machines could reach each other."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+from quorate.commands.doctor.facts import Interface
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Those that are up and have an address; none where the system does not say."""
+    found = []
+    try:
+        stats = psutil.net_if_stats()
+    except OSError:  # there is no /proc
+        return ()
+    for name, addresses in psutil.net_if_addrs().items():
+        ips = [a.address for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)]
+        ips = [ip for ip in ips if not ip.startswith("fe80:")]  # which no program can be given
+        if name in stats and stats[name].isup and ips:
+            loopback = all(ip.startswith("127.") or ip == "::1" for ip in ips)
+            found.append(Interface(name, tuple(ips), stats[name].speed or None, loopback))
+    return tuple(found)

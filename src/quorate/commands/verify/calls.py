@@ -1,0 +1,109 @@
+"""Two traces of the same computation, operator by operator: which call is to blame.
+
+Pure: lists of calls in, a finding out. Digests stand for tensors.
+
+What differs in the results is followed backwards: through the call that made it, to those of that
+call's inputs that differ, to the calls that made these. A call that made something else of the same
+inputs is to blame; so is one that was given something that no operator made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from quorate.commands.verify.records import Call, CallRecord
+
+RESULT = "result"  # other results from the same inputs
+MEMORY = "memory"  # what it returned was read before it was written
+NUMBER = "number"  # it was given another number, which no operator made
+TENSOR = "tensor"  # ... another tensor
+OPERATOR = "operator"  # another operator was called in its place
+
+Pair = tuple[str, str]
+
+
+def paired(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, Pair]:
+    """The results of two computations, by name."""
+    return {name: (text, other.get(name, "")) for name, text in one.items()}
+
+
+def culprit(
+    first: Sequence[Call], second: Sequence[Call], results: Mapping[str, Pair]
+) -> CallRecord | None:
+    """The earliest call that two computations of the same shard part at.
+
+    Args:
+        first, second: the calls of each, in order.
+        results: of each, by name. Where all are equal nobody is to blame.
+    """
+    wanted = {pair for pair in results.values() if pair[0] != pair[1]}
+    if not wanted:
+        return None
+    together = next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if _other(a, b)),
+        min(len(first), len(second)),
+    )
+    pairs = list(zip(first[:together], second[:together], strict=True))
+    if together < max(len(first), len(second)):
+        # The course of the computation is another from here on, by something that differs before.
+        wanted = {p for a, b in pairs if not a.is_empty for p in _differing("outputs", a, b)}
+    found = _earliest(pairs, wanted)
+    if found is not None:
+        return found
+    if together < min(len(first), len(second)):
+        a, b = first[together], second[together]
+        return _record(OPERATOR, a, b, (a.operator, b.operator))
+    return None
+
+
+def _other(a: Call, b: Call) -> bool:
+    return (a.operator, len(a.inputs), len(a.outputs)) != (
+        b.operator,
+        len(b.inputs),
+        len(b.outputs),
+    )
+
+
+def _differing(which: str, a: Call, b: Call) -> Iterator[Pair]:
+    for pair in zip(getattr(a, which), getattr(b, which), strict=True):
+        if pair[0] != pair[1]:
+            yield pair
+
+
+def _earliest(pairs: Sequence[tuple[Call, Call]], wanted: set[Pair]) -> CallRecord | None:
+    """The earliest call that what is wanted leads back to."""
+    found: CallRecord | None = None
+    made: list[set[Pair]] = [set()]  # before each call, by the calls so far
+    for a, b in pairs:
+        made.append(
+            made[-1] | set(_differing("outputs", a, b)) if a.outputs != b.outputs else made[-1]
+        )
+    for number in range(len(pairs) - 1, -1, -1):
+        a, b = pairs[number]
+        if not wanted & set(_differing("outputs", a, b)):
+            continue
+        given = list(_differing("inputs", a, b))
+        foreign = [pair for pair in given if pair not in made[number]]
+        if not given:
+            why = MEMORY if a.is_empty else RESULT
+            found = _record(why, a, b, next(_differing("outputs", a, b)))
+        elif foreign:
+            found = _record(TENSOR if "[" in foreign[0][0] else NUMBER, a, b, foreign[0])
+        wanted |= set(given)
+    return found
+
+
+def _record(why: str, a: Call, b: Call, values: Pair) -> CallRecord:
+    return CallRecord(
+        why=why,
+        operator=a.operator,
+        other=b.operator,
+        module=a.module,
+        kind=a.kind,
+        line=a.line,
+        source=a.source,
+        values=values,
+        is_random=a.is_random,
+        own_generator=a.own_generator,
+        in_backward=a.in_backward,
+    )

@@ -1,0 +1,223 @@
+"""Where two recordings of one script part, and why: the earliest difference in the order of causes.
+
+Pure. What is compared is what is trained: parameters and buffers after each update. In the update
+at which they part, the cause is looked for in this order: the rows of a shard, what they hold, the
+batch made of them, what modules are given and return in the order of calls, the loss, the gradient
+on its way back, the gradient of each parameter; and if all shards are alike, the update itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from quorate.commands.verify.records import Event, Recording, ShardRecord
+
+# Causes.
+WEIGHTS = "weights"  # the model is made with other weights
+ROWS = "rows"  # a shard consists of other rows
+ROW = "row"  # a row of the dataset has other content
+BATCH = "batch"  # the batch made of the same rows is another
+MODULE = "module"  # a module returned something else, given the same
+BETWEEN = "between"  # a module was given something else, though all before it was the same
+CALLS = "calls"  # other modules were called
+LOSS = "loss"  # the loss or a metric, though all modules returned the same
+BACKWARD = "backward"  # the gradient on its way back
+GRADIENT = "gradient"  # the gradient of a parameter, though it was the same up to there
+BUFFERS = "buffers"  # what a module keeps
+UPDATE = "update"  # the update, though all gradients are the same
+RATE = "rate"  # the learning rate of the next update, though all before it is the same
+LENGTH = "length"  # one run made fewer updates
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A row, and where it was computed."""
+
+    row: int
+    worker: int
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing in which two runs differ."""
+
+    cause: str
+    update: int  # from 1; 0: before the first
+    shard: int | None = None
+    workers: tuple[int, int] | None = None  # that computed the shard in each run
+    row: int | None = None
+    seen: tuple[Sighting, ...] = ()  # other rows of the same run that hold what the row holds
+    module: str | None = None  # "" is the model itself
+    kind: str = ""  # the module's class
+    after: str | None = None  # the module that returned last, the same in both
+    metric: str | None = None
+    parameter: str | None = None  # the first whose gradient differs, or else that differs itself
+    parameters: int = 0  # how many do
+    shards: int = 0  # how many of the update's differ
+    rates: tuple[float, float] | None = None  # the learning rate, where it is what differs
+
+
+def first_difference(one: Recording, other: Recording) -> Difference | None:
+    """Where two runs part; None if their bits are the same after each update of both."""
+    for a, b in zip(one.updates, other.updates, strict=False):
+        names = list(_differing(a.tensors, b.tensors))
+        rates = (a.lr, b.lr)
+        if not names and repr(a.lr) == repr(b.lr) and not _loss_differs(one, other, a.step):
+            continue
+        if a.number == 0 and names:
+            return Difference(WEIGHTS, 0, parameter=names[0], parameters=len(names))
+        found = _in_shards(one, other, a.number, a.step)
+        if found is None and not names:
+            return Difference(RATE, a.number, rates=rates)
+        if found is None:
+            return Difference(UPDATE, a.number, parameter=names[0], parameters=len(names))
+        return found
+    if len(one.updates) != len(other.updates):
+        return Difference(LENGTH, min(len(one.updates), len(other.updates)))
+    return None
+
+
+def other_rows(one: Recording, other: Recording) -> list[int]:
+    """The rows of the dataset whose content is not the same in both runs."""
+    found = set()
+    for ticket in one.shards.keys() & other.shards.keys():
+        a, b = one.shards[ticket][0], other.shards[ticket][0]
+        pairs = zip(a.rows, a.samples, b.rows, b.samples, strict=False)
+        found |= {row for row, text, again, changed in pairs if row == again and text != changed}
+    return sorted(found)
+
+
+def alike(run: Recording) -> list[tuple[Sighting, Sighting]]:
+    """Rows of one epoch of a run that hold what an earlier row of it holds, and that row."""
+    steps = max(1, int(run.facts.get("steps_per_epoch", 1)))
+    first: dict[tuple[int, str], Sighting] = {}
+    found = []
+    for step, shard in sorted(run.shards):
+        record = run.shards[step, shard][0]
+        for row, text in zip(record.rows, record.samples, strict=True):
+            here = Sighting(row, record.worker, step, shard)
+            before = first.setdefault((step // steps, text), here)
+            if before.row != row:
+                found.append((before, here))
+    return found
+
+
+def _loss_differs(one: Recording, other: Recording, step: int) -> bool:
+    # Further metrics need not be functions of the data: seconds, say.
+    for ticket in one.shards.keys() & other.shards.keys():
+        if ticket[0] == step:
+            mine, theirs = ({_loss(s) for s in run.shards[ticket]} for run in (one, other))
+            if not mine & theirs:
+                return True
+    return False
+
+
+def _loss(record: ShardRecord) -> tuple[str, ...]:
+    return tuple(repr(record.metrics.get(name)) for name in ("loss", "weight"))
+
+
+def _in_shards(one: Recording, other: Recording, update: int, step: int) -> Difference | None:
+    found = []
+    for ticket in sorted(one.shards.keys() | other.shards.keys()):
+        if ticket[0] != step:
+            continue
+        pairs = [(a, b) for a in one.shards.get(ticket, []) for b in other.shards.get(ticket, [])]
+        partings = [_parting(a, b, update) for a, b in pairs]
+        if partings and all(p is not None for p in partings):
+            found.append((partings[0], pairs[0]))
+    if not found:
+        return None
+    difference, (a, b) = found[0]
+    assert difference is not None
+    seen: tuple[Sighting, ...] = ()
+    if difference.row is not None:
+        at = b.rows.index(difference.row)
+        seen = tuple(_sightings(other, b.samples[at], difference.row))
+        seen = seen or tuple(_sightings(one, a.samples[at], difference.row))
+    names = list(_differing(a.gradient, b.gradient))
+    return _with(difference, a, b, names, seen, len(found))
+
+
+def _with(
+    found: Difference,
+    a: ShardRecord,
+    b: ShardRecord,
+    names: Sequence[str],
+    seen: tuple[Sighting, ...],
+    shards: int,
+) -> Difference:
+    return Difference(
+        **{
+            **vars(found),
+            "shard": a.shard,
+            "workers": (a.worker, b.worker),
+            "parameter": next(iter(names), None),
+            "parameters": len(names),
+            "seen": seen,
+            "shards": shards,
+        }
+    )
+
+
+def _sightings(run: Recording, text: str, but: int) -> Iterator[Sighting]:
+    for (step, shard), records in sorted(run.shards.items()):
+        for record in records:
+            for row, held in zip(record.rows, record.samples, strict=True):
+                if held == text and row != but:
+                    yield Sighting(row, record.worker, step, shard)
+
+
+def _parting(a: ShardRecord, b: ShardRecord, update: int) -> Difference | None:
+    """Where two computations of one shard part, in the order of causes."""
+    if a.rows != b.rows:
+        return Difference(ROWS, update)
+    for row, text, changed in zip(a.rows, a.samples, b.samples, strict=True):
+        if text != changed:
+            return Difference(ROW, update, row=row)
+    if a.batch != b.batch:
+        return Difference(BATCH, update)
+    if (found := _forward(a.forward, b.forward, update)) is not None:
+        return found
+    for name in _differing(a.metrics, b.metrics):
+        return Difference(LOSS, update, metric=name)
+    if (event := _backward(a.backward, b.backward)) is not None:
+        return Difference(BACKWARD, update, module=event.path, kind=event.kind)
+    if any(_differing(a.gradient, b.gradient)):
+        return Difference(GRADIENT, update)
+    return None if a.buffers == b.buffers else Difference(BUFFERS, update)
+
+
+def _forward(a: Sequence[Event], b: Sequence[Event], update: int) -> Difference | None:
+    after: Event | None = None
+    for mine, theirs in zip(a, b, strict=False):
+        if (mine.what, mine.path) != (theirs.what, theirs.path):
+            return Difference(
+                CALLS, update, module=theirs.path, kind=theirs.kind, after=_path(after)
+            )
+        if mine.hash != theirs.hash:
+            cause = MODULE if mine.what == "out" else BETWEEN
+            return Difference(cause, update, module=mine.path, kind=mine.kind, after=_path(after))
+        if mine.what == "out":
+            after = mine
+    if len(a) != len(b):
+        more = max(a, b, key=len)[min(len(a), len(b))]
+        return Difference(CALLS, update, module=more.path, kind=more.kind, after=_path(after))
+    return None
+
+
+def _path(event: Event | None) -> str | None:
+    return None if event is None else event.path
+
+
+def _backward(a: Sequence[Event], b: Sequence[Event]) -> Event | None:
+    theirs = {(event.path, event.number): event.hash for event in b}
+    return next((e for e in a if theirs.get((e.path, e.number)) != e.hash), None)
+
+
+def _differing(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[str]:
+    """Names whose value is not the same in both, in the order of the first."""
+    yield from (name for name, value in a.items() if repr(b.get(name)) != repr(value))
+    yield from (name for name in b if name not in a)

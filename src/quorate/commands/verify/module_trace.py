@@ -1,0 +1,106 @@
+"""The trace of a model's modules over one shard: what each is given, returns, and has as gradient.
+
+Only hashes are kept. Hooks read and change nothing; a hook on a tensor is called with the gradient
+that reaches it, so that a model with operations in place is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from quorate.commands.verify.records import Event
+from quorate.commands.verify.values import tensor_text, value_hash
+from quorate.replica.loss import Loss
+
+
+class ModuleTrace:
+    """Hooks on all modules of a model, within a ``with`` block.
+
+    Example:
+        with ModuleTrace(model) as trace:
+            loss = trace.watch(loss_function)(model, batch)
+            loss.backward()
+        trace.forward, trace.backward
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.forward: list[Event] = []
+        self.backward: list[Event] = []
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+        self._begun: Counter[str] = Counter()  # calls of a module so far
+        self._open: defaultdict[str, list[int]] = defaultdict(list)  # of these, not yet returned
+
+    def watch(self, loss: Loss) -> Loss:
+        """The loss function, before which all is forgotten: a shard may be begun once more."""
+
+        def begin(model: torch.nn.Module, batch: Any) -> Any:
+            for kept in (self.forward, self.backward, self._begun, self._open):
+                kept.clear()
+            return loss(model, batch)
+
+        return begin
+
+    def __enter__(self) -> ModuleTrace:
+        for path, module in self._model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                self._handles += self._hooks(path, module)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hooks(self, path: str, module: torch.nn.Module) -> list[RemovableHandle]:
+        kind = type(module).__name__
+
+        def called(_module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            number = self._begun[path]
+            self._begun[path] += 1
+            self._open[path].append(number)
+            self.forward.append(Event("in", path, kind, number, value_hash((args, kwargs))))
+
+        def returned(_module: torch.nn.Module, _args: Any, output: Any) -> None:
+            number = self._open[path].pop() if self._open[path] else 0
+            self.forward.append(Event("out", path, kind, number, value_hash(output)))
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
+                    self._watch_gradient(path, kind, tensor)
+
+        return [
+            module.register_forward_pre_hook(called, with_kwargs=True),
+            module.register_forward_hook(returned),
+        ]
+
+    def _watch_gradient(self, path: str, kind: str, tensor: torch.Tensor) -> None:
+        key = f"gradient of {path}"
+        number = self._begun[key]
+        self._begun[key] += 1
+
+        def reached(gradient: torch.Tensor) -> None:
+            self.backward.append(Event("grad", path, kind, number, tensor_text(gradient)))
+
+        tensor.register_hook(reached)  # type: ignore[no-untyped-call]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)

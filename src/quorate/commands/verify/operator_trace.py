@@ -1,0 +1,128 @@
+"""The trace of operators: each call's inputs and outputs as hashes, and where it came from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quorate.commands.verify.records import Call
+from quorate.commands.verify.values import pieces, place_text, tensor_text
+from quorate.replica import replica
+from quorate.replica.loss import Loss
+from quorate.replica.placement.call_site import Places
+from quorate.replica.placement.schema import arguments
+from quorate.replica.streams import RANDOM_OPERATORS, Stream
+
+# What these return is memory as it was found. In two traces it is made to differ.
+EMPTY = {
+    *("empty", "empty_like", "empty_strided", "empty_permuted"),
+    *("new_empty", "new_empty_strided"),
+}
+# What these write they do not read.
+OVERWRITES = {
+    *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
+    *(name.partition(".")[0] for name in RANDOM_OPERATORS if "_" in name.partition(".")[0][-1:]),
+}
+
+
+class OperatorTrace(TorchDispatchMode):
+    """Within a ``with`` block each operator that this thread calls is noted, also in backward.
+
+    Args:
+        model: whose modules are named.
+        stream: the thread's; a draw from another generator is noted as such.
+        fill: what memory holds that is not initialised. With other values in two traces, whoever
+            reads it is found out.
+    """
+
+    def __init__(self, model: torch.nn.Module, stream: Stream, fill: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.returned: list[str] = []  # by the loss function
+        self._stream = stream
+        self._fill = fill
+        self._is_over = False
+        self._places = Places(model, until=replica.__file__)
+
+    def phase(self, name: str) -> None:
+        """To be told what phase of the shard begins: what comes after backward is not noted."""
+        self._is_over = name == "pushing"
+
+    def watch(self, loss: Loss) -> Loss:
+        """The loss function, before which all is forgotten: a shard may be begun once more."""
+
+        def begin(model: torch.nn.Module, batch: Any) -> Any:
+            self.calls.clear()
+            self._places.clear()
+            returned = loss(model, batch)
+            self._is_over = True
+            self.returned = list(pieces(returned))
+            self._is_over = False
+            return returned
+
+        return begin
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._is_over:
+            return func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        written = [value for value, is_written, _ in arguments(func, args, kwargs) if is_written]
+        inputs = [
+            piece
+            for value, is_written, is_out in arguments(func, args, kwargs)
+            if not (is_written and (is_out or name in OVERWRITES))
+            for piece in pieces(value)
+        ]
+        # Whoever writes to a part of a tensor makes another one of the whole. In backward these
+        # are gradients, which lie in one vector.
+        is_forward = torch._C._current_autograd_node() is None
+        parts = list(_parts(written)) if is_forward else []
+        inputs += [text for whole, place in parts for text in (place, tensor_text(whole))]
+        own = self._is_own(kwargs.get("generator"))
+        returned = func(*args, **kwargs)
+        if name in EMPTY:
+            returned.fill_(self._fill)
+        outputs = [*pieces(returned), *(piece for value in written for piece in pieces(value))]
+        outputs += [tensor_text(whole) for whole, _ in parts]
+        if isinstance(returned, torch.Tensor) and (text := place_text(returned)) is not None:
+            outputs.append(text)
+        place, in_backward = self._places.find(sys._getframe(1))
+        self.calls.append(
+            Call(
+                operator=str(func),
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                module=place.module,
+                kind=place.kind,
+                line=place.line,
+                source=place.source,
+                is_empty=name in EMPTY,
+                is_random=torch.Tag.nondeterministic_seeded in func.tags,
+                own_generator=own,
+                in_backward=in_backward,
+            )
+        )
+        return returned
+
+    def _is_own(self, generator: Any) -> bool:
+        if generator is None:
+            return False
+        stream: Any = self._stream
+        # Python's object is another one each time; what it stands for is not.
+        return not stream.drawn or generator._cdata != stream.generator._cdata
+
+
+def _parts(values: Sequence[Any]) -> Iterator[tuple[torch.Tensor, str]]:
+    """Tensors of which some are views of a part, and which part that is."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value._base is not None:
+            text = place_text(value)
+            if text is not None:
+                yield value._base, text

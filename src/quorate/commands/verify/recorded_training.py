@@ -1,0 +1,97 @@
+"""Training that is recorded: of each shard its rows, what modules return, and its gradient.
+
+A worker's shards of the first step are computed twice before, so that what is not repeatable is
+found.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from quorate.commands.verify.module_trace import ModuleTrace
+from quorate.commands.verify.records import ShardRecord, note
+from quorate.commands.verify.twice import twice
+from quorate.commands.verify.values import tensor_text, value_hash
+from quorate.data.feed import Batch, Source
+from quorate.replica.fingerprint import fingerprint
+from quorate.replica.flat import Flat
+from quorate.replica.replica import Phase, Replica
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.streams import Stream
+from quorate.transports.job import Training, shard_seed
+
+WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more
+MOST_TWICE = 4  # shards of a worker that are computed twice: each takes as long as some updates
+
+
+class RecordedTraining(Training):
+    """As ``Training``, with the same bits.
+
+    Args:
+        folder: where records are written.
+    """
+
+    name = "recorded training"
+    is_compared = False  # what would be refused is to be explained
+
+    def __init__(
+        self, source: Source, parameters: Flat, steps: range, *, folder: str, **options: Any
+    ) -> None:
+        super().__init__(source, parameters, steps, **options)
+        source.hashes_samples = True
+        self._folder = Path(folder)
+        self._tried: Counter[int] = Counter()  # shards that a replica has computed twice
+
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "folder": str(self._folder)}
+
+    def _work(
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        step: int,
+        shard: int,
+        into: Flat | None,
+        at: Phase,
+    ) -> ShardSum:
+        thread = threading.current_thread().name
+        worker = int(thread.rpartition("-")[2])  # quorate-tower-1, quorate-worker-1
+        if step == self.steps.start and self._tried[id(replica)] < MOST_TWICE:
+            self._tried[id(replica)] += 1
+            seed = shard_seed(self.plan, step, shard)
+            before = value_hash(self.parameters.vectors)
+            found = twice(worker, replica, self.source, stream, (step, shard), seed)
+            if value_hash(self.parameters.vectors) != before:
+                # Another worker was faster with this shard, and the update is made: the word that
+                # it is not wanted is on its way. Or the model writes its parameters itself.
+                time.sleep(WORD_S)
+            at("forward")
+            note(self._folder, thread, found)
+        with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
+            result = super()._work(replica, batch, stream, step, shard, into, at)
+        if replica.is_compiled:  # modules are looked at without, and the bits are of training
+            if into is None:
+                replica.recycle(result)
+            result = super()._work(replica, batch, stream, step, shard, into, at)
+        assert result.gradient is not None
+        record = ShardRecord(
+            worker=worker,
+            device=str(replica.device),
+            step=step,
+            shard=shard,
+            rows=batch.rows.tolist(),
+            samples=list(batch.samples),
+            batch=fingerprint(batch.data),
+            forward=trace.forward,
+            backward=trace.backward,
+            metrics={**result.metrics, "weight": result.weight},
+            gradient={name: tensor_text(v) for name, v in result.gradient.views.items()},
+            buffers=value_hash((result.buffers, result.counts)),
+        )
+        note(self._folder, thread, record)
+        return result

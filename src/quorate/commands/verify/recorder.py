@@ -1,0 +1,203 @@
+"""The recorder: around a transport, it notes what the parameters are after each update.
+
+``quorate run --record FOLDER`` sets it. When enough updates are recorded it ends the program:
+nothing that the script does after that is of interest.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quorate.commands.verify.recorded_training import RecordedTraining
+from quorate.commands.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
+from quorate.commands.verify.values import tensor_text
+from quorate.coordination import rules
+from quorate.coordination.protocol import (
+    Cancel,
+    Cancelled,
+    Compute,
+    Discard,
+    Done,
+    Event,
+    Failed,
+    Keep,
+    Left,
+    Replace,
+)
+from quorate.errors import SettingError
+from quorate.settings import setting, whole
+from quorate.training.state import State
+from quorate.transports import Channel, Part, Transport
+from quorate.transports.around import ChannelAround, TransportAround
+from quorate.transports.job import Job, Training
+from quorate.transports.processes.script import current
+
+UPDATES = 20
+
+_Answer = Done | Failed | Cancelled
+
+
+def recorded(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+    """The transport, recorded if that is wanted: the first training loop of a program is.
+
+    Args:
+        state: of the loop that it is for.
+        facts: what a checkpoint says of the run.
+
+    Raises:
+        SettingError: the bits depend on timing; the transport is closed.
+    """
+    folder: str | None = setting("record", None)
+    if folder is None or any(Path(folder).iterdir()):
+        return transport
+    updates = whole("record_updates", setting("record_updates", UPDATES), least=1)
+    rule = rules.parse(facts["update"])
+    if not rules.keeps_bits(rule, facts["shards"]):
+        transport.close()
+        raise SettingError(
+            "update",
+            rule.name,
+            "a rule whose bits do not depend on timing, to compare bits",
+            "verify the script with --update sync",
+        )
+    return Recorded(transport, _Recorder(state, facts, Path(folder), updates))
+
+
+class Recorded(TransportAround):
+    """A ``Transport`` whose training is recorded."""
+
+    def __init__(self, inner: Transport, recorder: _Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
+
+    def open(self, job: Job) -> Channel:
+        if not isinstance(job, Training):
+            return super().open(job)
+        recorded = RecordedTraining(
+            job.source,
+            job.parameters,
+            job.steps,
+            on_snapshots=job.on_snapshots,
+            folder=str(self._recorder.folder),
+            **job.options(),
+        )
+        self._recorder.begins(job.plan.steps_per_epoch)
+        return RecordedChannel(super().open(recorded), self._recorder)
+
+
+class RecordedChannel(ChannelAround):
+    """The recorder is told of each update.
+
+    What workers answer is passed on when all that compute have answered: so each of them takes its
+    part, and the same part in another run, though one is slow.
+    """
+
+    def __init__(self, inner: Channel, recorder: _Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
+        self._computing: set[int] = set()  # workers
+        self._held: list[_Answer] = []
+        self._due: deque[_Answer] = deque()
+
+    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        if isinstance(effect, Compute):
+            self._computing.add(effect.worker)
+        super().send(effect)
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        self._recorder.goes_on()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._due:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            event = super().receive(left_s)
+            if not isinstance(event, _Answer | Left):
+                return event
+            self._computing.discard(event.worker)
+            if isinstance(event, _Answer):
+                self._held.append(event)
+            if not self._computing:
+                self._due.extend(sorted(self._held, key=lambda each: each.worker))
+                self._held.clear()
+            if isinstance(event, Left):  # at once, or it would be given another shard
+                return event
+        return self._due.popleft()
+
+    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        parts = super().collect(step, holders)
+        self._recorder.collected(step, parts)
+        return parts
+
+    def publish(self) -> None:
+        super().publish()
+        self._recorder.updated()
+
+    def close(self) -> None:
+        error = sys.exc_info()[1]
+        self._recorder.is_over(None if isinstance(error, GeneratorExit) else error)
+        super().close()
+
+
+class _Recorder:
+    """Notes the state. One thread, the coordinator's."""
+
+    def __init__(self, state: State, facts: Mapping[str, Any], folder: Path, updates: int) -> None:
+        self.folder = folder
+        self._state = state
+        self._facts = facts
+        self._left = updates
+        self._made = 0
+        self._step = -1
+        self._kept: dict[int, int] = {}
+        self._has_ended = False
+
+    def begins(self, steps_per_epoch: int) -> None:
+        facts = {n: v for n, v in self._facts.items() if isinstance(v, (str, int, float, list))}
+        script = current()
+        sources = {} if script is None else script.sources()
+        more = {"steps_per_epoch": steps_per_epoch, "sources": sources}
+        note(self.folder, COORDINATOR, facts | more)
+        self._note()
+
+    def collected(self, step: int, parts: Sequence[Part]) -> None:
+        self._step = step
+        self._kept = {share.shard: share.worker for _, found in parts for share in found.shares}
+
+    def updated(self) -> None:
+        self._made += 1
+        self._note()
+
+    def goes_on(self) -> None:
+        """The caller is done with the report of the last update.
+
+        Raises:
+            SystemExit: enough is recorded.
+        """
+        if self._made >= self._left:
+            self.is_over(None)
+            raise SystemExit(0)
+
+    def is_over(self, error: BaseException | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        note(self.folder, COORDINATOR, EndRecord(self._made, said))
+
+    def _note(self) -> None:
+        state = self._state
+        note(
+            self.folder,
+            COORDINATOR,
+            UpdateRecord(
+                number=self._made,
+                step=self._step,
+                lr=state.update.optimizer.lr,
+                tensors={name: tensor_text(t) for name, t in state.tensors().items()},
+                kept=self._kept,
+            ),
+        )

@@ -1,0 +1,203 @@
+"""The verdict over several runs of one script. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quorate.commands.verify import words
+from quorate.commands.verify.calls import culprit, paired
+from quorate.commands.verify.differences import (
+    BATCH,
+    ROW,
+    ROWS,
+    Difference,
+    alike,
+    first_difference,
+    other_rows,
+)
+from quorate.commands.verify.records import CallRecord, Recording
+from quorate.errors import UserError
+
+
+class Run(NamedTuple):
+    """A run that is over."""
+
+    label: str  # "2 workers"
+    workers: int
+    recording: Recording
+    code: int  # its exit code
+    error: str  # the last that it printed, if it failed: an error, as a rule
+
+    @property
+    def failed(self) -> bool:
+        """Whether something else ended it than that enough is recorded."""
+        return self.recording.end is None or bool(self.recording.end.error)
+
+    @property
+    def why(self) -> str:
+        """Why it failed: a script's own exit code may be all that there is to say."""
+        return self.error if self.code in (1, 2) else f"exit code {self.code}; {self.error}"
+
+    def refuse_a_mistake(self) -> None:
+        """Nothing had begun: that is no difference, and other runs would end in the same way.
+
+        Raises:
+            UserError: as the run said.
+        """
+        if not self.failed or self.recording.updates:
+            return
+        if self.code == 0:
+            raise UserError(
+                "the script ended without a training loop: expected one that calls fit or updates "
+                "of a quorate.Trainer"
+            )
+        if self.code == 2:
+            raise UserError(f"the run on {self.label} failed: {self.why}")
+
+    @property
+    def made(self) -> int:
+        """Updates."""
+        return max(0, len(self.recording.updates) - 1)
+
+    def summary(self) -> str:
+        """What it did, in one line."""
+        if self.failed:
+            return f"failed after {_count(self.made, 'update')}: {self.why}"
+        shards = self.recording.facts["shards"]
+        return f"{_count(self.made, 'update')} of {_count(shards, 'shard')}"
+
+
+class Verdict(NamedTuple):
+    """Whether all runs are the same, and what to say."""
+
+    is_same: bool
+    lines: list[str]
+
+
+def verdict(runs: Sequence[Run]) -> Verdict:
+    """Compare all with the first that did not fail.
+
+    Raises:
+        UserError: the script fails on any number of workers, makes no update, or was changed
+            between two runs.
+    """
+    sound = [run for run in runs if not run.failed]
+    for run in runs:
+        run.refuse_a_mistake()
+        if not sound:
+            raise UserError(f"the run on {run.label} failed: {run.why}")
+        if not run.failed and run.made == 0:
+            raise UserError(f"the run on {run.label} made no update: there is nothing to compare")
+    reference, *others = sound
+    for run in others:
+        if changed := _changed(reference, run):
+            raise UserError(f"{changed} was changed between two runs: verify the script once more")
+    lines: list[str] = []
+    for run in runs:
+        if run.failed:
+            made = _count(run.made, "update")
+            lines.append(f"{run.label} failed after {made}, {reference.label} did not:")
+            lines.append(f"  {run.why}")
+    found = [(run, first_difference(reference.recording, run.recording)) for run in others]
+    parted = sorted(((r, d) for r, d in found if d is not None), key=lambda each: each[1].update)
+    if parted:
+        run, difference = parted[0]
+        lines += words.difference(difference, (reference.label, run.label))
+        if (found_call := _parting_call(reference, run, difference)) is not None:
+            lines += words.operator(found_call)
+        lines += [_also(run, difference) for run, difference in parted[1:]]
+    repeated = _not_repeatable(runs)
+    lines += repeated
+    is_same = not lines
+    if is_same:
+        names = f"{', '.join(run.label for run in sound[:-1])} and {sound[-1].label}"
+        lines.append(f"same bits on {names}, after each of {_count(reference.made, 'update')}")
+        lines += _computed_twice(runs)
+    elif not repeated and any(difference.shard is not None for _, difference in parted):
+        lines.append(
+            "each worker computed its first shards twice with the same result: look for what "
+            "depends on the process, on the worker's number, on what was computed before, or on "
+            "what a first update does not do"
+        )
+    return Verdict(is_same, [*lines, *_notes(reference, others, is_same=is_same), *_idle(sound)])
+
+
+def _changed(one: Run, other: Run) -> str | None:
+    """The name of a file of the script that is another in another run."""
+    before, after = (run.recording.facts.get("sources", {}) for run in (one, other))
+    return next((name for name in before if after.get(name, before[name]) != before[name]), None)
+
+
+def _parting_call(one: Run, other: Run, difference: Difference) -> CallRecord | None:
+    """The operator that two runs part at, if both have traced the shard: one of the first step."""
+    if difference.update != 1 or difference.cause in (ROWS, ROW, BATCH):
+        return None
+    traced = [{(t.step, t.shard): t for t in run.recording.twice} for run in (one, other)]
+    for ticket in sorted(traced[0].keys() & traced[1].keys()):
+        first, second = (by_ticket[ticket] for by_ticket in traced)
+        if first.shard == difference.shard and not (first.differs or second.differs):
+            return culprit(first.calls, second.calls, paired(first.results, second.results))
+    return None
+
+
+def _also(run: Run, difference: Difference) -> str:
+    return f"{run.label}: another from update {difference.update} on"
+
+
+def _not_repeatable(runs: Sequence[Run]) -> list[str]:
+    """What was another when it was done twice; the same finding once."""
+    said: dict[tuple[object, ...], list[str]] = {}
+    for run in runs:
+        for found in run.recording.twice:
+            call = None if found.call is None else (found.call.operator, found.call.line)
+            what = (bool(found.rows), found.batch_differs, bool(found.differs), call, found.device)
+            if any(what[:3]):
+                said.setdefault(what, words.twice(found))
+    return [line for lines in said.values() for line in lines]
+
+
+def _computed_twice(runs: Sequence[Run]) -> list[str]:
+    found: dict[str, int] = {}
+    for run in runs:
+        for each in run.recording.twice:
+            found[each.device] = max(found.get(each.device, 0), each.operators)
+    return [
+        f"one shard computed twice on {device}: same bits, {_count(operators, 'operator')}"
+        for device, operators in found.items()
+    ]
+
+
+def _notes(reference: Run, others: Sequence[Run], *, is_same: bool) -> list[str]:
+    lines = []
+    runs = [reference, *others]
+    found = [{(a.row, b.row): (a, b) for a, b in alike(run.recording)} for run in runs]
+    common = found[0].keys() & set.intersection(*map(set, found))
+    everywhere = [pair for rows, pair in found[0].items() if rows in common]
+    lines += words.alike(everywhere, "on every number of workers")
+    for run, pairs in zip(runs, found, strict=True):
+        here = [pair for rows, pair in pairs.items() if rows not in common]
+        lines += words.alike(here, f"on {run.label}, and not on all")
+    changed = {run.label: other_rows(reference.recording, run.recording) for run in others}
+    return lines + [
+        f"note: row {rows[0]} of the dataset has other content on {label} than on "
+        f"{reference.label}, which has made no difference to parameters or loss"
+        for label, rows in changed.items()
+        if rows and is_same
+    ]
+
+
+def _idle(runs: Sequence[Run]) -> list[str]:
+    """Workers whose part is not known: they computed nothing."""
+    lines = []
+    for run in runs:
+        busy = {worker for update in run.recording.updates for worker in update.kept.values()}
+        idle = sorted(set(range(min(run.workers, run.recording.facts["shards"]))) - busy)
+        if idle:
+            which = ", ".join(map(str, idle))
+            lines.append(f"note: on {run.label}, worker {which} computed no shard that counted")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,222 @@
+"""The shard plan: which rows of the dataset step t, shard s computes. Pure integers.
+
+Idea 5 of the design: position is a pure function. The order of epoch e depends on (seed, e) alone,
+the rows of step t are a slice of it, and the rows of a shard are a slice of those. Nothing here
+knows how many devices there are, so a resume, another device count or a reissued shard need no
+state beyond the step.
+
+Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quorate.coordination.keys import hashes, key
+from quorate.errors import SettingError
+
+Rows = NDArray[np.int64]
+Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
+
+
+def permutation(rows: int, seed: int, epoch: int) -> Rows:
+    """The order of an epoch: a permutation of 0..rows-1, int64, the same on every machine.
+
+    Row numbers are sorted by SplitMix64 hashes (Steele, Lea & Flood, OOPSLA 2014) of their number,
+    started from the epoch's key. A library's own shuffle may change between its releases, and a
+    resume on a newer one would then repeat some rows and miss others.
+    """
+    state = hashes(key("epoch", seed, epoch), np.arange(rows, dtype=np.uint64))
+    return np.argsort(state, kind="stable").astype(np.int64, copy=False)
+
+
+def ordered(rows: Rows, order: Order) -> Rows:
+    """The rows of an epoch, (R,) int64, in an order of the user's.
+
+    Raises:
+        SettingError: it is not each of them once.
+    """
+    found = np.asarray(order(rows.copy()))
+    expected = f"each of the {len(rows):,} rows once"
+    fix = "return the array that order was given, with its elements in another order"
+    if found.shape != rows.shape or found.dtype.kind not in "iu":
+        raise SettingError("order", f"{found.dtype} of shape {found.shape}", expected, fix)
+    found = np.ascontiguousarray(found, dtype=np.int64)  # torch takes no negative strides
+    inside = (found >= 0) & (found < len(rows))
+    counts = np.bincount(found[inside], minlength=len(rows))
+    if not inside.all() or (counts != 1).any():
+        wrong = found[~inside] if not inside.all() else np.flatnonzero(counts != 1)
+        times = 1 if not inside.all() else counts[wrong[0]]
+        raise SettingError("order", f"row {wrong[0]}, {times} times", expected, fix)
+    return found
+
+
+def home(place: tuple[int, int], shards: int) -> range:
+    """The home shards of the worker at a place (rank, number of workers): a contiguous run.
+
+    With more workers than shards the first have one each, and the others none.
+    """
+    rank, workers = place[0], min(place[1], shards)
+    if rank >= workers:
+        return range(0)
+    return range(-(-rank * shards // workers), -(-(rank + 1) * shards // workers))
+
+
+class Plan:
+    """Rows of every step and shard of a run over one dataset.
+
+    The last batch of an epoch has the rows that are left, so each row counts once per epoch. A
+    batch of fewer rows than shards has one shard per row.
+    """
+
+    is_apart = False
+    reach = 1  # of so many steps, from the next one on, a worker may begin one of its home first
+
+    def __init__(
+        self,
+        *,
+        rows: int,
+        batch_size: int,
+        shards: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        order: Order | None = None,
+    ) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+        self.shards = shards
+        self.seed = seed
+        self.shuffle = shuffle
+        self.order = order
+        self.steps_per_epoch = -(-rows // batch_size)
+        self._orders: dict[int, Rows] = {}  # of the newest epochs
+
+    def to_json(self) -> dict[str, int]:
+        """What ``from_json`` makes this plan of, but for the order: a function of the script's."""
+        return {
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+            "shards": self.shards,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "is_apart": self.is_apart,
+            "is_ordered": self.order is not None,
+        }
+
+    def epoch(self, step: int) -> int:
+        """The epoch that step t belongs to, from 0."""
+        return step // self.steps_per_epoch
+
+    def batch_rows(self, step: int) -> int:
+        """B of step t: ``batch_size``, or what is left at the end of an epoch."""
+        start = step % self.steps_per_epoch * self.batch_size
+        return min(self.batch_size, self.rows - start)
+
+    def shards_of(self, step: int) -> int:
+        """V of step t: ``shards``, or B where that is less."""
+        return min(self.shards, self.batch_rows(step))
+
+    def batch(self, step: int) -> Rows:
+        """The rows of step t in order, (B,) int64."""
+        start = step % self.steps_per_epoch * self.batch_size
+        return self._order(self.epoch(step))[start : start + self.batch_size]
+
+    def shard(self, step: int, shard: int) -> Rows:
+        """The rows of shard s of step t: [s*B//V, (s+1)*B//V) of the batch."""
+        b, v = self.batch_rows(step), self.shards_of(step)
+        return self.batch(step)[shard * b // v : (shard + 1) * b // v]
+
+    def home(self, place: tuple[int, int], step: int) -> range:
+        """The shards of step t that the worker at a place computes if nothing unusual happens."""
+        return home(place, self.shards_of(step))
+
+    def _order(self, epoch: int) -> Rows:
+        found = self._orders.get(epoch)
+        if found is None:
+            found = np.arange(self.rows, dtype=np.int64)
+            if self.shuffle:
+                found = permutation(self.rows, self.seed, epoch)
+            if self.order is not None:
+                found = ordered(found, self.order)
+            # Two of them: the feed reads ahead across the border between epochs. A new dict, as
+            # other threads may be reading the old one.
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: found}
+        return found
+
+
+class PlanApart(Plan):
+    """The same shards, each a step of its own: for rules that apply them one by one.
+
+    Step u is a shard of a batch of the plain plan, in their order: all shards of a batch, then
+    those of the next. An epoch has as many steps as its batches have shards.
+    """
+
+    is_apart = True
+
+    def __init__(
+        self,
+        *,
+        rows: int,
+        batch_size: int,
+        shards: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        order: Order | None = None,
+    ) -> None:
+        super().__init__(
+            rows=rows,
+            batch_size=batch_size,
+            shards=shards,
+            seed=seed,
+            shuffle=shuffle,
+            order=order,
+        )
+        batches = self.steps_per_epoch
+        self._last_shards = min(shards, rows - (batches - 1) * batch_size)
+        self.steps_per_epoch = (batches - 1) * shards + self._last_shards
+        self.reach = 2 * shards
+
+    def _where(self, step: int) -> tuple[int, int, int]:
+        """Of which batch of its epoch step u is a shard, of which of how many."""
+        batch, shard = divmod(step % self.steps_per_epoch, self.shards)
+        is_last = (batch + 1) * self.batch_size >= self.rows
+        return batch, shard, self._last_shards if is_last else self.shards
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        """Where in the order of its epoch the rows of step u are."""
+        batch, shard, shards = self._where(step)
+        start = batch * self.batch_size
+        rows = min(self.batch_size, self.rows - start)
+        return start + shard * rows // shards, start + (shard + 1) * rows // shards
+
+    def batch_rows(self, step: int) -> int:
+        start, stop = self._bounds(step)
+        return stop - start
+
+    def shards_of(self, step: int) -> int:  # noqa: ARG002
+        return 1
+
+    def batch(self, step: int) -> Rows:
+        start, stop = self._bounds(step)
+        return self._order(self.epoch(step))[start:stop]
+
+    def home(self, place: tuple[int, int], step: int) -> range:
+        _, shard, shards = self._where(step)
+        return range(1) if shard in home(place, shards) else range(0)
+
+
+def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
+    """The plan that ``Plan.to_json`` described, with its order, if it had one."""
+    kind = PlanApart if arguments.pop("is_apart") else Plan
+    is_ordered = arguments.pop("is_ordered")
+    return kind(**arguments, order=order if is_ordered else None)
+
+
+def abridged(rows: Rows, most: int = 8) -> str:
+    """Row numbers for a message: ``[4, 17, 2, ... 64 in all]``."""
+    shown = ", ".join(map(str, rows[:most].tolist()))
+    return f"[{shown}{f', ... {len(rows)} in all' if len(rows) > most else ''}]"

@@ -1,0 +1,173 @@
+"""Devices: from what a user types to the devices of each worker.
+
+`--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible ones),
+``cuda:1``, ``mps``, and ``cuda:0+cuda:1`` for a replica whose model is spread over two. Workers are
+dealt over the list in turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorate.errors import SettingError
+from quorate.machine import container as control_group
+from quorate.machine.environment import device_environment
+from quorate.machine.visible_devices import VARIABLE, why_none
+from quorate.replica.nested import mapped
+from quorate.settings import whole
+
+MOST_CPU_WORKERS = 8
+
+# There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
+DRIVER = Path("/proc/driver/nvidia/version")
+
+Devices = str | torch.device | Sequence[str | torch.device] | None
+
+
+class Group(tuple[torch.device, ...]):
+    """The devices of one worker's replica: nearly always one."""
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self))
+
+
+def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
+    """The devices of each worker.
+
+    Args:
+        devices: devices or names, as a list or separated by commas; None means every visible GPU,
+            or the CPU with one worker per core, at most 8.
+        workers: how many workers there are; None means one per entry.
+
+    Raises:
+        SettingError: an unknown or absent device, or a number of workers below one.
+    """
+    if workers is not None:
+        workers = whole("workers", workers, least=1)
+    if devices is None:
+        listed = _default_devices(workers)
+    else:
+        names: Sequence[object]
+        if isinstance(devices, (str, torch.device)):
+            names = str(devices).split(",")
+        elif isinstance(devices, Sequence):
+            names = devices
+        else:
+            raise SettingError("devices", devices, "names of devices", 'for example "cpu"')
+        listed = [device for name in names for device in _parse(str(name).strip())]
+        if not listed:
+            raise SettingError("devices", devices, "at least one device", "name one: cpu, cuda:0")
+    count = len(listed) if workers is None else workers
+    return tuple(listed[i % len(listed)] for i in range(count))
+
+
+def describe(devices: Sequence[Group]) -> str:
+    """``2 cpu workers``, ``cuda:0, cuda:1 x 2``: how many workers on what."""
+    counts = Counter(map(str, devices))
+    if len(counts) == 1:
+        (name, count), *_ = counts.items()
+        return f"{count} {name} worker{'s' if count > 1 else ''}"
+    listed = ", ".join(n if c == 1 else f"{n} x {c}" for n, c in counts.items())
+    return f"{len(devices)} workers on {listed}"
+
+
+def kinds(groups: Sequence[Group]) -> set[str]:
+    """What sorts of devices they are; of GPUs the model counts. Two sorts give different bits."""
+
+    def kind(device: torch.device) -> str:
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+    return {"+".join(map(kind, group)) for group in groups}
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Within the block "cuda" without a number is this device, for this thread, as in a worker."""
+    return (
+        nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index or 0)
+    )
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on the device."""
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: by its affinity, and by the limit of its container."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    limit = _container_cores()
+    return cores if limit is None else max(1, min(cores, int(limit)))
+
+
+@cache
+def _container_cores() -> float | None:
+    return control_group.cores()  # it reads files, and an update asks
+
+
+def _default_devices(workers: int | None) -> list[Group]:
+    if torch.cuda.is_available():
+        return _parse("cuda")
+    cores = min(usable_cores(), MOST_CPU_WORKERS)
+    return [Group([torch.device("cpu")])] * (cores if workers is None else 1)
+
+
+def _parse(entry: str) -> list[Group]:
+    """What one entry of the list names."""
+    parts = [_named(name.strip()) for name in entry.split("+")]
+    if len(parts) == 1:
+        return [Group([device]) for device in parts[0]]
+    for name, found in zip(entry.split("+"), parts, strict=True):
+        if len(found) != 1:
+            raise SettingError("devices", entry, "single devices around a +", f"number {name!r}")
+    return [Group(device for found in parts for device in found)]
+
+
+def _named(name: str) -> list[torch.device]:
+    known = "cpu, cuda, cuda:N, mps or another device of this torch build"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError("devices", name, known, "check the spelling") from None
+    if device.type == "cpu":
+        if device.index:
+            raise SettingError("devices", name, "cpu", "there is one CPU; see --workers")
+        return [torch.device("cpu")]
+    try:
+        count = torch.get_device_module(device).device_count()
+    except (AttributeError, RuntimeError):
+        count = 0
+    if count == 0:
+        raise SettingError("devices", name, known, _why_none(device.type))
+    if ":" not in name:
+        return [torch.device(device.type, index) for index in range(count)]
+    if device.index >= count:
+        raise SettingError(
+            "devices", name, f"{device.type}:0 to {device.type}:{count - 1}", "name one that exists"
+        )
+    return [device]
+
+
+def _why_none(kind: str) -> str:
+    """Why torch sees no device of a kind: the nearest cause first."""
+    said = f"torch {torch.__version__} sees no {kind} device here"
+    if kind != "cuda":
+        return said
+    reasons = []
+    if torch.version.cuda is None and torch.version.hip is None:
+        reasons.append("it is built without CUDA")
+    value = device_environment().get(VARIABLE)
+    if (hidden := why_none(value)) is not None:
+        reasons.append(f"{VARIABLE}={value!r}: {hidden}")
+    if not DRIVER.exists() and torch.version.hip is None:
+        reasons.append("no NVIDIA driver is loaded")
+    return f"{said}: {'; '.join(reasons or ['no reason is known'])}; see quorate doctor"

@@ -1,0 +1,39 @@
+"""The environment: read here and nowhere else, and never written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+DEVICE_VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"),
+    *("CUBLAS_WORKSPACE_CONFIG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TMPDIR"),
+)
+
+
+def device_environment() -> dict[str, str]:
+    """The variables that are set and on which devices, threads and interfaces depend."""
+    return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
+
+
+def child_environment(
+    defaults: Mapping[str, str], changes: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment for a process that is started: this one's, changed.
+
+    Args:
+        defaults: For what this one lacks.
+        changes: Instead of what this one has.
+    """
+    return {**defaults, **os.environ, **(changes or {})}
+
+
+def cache_dir() -> Path:
+    """Where downloaded data is cached: QUORATE_DATA, else the user's cache directory."""
+    if chosen := os.environ.get("QUORATE_DATA"):
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "quorate"

@@ -1,0 +1,89 @@
+"""Which GPU a torch device is, whatever is visible: nvidia-smi's number and its UUID."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.machine.visible_devices import Visible
+
+
+class Found(NamedTuple):
+    """A GPU that the driver's library knows."""
+
+    handle: Any  # NVML's, of the GPU or of its slice
+    visible: Visible
+
+
+class Nvml:
+    """The driver's library, open. It is asked, never told anything. ``close`` it.
+
+    It opens where there is a driver; where there is none ``module`` is None, and nothing is found.
+    """
+
+    def __init__(self) -> None:
+        import pynvml  # only where there is a GPU
+
+        self.module: Any = None
+        self._pynvml = pynvml
+        with self.unless_it_fails():
+            pynvml.nvmlInit()
+            self.module = pynvml
+
+    def find(self, name: str) -> Found | None:
+        """The GPU that torch calls so, or None if that cannot be known.
+
+        By UUID: numbers are torch's own where CUDA_VISIBLE_DEVICES hides or reorders GPUs.
+        """
+        nvml = self.module
+        if nvml is None:
+            return None
+        try:
+            device = torch.device(name)
+            index = torch.cuda.current_device() if device.index is None else device.index
+            uuid = torch.cuda.get_device_properties(index).uuid
+        except (AssertionError, AttributeError, RuntimeError):
+            return None  # torch has no CUDA, or no such device; what needs it says so
+        with self.unless_it_fails():
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            return Found(handle, Visible(nvml.nvmlDeviceGetIndex(handle), f"GPU-{uuid}"))
+        with self.unless_it_fails():
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+            whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            return Found(handle, Visible(nvml.nvmlDeviceGetIndex(whole), f"MIG-{uuid}"))
+        return None
+
+    def unless_it_fails(self) -> suppress:
+        """For a block whose values may be missing."""
+        pynvml = self._pynvml
+        return suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, OSError)
+
+    def close(self) -> None:
+        if self.module is not None:
+            self.module = None
+            with self.unless_it_fails():
+                self._pynvml.nvmlShutdown()
+
+
+def mapping(devices: Sequence[torch.device]) -> list[str]:
+    """``cuda:0 = physical 4 = GPU-...`` for each GPU among the devices, once."""
+    names = dict.fromkeys(str(device) for device in devices if device.type == "cuda")
+    if not names:
+        return []
+    with closing(Nvml()) as nvml:
+        found = {name: nvml.find(name) for name in names}
+    return [f"{name} = {gpu.visible}" for name, gpu in found.items() if gpu is not None]
+
+
+def processes(device: torch.device) -> list[tuple[int, int | None]]:
+    """Who computes on a GPU: the driver's number of each process, and its bytes there."""
+    with closing(Nvml()) as nvml:
+        found = nvml.find(str(device))
+        if found is not None:
+            with nvml.unless_it_fails():
+                running = nvml.module.nvmlDeviceGetComputeRunningProcesses(found.handle)
+                return [(process.pid, process.usedGpuMemory) for process in running]
+    return []

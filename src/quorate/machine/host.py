@@ -1,0 +1,50 @@
+"""Cores and memory of this machine, and what a container may have of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from quorate.commands.doctor.facts import Host
+from quorate.machine import container as control_group
+
+
+def host() -> Host:
+    """What there is."""
+    memory = _or_none(psutil.virtual_memory)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    cores = os.cpu_count() or 1
+    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return Host(
+        processor=_processor(),
+        cores=cores,
+        cores_physical=_or_none(partial(psutil.cpu_count, logical=False)),
+        cores_allowed=allowed or cores,
+        cores_limit=control_group.cores(),
+        numa_nodes=max(1, len(nodes)),
+        memory_bytes=None if memory is None else memory.total,
+        memory_free_bytes=None if memory is None else memory.available,
+        container_free_bytes=control_group.memory_left(),
+    )
+
+
+def _or_none(ask: Callable[[], Any]) -> Any:
+    """An answer, or None where /proc or /sys is not there, or has another form."""
+    try:
+        return ask()
+    except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError):
+        return None
+
+
+def _processor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)

@@ -1,0 +1,116 @@
+"""Out of memory: who holds what of a device, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from quorate.machine.gpu_identity import processes
+from quorate.machine.shared_memory import free_bytes
+
+MIB = 1 << 20
+MOST_NAMED = 5  # processes, those with most memory
+
+
+def note(
+    error: BaseException,
+    device: torch.device,
+    *,
+    shards: int | None = None,
+    parameter_bytes: int | None = None,
+) -> str | None:
+    """What to add to an exception of a worker; None if memory is not what was missing.
+
+    Args:
+        device: where it computed.
+        shards: that a batch was cut into.
+        parameter_bytes: of the model's trainable parameters; gradients take as many.
+    """
+    if not _is_out_of_memory(error):
+        return None
+    more = "more shards" if shards is None else f"more shards than {shards}"
+    helps = [f"{more} (each is smaller)", "precision='bf16'"]
+    if _fraction(device) < 1:
+        helps.insert(0, "a larger memory_fraction")
+    if device.type == "cpu":
+        helps.append("fewer workers")
+    else:
+        helps.append("fewer workers on this device, or none of other programs")
+    try:
+        held = _held(device, parameter_bytes)
+    except Exception as failed:  # nothing may take the place of the user's exception
+        held = f"who holds what is not known ({type(failed).__name__}: {failed})"
+    return f"quorate: out of memory on {device}: {held}. What helps: {'; '.join(helps)}"
+
+
+def _held(device: torch.device, parameter_bytes: int | None) -> str:
+    parts = []
+    if device.type == "cuda":
+        left, total = torch.cuda.mem_get_info(device)
+        tensors = torch.cuda.memory_allocated(device)
+        kept = torch.cuda.memory_reserved(device) - tensors
+        fraction = _fraction(device)
+        parts.append(f"{_mib(left)} free of {_mib(total)}")
+        parts.append(f"this process has {_mib(tensors)} in tensors")
+        parts.append(f"{_mib(kept)} kept by torch for later ones")
+        if fraction < 1:
+            parts.append(f"and may have {_mib(fraction * total)} (memory_fraction)")
+        others = processes(device)
+    else:
+        free = free_bytes()
+        parts.append("how much is free is not known" if free is None else f"{_mib(free)} free")
+        parts.append(f"this process has {_mib(psutil.Process().memory_info().rss)}")
+        others = _resident() if device.type == "cpu" else []
+    if parameter_bytes is not None:
+        parts.append(
+            f"parameters and gradients are {_mib(2 * parameter_bytes)}, the rest is the shard's "
+            "rows and activations and, where updates are made, the optimizer's state"
+        )
+    parts += _named(others)
+    return ", ".join(parts)
+
+
+def _fraction(device: torch.device) -> float:
+    try:
+        cuda = device.type == "cuda"
+        return torch.cuda.get_per_process_memory_fraction(device) if cuda else 1.0
+    except (AssertionError, RuntimeError):  # CUDA itself has failed
+        return 1.0
+
+
+def _resident() -> list[tuple[int, int | None]]:
+    """Processes of this machine and their resident bytes."""
+    found: list[tuple[int, int | None]] = []
+    for process in psutil.process_iter(["memory_info"]):
+        memory = process.info["memory_info"]
+        if memory is not None:
+            found.append((process.pid, memory.rss))
+    return found
+
+
+def _named(others: Sequence[tuple[int, int | None]]) -> list[str]:
+    """``process 4242 (python) has 20,000 MiB``, those with most first."""
+    ordered = sorted(others, key=lambda other: -(other[1] or 0))
+    own = psutil.Process().pid
+    named = []
+    for pid, nbytes in [other for other in ordered if other[0] != own][:MOST_NAMED]:
+        try:
+            name = f" ({psutil.Process(pid).name()})"
+        except psutil.Error:  # gone, or of the machine that this container is on
+            name = ""
+        has = "an unknown amount" if nbytes is None else _mib(nbytes)
+        named.append(f"process {pid}{name} has {has}")
+    return named
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / MIB:,.0f} MiB"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch raises a plain RuntimeError for the CPU.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )

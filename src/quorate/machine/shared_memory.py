@@ -1,0 +1,101 @@
+"""Shared memory: segments without a name, which other processes map by their descriptor.
+
+Nobody but the processes that were handed a descriptor can open a segment, and it is gone with the
+last of them, however they ended: there is nothing to clean up after a kill -9. On Linux a segment
+is a memfd, which counts as memory and is not bounded by the size of /dev/shm.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+import torch
+
+from quorate.errors import UserError
+from quorate.machine import container as control_group
+
+MIB = 1 << 20
+
+
+class Segment:
+    """Zeroed memory, mapped here, that other processes can map too.
+
+    Pages are taken from the machine when they are first written.
+
+    Args:
+        nbytes: its size, at least 1.
+        fd: the descriptor of a segment that another process made; this object owns it from now on.
+
+    Raises:
+        UserError: the machine does not give so much memory.
+    """
+
+    def __init__(self, nbytes: int, fd: int | None = None) -> None:
+        try:
+            self.fd = _anonymous(nbytes) if fd is None else fd
+            weakref.finalize(self, os.close, self.fd)
+            # Tensors hold on to the map, and the object need not outlive them to keep it mapped.
+            self.map = mmap.mmap(self.fd, nbytes)
+        except OSError as error:
+            raise UserError(
+                f"shared memory: {nbytes / MIB:,.0f} MiB cannot be had ({error.strerror}); use "
+                "fewer workers or shards, or engine='towers'"
+            ) from error
+        self.nbytes = nbytes
+
+    def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
+        """The (count,) elements from byte ``start`` on; start must be a multiple of their size."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self.map, dtype=dtype, count=count, offset=start)
+
+
+def require(nbytes: int, purpose: str, fix: str) -> None:
+    """Compare what will be needed with what is free.
+
+    Raises:
+        UserError: there is not enough; it names both figures.
+    """
+    free = free_bytes()
+    if free is not None and nbytes > free:
+        raise UserError(
+            f"shared memory: {purpose} need {nbytes / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB are "
+            f"free; {fix}"
+        )
+
+
+def free_bytes() -> int | None:
+    """What segments may still take: of the machine, and of the container; None if unknown."""
+    if not hasattr(os, "memfd_create"):
+        return shutil.disk_usage(tempfile.gettempdir()).free
+    found = [_available(Path("/proc/meminfo")), control_group.memory_left()]
+    return min((free for free in found if free is not None), default=None)
+
+
+def _anonymous(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("quorate", os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
+    else:
+        with tempfile.TemporaryFile() as file:  # has no name, or loses it at once
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _available(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+        kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return int(kib) * 1024

@@ -1,0 +1,243 @@
+"""Compiled loss functions: ``torch.compile``, once per shape of a shard.
+
+What is compiled is the loss function with all that it calls, so the model is left as it is: no
+attribute and no name of it changes. Which bits come out must not depend on which shapes came
+before, nor on who computed them. So every shape has a graph of its own (no dynamic shapes), nothing
+is chosen by measuring, random numbers are drawn by the same operators as without compiling, from
+the shard's stream, and what cannot be compiled is an error. Whether to go without is decided once
+for all workers, where a shard is tried before any of them is started.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+from quorate.errors import CompileError, UserError
+from quorate.replica.loss import Loss
+
+MOST_SHAPES = 32  # of one replica, in training and in evaluation
+MOST_REPEATS = 32  # compilations of one replica for batches of shapes that it knew
+
+T = TypeVar("T")
+_local = threading.local()
+
+
+class Compiled:
+    """A loss function that is compiled when it is called within ``run``. One thread at a time.
+
+    Args:
+        loss: the user's.
+        threads: intra-op threads of whoever computes: kernels are made for that number.
+    """
+
+    def __init__(self, loss: Loss, *, threads: int) -> None:
+        self.plain = loss
+        self._known: set[object] = set()
+        self._repeats = 0
+        # A plain function, as a loss function may be any object that can be called. Replicas of one
+        # process share what is compiled for its code.
+        self._compiled: Loss = torch.compile(
+            lambda model, batch: loss(model, batch), backend=_inductor(threads), dynamic=False
+        )
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        return self._compiled(model, batch)
+
+    def run(self, batch: Any, *, training: bool, work: Callable[[Loss], T]) -> T:
+        """Run ``work(loss)``, which must give the same result when it is run again.
+
+        Compiling draws random numbers, so what has just been compiled is run once more. The other
+        threads of the process wait meanwhile: torch traces one graph at a time.
+
+        Args:
+            batch: that the loss function is called with.
+            training: whether a backward pass follows.
+
+        Raises:
+            CompileError: it cannot be compiled, or there are too many shapes.
+            Whatever the user's code raises.
+        """
+        kind = (training, signature(batch))
+        if kind in self._known:
+            with _gate.shared():
+                result, compiled = self._observed(work)
+            if not compiled:
+                return result
+            # A value that the code depends on has changed: a number that the model counts, say.
+            self._repeats += 1
+            if self._repeats > MOST_REPEATS:
+                raise CompileError(
+                    f"code was compiled anew {self._repeats} times for batches of shapes that it "
+                    "had been compiled for: it depends on a Python value that changes, such as a "
+                    "number that the model counts",
+                    "make that a tensor, or leave compile off",
+                )
+        elif len(self._known) >= MOST_SHAPES:
+            raise CompileError(
+                f"more than {MOST_SHAPES} shapes of a shard, the last one {described(batch)}",
+                "pad to few lengths, or leave compile off",
+            )
+        with _gate.alone():
+            if kind not in self._known:
+                try:
+                    self._observed(work)
+                except UserError:
+                    raise
+                except Exception as error:  # of the user's code, or of torch's compiler
+                    work(self.plain)  # what is the user's is raised here as it is
+                    raise CompileError(
+                        f"a shard of {described(batch)} cannot be compiled: {reason(error)}"
+                    ) from error
+                self._known.add(kind)
+            return self._observed(work)[0]
+
+    def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:
+        """Its result, and whether something was compiled for it."""
+        _local.compiled = False
+        with _patched():
+            result = work(self)
+        return result, bool(_local.compiled)
+
+
+def signature(batch: Any) -> object:
+    """What a compiled graph is made for: structure, shapes, dtypes, numbers. Texts do not count."""
+    if isinstance(batch, torch.Tensor):
+        return tuple(batch.shape), batch.stride(), batch.dtype, batch.device, batch.requires_grad
+    if isinstance(batch, Mapping):
+        return type(batch), tuple((name, signature(value)) for name, value in batch.items())
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        return type(batch), tuple(signature(value) for value in batch)
+    if batch is None or isinstance(batch, (bool, int, float)):
+        return type(batch), batch
+    return type(batch)
+
+
+def described(batch: Any) -> str:
+    """The shapes in a batch: ``64x1x28x28, 64``."""
+    found: list[str] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append("x".join(map(str, value.shape)) or "a scalar")
+        elif isinstance(value, Mapping):
+            look(list(value.values()))
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                look(each)
+
+    look(batch)
+    return ", ".join(found) or "no tensors"
+
+
+def reason(error: BaseException) -> str:
+    """Why something cannot be compiled, in a line."""
+    inner = getattr(error, "inner_exception", None) or error
+    kind = type(inner).__name__
+    if kind == "InvalidCxxCompiler":
+        return "no C++ compiler works here (g++ or clang++; CXX names another)"
+    if kind == "TritonMissing":
+        return "Triton is not installed, which writes the kernels of a GPU"
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    return f"{kind}: {lines[0]:.300}" if lines else kind
+
+
+# --- torch's compiler ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Inductor:
+    """torch's default backend, set so that the same code is made wherever a shape is compiled."""
+
+    threads: int
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        _local.compiled = True
+        options = {
+            # Random operators stay what they are, and draw from the shard's stream.
+            "fallback_random": True,
+            # Nothing is chosen by how fast it is here and now: another kernel rounds otherwise.
+            "deterministic": True,
+            "cpp.threads": self.threads,
+            "compile_threads": 1,  # no processes that outlive the training
+        }
+        return compile_fx(graph, inputs, config_patches=options)
+
+
+@cache
+def _inductor(threads: int) -> _Inductor:
+    return _Inductor(threads)
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    """Settings of torch while something may be compiled; they are the thread's."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    with (
+        dynamo.patch(
+            # Past its limit it would go on without compiling: bits would depend on the order in
+            # which shapes came. Replicas share the limit, so it is above all of theirs.
+            fail_on_recompile_limit_hit=True,
+            recompile_limit=4096,
+            accumulated_recompile_limit=4096,
+        ),
+        inductor.patch(compile_threads=1),  # or its processes start when it is imported
+    ):
+        yield
+
+
+class _Gate:
+    """Many threads compute what is compiled, or one compiles, alone in the process."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._is_taken = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            while self._is_taken:
+                self._changed.wait()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            with self._changed:
+                while self._is_taken:
+                    self._changed.wait()
+                self._is_taken = True
+                stack.callback(self._leave)
+                while self._inside:
+                    self._changed.wait()
+            # The compiler's own warnings say nothing that a user can do something about. No other
+            # thread computes now, and so none of them loses a warning.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            yield
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._is_taken = False
+            self._changed.notify_all()
+
+
+_gate = _Gate()  # the compiler is the process's

@@ -1,0 +1,253 @@
+"""Shards as CUDA graphs: forward and backward recorded once per shape, and then replayed.
+
+A replay queues all kernels of a shard at once, without Python between them. It reads the batch from
+memory that stays where it is, parameters and buffers where they are, and leaves the loss, what else
+the loss function returned, and the gradients in memory of its own, until the next replay. Random
+numbers come from the device's generator: a replay takes its seed and offset anew, so it draws what
+the same kernels would have drawn (torch's notes on CUDA semantics, "CUDA Graphs").
+
+Nothing of Python is replayed. So what cannot be seen to be the same each time is not recorded, and
+the shard is computed as ever; the reason is noted once.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from numbers import Number
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from quorate.replica.compiled import reason, signature
+from quorate.replica.loss import is_narrow
+from quorate.replica.nested import leaves, mapped, tensors
+from quorate.replica.notes import Notes
+
+MOST_GRAPHS = 8  # of one replica: each keeps its results
+WARM_UPS = 2
+
+
+class Step(NamedTuple):
+    """What forward and backward of a shard yield, on the device."""
+
+    returned: Any  # by the loss function
+    grads: dict[str, torch.Tensor]
+
+
+Replay = Callable[[], None]
+
+
+class Record(Protocol):
+    """Makes graphs on a device."""
+
+    device: torch.device
+
+    def warm_up(self, step: Callable[[], Step]) -> tuple[Step, str | None]:
+        """Run a step, and say why it cannot be recorded, if that shows."""
+
+    def __call__(self, step: Callable[[], Step]) -> tuple[Step, Replay]:
+        """Run a step for the record. A replay leaves its results where those of this run are."""
+
+
+class _Graph(NamedTuple):
+    batch: Any  # what it reads
+    step: Step  # what it writes
+    replay: Replay
+    owner: object  # of the parameters; kept, as it is known by its id
+
+
+class ShardGraphs:
+    """The graphs of one replica. One thread at a time.
+
+    Args:
+        record: makes one.
+        places: tensors that a graph reads or writes where they are: the model's.
+        notes: for the user.
+    """
+
+    def __init__(
+        self, record: Record, places: Callable[[], Sequence[torch.Tensor]], notes: Notes
+    ) -> None:
+        self._record = record
+        self._places = places
+        self._notes = notes
+        self._graphs: dict[object, _Graph | None] = {}
+
+    def run(
+        self,
+        batch: Any,
+        owner: object,
+        begin: Callable[[], None],
+        step: Callable[[Any], Step],
+    ) -> Step | None:
+        """Compute a shard by a graph, or None: then it has to be computed without.
+
+        Args:
+            batch: on the device.
+            owner: of the parameters that the model has now.
+            begin: sets buffers and seeds generators.
+            step: forward and backward from a batch, without waiting for the device.
+
+        Returns:
+            What the graph's step wrote, valid until the next run.
+        """
+        key = (signature(batch), id(owner))
+        if key not in self._graphs:
+            self._graphs[key] = self._recorded(batch, owner, begin, step)
+        graph = self._graphs[key]
+        if graph is None:
+            return None
+        for mine, theirs in zip(tensors(graph.batch), tensors(batch), strict=True):
+            mine.copy_(theirs)
+        begin()
+        graph.replay()
+        return graph.step
+
+    def _recorded(
+        self,
+        batch: Any,
+        owner: object,
+        begin: Callable[[], None],
+        step: Callable[[Any], Step],
+    ) -> _Graph | None:
+        device = self._record.device
+        why = unfit(batch, device)
+        if sum(graph is not None for graph in self._graphs.values()) >= MOST_GRAPHS:
+            why = f"more than {MOST_GRAPHS} shapes of a shard; the first {MOST_GRAPHS} have graphs"
+        if why is None:
+            held = mapped(batch, torch.clone)
+            try:
+                numbers = []
+                for _ in range(WARM_UPS):  # in the first, kernels are made: only the last counts
+                    begin()
+                    places = [tensor.data_ptr() for tensor in self._places()]
+                    made, why = self._record.warm_up(lambda: step(held))
+                    numbers.append(plain(made.returned))
+                    why = why or unfit_result(made.returned, device)
+                    if [tensor.data_ptr() for tensor in self._places()] != places:
+                        why = "the model puts other tensors in the place of its buffers"
+                if numbers[0] != numbers[-1]:
+                    why = "the loss function returns Python numbers that change"
+                if why is None:
+                    begin()
+                    made, replay = self._record(lambda: step(held))
+                    return _Graph(held, made, replay, owner)
+            except Exception as error:  # user code: without a graph it raises again, or works
+                why = f"it cannot be recorded: {reason(error)}"
+        self._notes.add(f"shards are computed without a CUDA graph: {why}")
+        return None
+
+
+def unfit(batch: Any, device: torch.device) -> str | None:
+    """Why a batch cannot be read by a graph: it must be tensors all through."""
+    for leaf in leaves(batch):
+        if not isinstance(leaf, torch.Tensor):
+            return f"there is a {type(leaf).__name__} in the batch, and not tensors alone"
+        if leaf.device != device:
+            return f"a tensor of the batch is on {leaf.device}"
+    return None
+
+
+def unfit_result(returned: Any, device: torch.device) -> str | None:
+    """Why what a loss function returned cannot be taken from a graph."""
+    values = returned.values() if isinstance(returned, Mapping) else [returned]
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.device != device:
+            return f"the loss function returns a tensor on {value.device}"
+    return None
+
+
+def plain(returned: Any) -> dict[str, Number]:
+    """The Python numbers in what a loss function returned."""
+    values = returned if isinstance(returned, Mapping) else {}
+    return {str(name): value for name, value in values.items() if isinstance(value, Number)}
+
+
+def forward_backward(
+    returned: Any, rows: int, take_grads: Callable[[], dict[str, torch.Tensor]]
+) -> Step:
+    """The rest of a step after the loss function was called, without waiting for the device.
+
+    Args:
+        returned: by the loss function: see ``quorate.loss``.
+        rows: of the shard, its weight unless the loss function says otherwise.
+        take_grads: takes the gradients by name.
+    """
+    values = returned if isinstance(returned, Mapping) else {"loss": returned}
+    loss, weight = values["loss"].reshape(()), values.get("weight", rows)
+    if isinstance(weight, torch.Tensor):
+        factor = weight.detach().reshape(()).to(loss.device, loss.dtype)
+    else:
+        factor = torch.full_like(loss, float(weight))
+    if is_narrow(loss):
+        factor = torch.ones_like(loss)
+    torch.autograd.backward(loss, factor)
+    return Step(detached(returned), take_grads())
+
+
+def detached(returned: Any) -> Any:
+    """The same without what autograd keeps, which would tie later shards to the graph's stream."""
+    if isinstance(returned, torch.Tensor):
+        return returned.detach()
+    made = copy.copy(returned) if isinstance(returned, MutableMapping) else dict(returned)
+    for name, value in returned.items():
+        if isinstance(value, torch.Tensor):
+            made[name] = value.detach()
+    return made
+
+
+class CudaRecord:
+    """Records on one CUDA device. All its graphs share a pool of memory.
+
+    They may, as their results are read before another one is replayed, on the same stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
+
+    def warm_up(self, step: Callable[[], Step]) -> tuple[Step, str | None]:
+        """Run a step while torch looks out for what waits for the device.
+
+        A recording that fails for that leaves torch's memory allocator in a state of its own.
+        """
+        before = torch.cuda.get_sync_debug_mode()
+        with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                made = step()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        if any("synchronizing CUDA operation" in str(each.message) for each in caught):
+            return made, "it waits for the GPU: to read a number, or for a mask as an index"
+        return made, None
+
+    def __call__(self, step: Callable[[], Step]) -> tuple[Step, Replay]:
+        """Record a step.
+
+        Raises:
+            RuntimeError: it waits for the device, say, to read a number from it.
+        """
+        with torch.cuda.device(self.device):
+            if self._side is None:
+                self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                self._pool = torch.cuda.graph_pool_handle()
+            current = torch.cuda.current_stream()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                # Of this thread alone it is an error to wait for the device: threads that load
+                # rows may pin memory meanwhile.
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+                ):
+                    made = step()
+            except BaseException:
+                torch.cuda.set_stream(current)  # a failure leaves the side stream in its place
+                self._side = None  # and half a recording in stream and pool
+                raise
+            current.wait_stream(self._side)
+        return made, graph.replay

@@ -1,0 +1,189 @@
+"""Soft placement: an operator that a device has no kernel for runs on the CPU.
+
+Its arguments are copied there, its results back, and what it writes is written where it lies. It
+happens below autograd, so derivatives are made as ever, and may be missing a kernel themselves.
+What draws random numbers draws from the shard's stream, as a shard on the CPU does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map, tree_map_only
+
+from quorate.replica.placement.call_site import Place, Places
+from quorate.replica.placement.schema import arguments
+from quorate.replica.streams import Stream
+
+CPU = torch.device("cpu")
+
+
+def is_lacking(error: RuntimeError) -> bool:
+    """Whether torch may mean by it that a device has no kernel for an operator or a dtype."""
+    return isinstance(error, NotImplementedError) or "not implemented for '" in str(error)
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """An operator without a kernel, and who called it first."""
+
+    operator: str
+    device: torch.device
+    place: Place
+    in_backward: bool
+
+    @property
+    def kernel(self) -> str:
+        return f"{self.operator} has no kernel on {self.device.type}"
+
+    @property
+    def caller(self) -> str:
+        return f"called in {self.place.said(in_backward=self.in_backward)}"
+
+
+Key = tuple[Any, str, tuple[torch.dtype, ...]]  # operator, kind of device, dtypes of its tensors
+
+
+class SoftPlacement(TorchDispatchMode):
+    """Within a ``with`` block operators without a kernel run on the CPU.
+
+    Nothing is run twice that writes: where an operator failed that may have begun to, the error is
+    raised, and ``known`` has it. Who is inside the block begins anew.
+
+    Args:
+        known: operators without a kernel; what is found is added.
+        stream: the shard's.
+        places: finds who calls. Without it the error of what is not known is raised: it is known
+            only if it is looked for.
+        runs: whether they run on the CPU; else they are found, and their error is raised.
+    """
+
+    def __init__(
+        self,
+        known: dict[Key, Lacking],
+        stream: Stream,
+        places: Places | None = None,
+        *,
+        runs: bool = True,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.failed: Lacking | None = None  # whose error was raised
+        self.stuck = ""  # why it did not run on the CPU
+        self.is_unfinished = False  # it was not, as it had begun to write
+        self._known = known
+        self._operators = {operator for operator, *_ in known}
+        self._stream = stream
+        self._places = places
+        self._runs = runs
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        place = None if self._places is None else self._places.find(sys._getframe(1))
+        if func in self._operators and _key(func, args, kwargs) in self._known:
+            return self._on_cpu(func, args, kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if place is None or not is_lacking(error):
+                raise
+            device = _device(args, kwargs)
+            self.failed = Lacking(func._schema.name, device, *place)
+            if not self._runs or device == CPU:
+                raise
+            if (why := _never(func, args, kwargs)) is not None:
+                self.stuck = why
+                raise
+            self._known[_key(func, args, kwargs)] = self.failed
+            self._operators.add(func)
+            writes = any(written for _, written, _ in arguments(func, args, kwargs))
+            if writes and _is_composite(func, device):
+                self.is_unfinished = True
+                raise
+            try:
+                returned = self._on_cpu(func, args, kwargs)
+            except RuntimeError as other:
+                if is_lacking(other):
+                    self.stuck = str(other).partition("\n")[0]
+                raise
+            self.failed = None
+            return returned
+
+    def _on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = _device(args, kwargs)
+        # By id: a tensor that is given twice is one there too.
+        copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, torch.device):
+                return CPU
+            if not isinstance(value, torch.Tensor) or value.device == CPU:
+                return value
+            if id(value) not in copies:
+                copies[id(value)] = value, value.to(CPU)
+            return copies[id(value)][1]
+
+        args_there, kwargs_there = tree_map(copied, (args, kwargs))
+        args_there, kwargs_there = _drawing(func, args_there, kwargs_there, self._stream)
+        with self._stream.lent():
+            returned = func(*args_there, **kwargs_there)
+        for value, written, _ in arguments(func, args, kwargs):
+            for original in tree_iter(value) if written else ():
+                if id(original) in copies:
+                    copy = copies[id(original)][1]
+                    if original.shape != copy.shape:  # an `out`
+                        original.resize_(copy.shape)
+                    original.copy_(copy)
+        originals = {id(copy): original for original, copy in copies.values()}
+
+        def placed(value: torch.Tensor) -> torch.Tensor:
+            return originals[id(value)] if id(value) in originals else value.to(device)
+
+        return tree_map_only(torch.Tensor, placed, returned)
+
+
+def _never(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Why an operator cannot run on the CPU, if so."""
+    if func.is_view or torch.Tag.inplace_view in func.tags:
+        return "what it returns shares memory with what it is given"
+    given = tree_iter((args, kwargs))
+    if any(isinstance(value, torch.Generator) and value.device != CPU for value in given):
+        return "it draws from a generator of the device"
+    return None
+
+
+def _drawing(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with the shard's stream for a generator where none is given."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.name == "generator":
+            given = args[number] if number < len(args) else kwargs.get("generator")
+            return args[:number], {**kwargs, "generator": given or stream.generator}
+    return args, kwargs
+
+
+def _is_composite(func: Any, device: torch.device) -> bool:
+    """Whether there is a kernel, which is made of other operators: one of these is missing."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), key))
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key:
+    dtypes = tuple(v.dtype for v in tree_iter((args, kwargs)) if isinstance(v, torch.Tensor))
+    return func, _device(args, kwargs).type, dtypes
+
+
+def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    """That an operator runs on: the first of its arguments that is none of the CPU's."""
+    for value in tree_iter((args, kwargs)):
+        device = value.device if isinstance(value, torch.Tensor) else value
+        if isinstance(device, torch.device) and device != CPU:
+            return device
+    return CPU

@@ -1,0 +1,115 @@
+"""The placement log: which operator of which module ran where."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from quorate.replica.placement.call_site import Places
+
+COLUMNS = ("module", "class", "operator", "device", "forward", "backward")
+MOST_ROWS = 40  # in a longer table modules that did the same become one
+UPDATE = "where the update runs: "
+
+_Row = tuple[str, ...]  # a cell for each of COLUMNS
+
+
+@dataclass
+class _Calls:
+    forward: int = 0
+    backward: int = 0
+
+
+class PlacementLog(TorchDispatchMode):
+    """Within a ``with`` block each operator that this thread calls is noted, also in backward.
+
+    Views and uninitialised memory, which compute nothing, are left out.
+
+    Example:
+        with PlacementLog(model) as log:
+            model(x).sum().backward()
+        print(log.table())
+
+    Args:
+        model: whose modules are named.
+        until: the file of the frame at which looking for a caller ends.
+    """
+
+    def __init__(self, model: torch.nn.Module, until: str = "") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._places = Places(model, until)
+        # (path, class) -> (operator, where) -> how often; in order of the first call
+        self._modules: dict[tuple[str, str], dict[tuple[str, str], _Calls]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        place, in_backward = self._places.find(sys._getframe(1))
+        name = func._schema.name.removeprefix("aten::")
+        where = _where((args, kwargs), returned)
+        is_own = not (place.kind or place.line or in_backward)  # of whoever computes the shard
+        if func.is_view or "empty" in name or not where or is_own:
+            return returned
+        operators = self._modules.setdefault((place.module, place.kind), defaultdict(_Calls))
+        calls = operators[name, where]
+        if in_backward:
+            calls.backward += 1
+        else:
+            calls.forward += 1
+        return returned
+
+    def table(self) -> str:
+        """A line per module, operator and device, with how often it was called.
+
+        Of a model with many modules, those of one class that did the same have one line together.
+        """
+        modules = [([path], kind, operators) for (path, kind), operators in self._modules.items()]
+        if sum(len(operators) for *_, operators in modules) > MOST_ROWS:
+            alike: dict[Any, tuple[list[str], str, dict[tuple[str, str], _Calls]]] = {}
+            for paths, kind, operators in modules:
+                did = kind, tuple((k, c.forward, c.backward) for k, c in sorted(operators.items()))
+                alike.setdefault(did, ([], kind, operators))[0].extend(paths)
+            modules = [*alike.values()]
+        return _columns([row for module in modules for row in _rows(*module)])
+
+
+def _rows(
+    paths: list[str], kind: str, operators: Mapping[tuple[str, str], _Calls]
+) -> Iterable[_Row]:
+    module = (paths[0] or "(the model)") if kind else "(no module)"
+    if len(paths) > 1:
+        module += f" and {len(paths) - 1} more"
+    for (name, where), calls in operators.items():
+        yield module, kind, name, where, str(calls.forward or ""), str(calls.backward or "")
+        module = kind = ""  # said once
+
+
+def _columns(rows: Sequence[_Row]) -> str:
+    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if name in COLUMNS[4:] else cell.ljust(width)
+            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+        ).rstrip()
+        for row in (COLUMNS, *rows)
+    )
+
+
+def _where(given: Any, returned: Any) -> str:
+    """``cuda:0``; of a copy ``cpu -> cuda:0``; of what has no tensors nothing."""
+    # A number that is a tensor of the CPU may meet tensors of any device.
+    tensors = [value for value in tree_iter(given) if isinstance(value, torch.Tensor)]
+    source = {str(t.device) for t in tensors if t.dim()} or {str(t.device) for t in tensors}
+    target = {str(t.device) for t in tree_iter(returned) if isinstance(t, torch.Tensor)}
+    target = target or source
+    if source <= target:
+        return ", ".join(sorted(target))
+    return f"{', '.join(sorted(source - target))} -> {', '.join(sorted(target))}"

@@ -1,0 +1,149 @@
+"""Where a replica's operators run: on its device; without a kernel there, if wanted, on the CPU.
+
+A shard is computed plainly, at no cost, until an operator has no kernel. Then it is computed again,
+which changes nothing, with an eye on each operator: to name it and its module, and from then on to
+run it on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from quorate.errors import SettingError
+from quorate.replica.computing import Computing
+from quorate.replica.notes import Notes
+from quorate.replica.placement.call_site import Places
+from quorate.replica.placement.fallback import CPU, Key, Lacking, SoftPlacement, is_lacking
+from quorate.replica.placement.log import PlacementLog
+from quorate.replica.streams import Stream
+
+T = TypeVar("T")
+
+
+class Placement:
+    """That of one replica.
+
+    Args:
+        group: its devices.
+        computing: what is wanted.
+        notes: for the user.
+        until: the file of whoever computes shards.
+    """
+
+    def __init__(
+        self, group: Sequence[torch.device], computing: Computing, notes: Notes, *, until: str
+    ) -> None:
+        self._kind = "+".join(device.type for device in group)
+        self._is_cpu = all(device == CPU for device in group)
+        self._is_soft = computing.soft_placement
+        self._logs = computing.log_placement  # the next shard
+        self._notes = notes
+        self._until = until
+        self._known: dict[Key, Lacking] = {}
+
+    def run(
+        self,
+        work: Callable[[bool], T],
+        model: torch.nn.Module,
+        stream: Stream,
+        *,
+        training: bool,
+    ) -> T:
+        """What ``work(watched)`` returns, which computes a shard and can be done again.
+
+        It is told whether operators are watched: then they must run one by one.
+
+        Raises:
+            RuntimeError: torch's, of an operator without a kernel; a note says which, who called
+                it, and why it did not run on the CPU.
+        """
+        result = self._placed(work, model, stream)
+        if not (self._logs and training):
+            return result
+        self._logs = False
+        with PlacementLog(model, self._until) as log:
+            self._done(work, stream, watched=True)
+        about = f"where the operators of a shard ran, on a {self._kind} worker"
+        self._notes.add(f"{about}:\n{log.table()}")
+        # torch makes a few operators of others when it is watched: this result has the usual bits.
+        return self._done(work, stream)
+
+    def _placed(self, work: Callable[[bool], T], model: torch.nn.Module, stream: Stream) -> T:
+        try:
+            return self._done(work, stream)
+        except RuntimeError as error:
+            if not is_lacking(error):
+                raise
+            first = error
+        found, runs = dict(self._known), self._is_soft and not self._is_cpu
+        while True:
+            mode = SoftPlacement(found, stream, Places(model, self._until), runs=runs)
+            try:
+                with mode:
+                    result = work(True)
+            except RuntimeError as error:
+                if mode.failed is None or not is_lacking(error):
+                    raise  # the script's own, or one that comes after
+                if mode.is_unfinished:
+                    continue
+                if runs:
+                    first = error  # before it others were lacking, and ran
+                first.add_note(self._note(mode.failed, mode.stuck))
+                break
+            if mode.is_unfinished:  # and the script made do with that
+                continue
+            if runs:
+                for lacking in [*found.values()][len(self._known) :]:
+                    self._notes.add(f"{lacking.kernel}: it runs on the CPU\n  {lacking.caller}")
+                self._known = found
+            return result
+        raise first
+
+    def _done(self, work: Callable[[bool], T], stream: Stream, *, watched: bool = False) -> T:
+        if not self._known:
+            return work(watched)
+        with SoftPlacement(self._known, stream):
+            return work(True)
+
+    def _note(self, lacking: Lacking, stuck: str) -> str:
+        if stuck:
+            then = f"it cannot run on the CPU: {stuck}"
+        elif lacking.device == CPU:
+            then = "use another dtype or operator"
+        else:
+            then = "soft_placement=True (--soft-placement) runs it on the CPU"
+        return f"quorate: {lacking.kernel}, {lacking.caller}; {then}"
+
+
+def check(computing: Computing, devices: Sequence[torch.device]) -> None:
+    """Refuse what cannot be had together.
+
+    Raises:
+        SettingError: compiled operators cannot be placed one by one.
+    """
+    if computing.soft_placement and computing.compile and any(d != CPU for d in devices):
+        raise SettingError(
+            "soft_placement", True, "compile=False with it", "leave off one of the two"
+        )
+
+
+def remarks(computing: Computing, devices: Sequence[torch.device], home: torch.device) -> list[str]:
+    """What to say before the first shard.
+
+    Args:
+        devices: of the workers.
+        home: of the coordinator.
+    """
+    said = []
+    if computing.soft_placement and all(device == CPU for device in devices):
+        said.append("soft_placement has no effect: all workers are on the CPU")
+    if computing.log_placement:
+        said.append(f"shards are computed on {described(devices)}, sums and updates on {home}")
+    return said
+
+
+def described(devices: Sequence[torch.device]) -> str:
+    return ", ".join(dict.fromkeys(map(str, devices)))

@@ -1,0 +1,74 @@
+"""What a shard yields, and what sums of shards are made of.
+
+Everything that is averaged is a weighted sum over a total weight: sum(w_s * x_s) / sum(w_s), never
+a mean of means. The division happens once, after the last addition. Totals are sums of integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from quorate.errors import LossError
+from quorate.replica.flat import Flat
+from quorate.replica.totals import Counts, add
+
+
+class Share(NamedTuple):
+    """What one shard has added, and who computed it: for people, not for sums."""
+
+    shard: int
+    worker: int
+    loss: float  # weighted
+    weight: float
+
+
+@dataclass
+class ShardSum:
+    """The weighted sums over one shard, or over the shards of a subtree."""
+
+    weight: float
+    metrics: dict[str, float]  # weighted sums, "loss" first; as float64
+    gradient: Flat | None = None  # weighted sums; none in an evaluation
+    buffers: torch.Tensor | None = None  # (floating-point buffers,) float64, weighted sums
+    counts: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
+    missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
+    shares: list[Share] = field(default_factory=list)  # of all shards that are in it
+    totals: Counts = field(default_factory=dict)
+
+    def means(self) -> dict[str, float]:
+        """The weighted means of all metrics."""
+        return {name: value / self.weight for name, value in self.metrics.items()}
+
+    def computed_by(self, worker: int, shard: int) -> ShardSum:
+        """Self, which is one shard's, with a note of who computed it."""
+        self.shares = [Share(shard, worker, self.metrics["loss"], self.weight)]
+        return self
+
+    def add(self, right: ShardSum) -> ShardSum:
+        """Self + right, in place: ``self`` must hold the shards to the left.
+
+        Buffers that are no floating-point numbers (BatchNorm's num_batches_tracked) cannot be
+        averaged; they keep the value of the first shard.
+        """
+        if self.metrics.keys() != right.metrics.keys():
+            raise LossError(
+                f"one shard's metrics are {sorted(self.metrics)}, another's "
+                f"{sorted(right.metrics)}; return the same names for every shard"
+            )
+        add(self.totals, right.totals)
+        self.shares += right.shares
+        self.weight += right.weight
+        for name, value in right.metrics.items():
+            self.metrics[name] += value
+        if self.gradient is not None and right.gradient is not None:
+            self.gradient.add_(right.gradient)
+        if self.buffers is not None and right.buffers is not None:
+            self.buffers.add_(right.buffers.to(self.buffers.device))
+        if self.missing is None or right.missing is None:
+            self.missing = right.missing if self.missing is None else self.missing
+        else:
+            self.missing &= right.missing
+        return self

@@ -1,0 +1,95 @@
+"""Snapshots: parameters and buffers that workers read while updates go on.
+
+Each is whole: what one update left behind. The coordinator copies its own into a snapshot that
+nobody reads; so no reader has to lock, try again, or wait, and a reader that is killed or stopped
+in the middle holds nobody up.
+
+Legend: N workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from quorate.replica.flat import Flat
+from quorate.replica.replica import Buffers
+
+
+class Values(NamedTuple):
+    """A value for every parameter (itself, or its gradient), and for every buffer."""
+
+    flat: Flat
+    floats: torch.Tensor  # (floating-point buffers,) float64
+    counts: torch.Tensor  # (bytes of the other buffers,) uint8
+
+    def set(self, buffers: Buffers) -> None:
+        """Give buffers the values that are here."""
+        buffers.set(
+            self.floats if self.floats.numel() else None,
+            self.counts if self.counts.numel() else None,
+        )
+
+    def take_buffers(self, buffers: Buffers) -> None:
+        """Take the values of buffers."""
+        if (floats := buffers.weighted(1.0)) is not None:
+            self.floats.copy_(floats)
+        if (counts := buffers.counts()) is not None:
+            self.counts.copy_(counts)
+
+
+class Snapshot(NamedTuple):
+    """What one update left behind."""
+
+    values: Values
+    number: int  # of the room that it lies in
+    version: int  # counts snapshots; no two are alike
+
+
+class Snapshots:
+    """Lends each worker the newest snapshot, until it has computed its shard.
+
+    Args:
+        parameters: the coordinator's.
+        buffers: the coordinator's.
+        room: for N + 1 of them, by number: each worker may read another, and one is written.
+    """
+
+    def __init__(self, parameters: Flat, buffers: Buffers, room: Mapping[int, Values]) -> None:
+        self._parameters = parameters
+        self._buffers = buffers
+        self._room = room
+        self._lent: dict[int, int] = {}  # worker -> number
+        self._taken = 0
+        self.take()
+
+    def take(self) -> None:
+        """Make a new one of the parameters and buffers as they are now."""
+        number = next(n for n in self._room if n not in self._lent.values())
+        values = self._room[number]
+        values.flat.copy_(self._parameters)
+        values.take_buffers(self._buffers)
+        self._taken += 1
+        self._newest = Snapshot(values, number, self._taken)
+
+    def lend(self, worker: int) -> Snapshot:
+        """The newest one: it stays as it is until the worker gives it back."""
+        self._lent[worker] = self._newest.number
+        return self._newest
+
+    def give_back(self, worker: int) -> None:
+        """The worker has computed its shard, or is gone."""
+        self._lent.pop(worker, None)
+
+
+def new_values(parameters: Flat, buffers: Buffers) -> Values:
+    """Room for a snapshot beside the parameters."""
+    none = torch.empty(0)
+    floats, counts = buffers.weighted(1.0), buffers.counts()
+    return Values(
+        parameters.layout.new(parameters.device),
+        none if floats is None else torch.empty_like(floats),
+        none if counts is None else torch.empty_like(counts),
+    )

@@ -1,0 +1,80 @@
+"""A replica that is spread over several devices: which part of the model lies on which.
+
+The script says so: it puts parts of the model where they belong (``self.head.to("cuda:1")``), and
+its forward pass carries what one part returns to where the next one is. ``cuda:0+cuda:1`` names
+these devices. Of ``cuda:0+cuda:1,cuda:2+cuda:3`` the first replica is as the script made it, and in
+the second what was on cuda:0 is on cuda:2; so forward must go by where a part is
+(``x.to(self.head.weight.device)``) and not by a name.
+
+The coordinator keeps the parameters (the masters) in host memory, and makes updates there: a model
+that is spread is one that a single device has no room for. Each replica computes with a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quorate.errors import SettingError
+from quorate.machine.devices import Group
+from quorate.replica.flat import Flat, Layout
+
+
+class Spread:
+    """Where the tensors of a model lie, as numbers of a replica's devices.
+
+    Args:
+        model: as the script made it.
+        groups: the devices of each replica.
+
+    Raises:
+        SettingError: the replicas have different numbers of devices, or the model is not on those
+            of the first one.
+    """
+
+    def __init__(self, model: torch.nn.Module, groups: Sequence[Group]) -> None:
+        first = groups[0]
+        for group in groups:
+            if len(group) != len(first) or len(set(group)) != len(first):
+                expected = f"{len(first)} different devices for each replica"
+                fix = "spread all replicas alike"
+                raise SettingError("devices", ",".join(map(str, groups)), expected, fix)
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        found = dict.fromkeys(tensor.device for tensor in tensors.values())
+        if set(found) != set(first):
+            names = " and ".join(map(str, found))
+            fix = "put each part of the model on its device where the model is made"
+            raise SettingError("model", f"parts on {names}", f"parts on {first}", fix)
+        self._number = {name: first.index(tensor.device) for name, tensor in tensors.items()}
+
+    def put(self, model: torch.nn.Module, group: Group) -> None:
+        """Put the parts of a model, in place, on the devices of a replica."""
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        devices = {id(tensor): group[self._number[name]] for name, tensor in tensors}
+        move: Any = model._apply  # as module.to() does: some kinds of tensors have to be replaced
+        move(lambda tensor: tensor.to(devices.get(id(tensor), tensor.device)))
+
+    def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> Scattered:
+        """Zeroed tensors like these, each where its part of the model lies."""
+        return Scattered(
+            [
+                Layout((n, t) for n, t in tensors.items() if self._number[n] == number).new(device)
+                for number, device in enumerate(group)
+            ],
+            list(tensors),
+        )
+
+
+class Scattered:
+    """Flat vectors on several devices, with a view per tensor."""
+
+    def __init__(self, flats: Sequence[Flat], order: Sequence[str]) -> None:
+        found = {name: view for flat in flats for name, view in flat.views.items()}
+        self.views = {name: found[name] for name in order}
+
+    def take(self, other: Flat) -> None:
+        """The values of the same tensors."""
+        for name, view in self.views.items():
+            view.copy_(other.views[name])

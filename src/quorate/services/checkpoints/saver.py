@@ -1,0 +1,170 @@
+"""The service that saves: a copy of the state between two updates, written in the background.
+
+Training waits for the copy, a pass over the state's memory, and not for the disk. Saves by steps it
+does wait for: no kill costs more steps than were asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints.files import Contents
+from quorate.services.checkpoints.retention import Saved, surplus
+
+
+class Policy(NamedTuple):
+    """When to save, and what stays."""
+
+    every_s: float | None = 600.0
+    every_steps: int | None = None
+    keep: int = 5
+    keep_every_h: float | None = None
+
+
+class Outcome(NamedTuple):
+    """What became of a save."""
+
+    global_step: int
+    path: Path | None  # None: it failed
+    error: str
+
+
+class Checkpoints:
+    """Saves a run. Its methods are for the thread of the loop, but for ``ask``.
+
+    Args:
+        run_dir: of the run.
+        policy: when, and what stays.
+    """
+
+    def __init__(self, run_dir: Path, policy: Policy) -> None:
+        self._run_dir = run_dir
+        self._policy = policy
+        self._copied_at = time.monotonic()  # the state that was saved last
+        self._took_s = 0.0  # to write it
+        self._last: Contents | None = None
+        self._asked = False
+        self._waiting: SimpleQueue[Contents | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> None:
+        """Save at the end of the update under way. Any thread, also a signal handler, may."""
+        self._asked = True
+
+    def is_due(self, global_step: int) -> bool:
+        """Whether the state after this update is to be saved now."""
+        every_s = self._policy.every_s
+        is_time = False
+        if every_s is not None:
+            # So early that it is on the disk when it has to be.
+            early_s = min(2 * self._took_s, every_s / 4)
+            is_time = time.monotonic() - self._copied_at >= every_s - early_s
+        return self._is_due_by_steps(global_step) or (
+            (self._asked or is_time) and self._idle.is_set()
+        )
+
+    @property
+    def room(self) -> Contents | None:
+        """The last copy of the state, if its memory may be used again."""
+        return self._last if self._idle.is_set() else None
+
+    def save(self, contents: Contents) -> None:
+        """Write these in the background. Waits for an earlier save that is under way."""
+        self._idle.wait()
+        self._asked, self._last = False, contents
+        self._copied_at = time.monotonic()
+        self._idle.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="quorate-checkpoints")
+            self._thread.start()
+        self._waiting.put(contents)
+        if self._is_due_by_steps(contents.global_step):
+            self._idle.wait()
+
+    def outcomes(self) -> list[Outcome]:
+        """What became of saves since the last call. Does not block."""
+        found = []
+        with suppress(Empty):
+            while True:
+                found.append(self._outcomes.get_nowait())
+        return found
+
+    def finish(self) -> None:
+        """Wait until what is under way is on the disk."""
+        self._idle.wait()
+
+    def close(self) -> None:
+        """Finish, and end the thread."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def write(self, contents: Contents) -> Path:
+        """Write these, and return their directory when they are on the disk.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        self.finish()
+        path = checkpoint.write(self._run_dir, contents)
+        self._tidy(contents)
+        return path
+
+    # --- in its own thread ------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        _give_way()
+        while (contents := self._waiting.get()) is not None:
+            began = time.monotonic()
+            try:
+                path = checkpoint.write(self._run_dir, contents)
+                self._tidy(contents)
+                self._took_s = time.monotonic() - began
+                outcome = Outcome(contents.global_step, path, "")
+            except Exception as error:  # the edge of the thread: said in the loop
+                outcome = Outcome(contents.global_step, None, str(error))
+            self._outcomes.put(outcome)
+            self._idle.set()
+
+    def _is_due_by_steps(self, global_step: int) -> bool:
+        every_steps = self._policy.every_steps
+        return every_steps is not None and global_step % every_steps == 0
+
+    def _tidy(self, contents: Contents) -> None:
+        """Delete what need not stay."""
+        paths = {step: path for path, step in checkpoint.newest_first(self._run_dir)}
+        every_h = self._policy.keep_every_h
+        best = contents.record["account"]["best"]
+        for step in surplus(
+            (Saved(step, _written_at(path)) for step, path in paths.items()),
+            contents.global_step,
+            keep=self._policy.keep,
+            every_s=None if every_h is None else 3600 * every_h,
+            best=None if best is None else best["global_step"],
+        ):
+            checkpoint.remove(paths[step])
+
+
+def _written_at(path: Path) -> float:
+    with suppress(OSError):
+        return (path / checkpoint.MARKER).stat().st_mtime
+    return 0.0  # damaged
+
+
+def _give_way() -> None:
+    """Let workers have the core first, where a thread can have a priority of its own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,177 @@
+"""Progress a person can follow: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from quorate.services.device_use import DeviceUse
+from quorate.services.display.straggler import SlowWorkers
+from quorate.services.display.worker_rows import Row, WorkerTable, plain, rendered
+from quorate.services.report import Report
+from quorate.transports.worker_status import WorkerStatus
+
+LINE_EVERY_S = 5.0
+TABLE_EVERY_S = 60.0  # where the table makes a log longer; a run that is shorter shows none
+
+
+class Display(Protocol):
+    """Shows a run as it goes. The loop's thread and a service's may call it at the same time."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def update(self, report: Report) -> None:
+        """Called after every update; decides itself how often it shows something."""
+
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """What all workers are at, every few seconds, from one thread; names those that are slow.
+
+        What is shown of their speed is over the time since the call before.
+        """
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+def display(stream: TextIO | None = None) -> Display:
+    """The display that fits the stream, standard output by default."""
+    stream = stream or sys.stdout
+    return Bar(stream) if stream.isatty() else Lines(stream)
+
+
+class Lines:
+    """One line every few seconds, at the end of an epoch, and at the end.
+
+    The table of workers comes once a minute, and at the end.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._writing = threading.RLock()  # again by a signal handler of the thread that has it
+        self._shown_at = self._table_at = time.monotonic()
+        self._first = True
+        self._table = WorkerTable()
+        self._slow = SlowWorkers()
+        self._rows: list[Row] = []  # the newest ones, not shown yet
+        self._shows_tables = False  # it has shown one
+
+    def say(self, text: str) -> None:
+        with self._writing:
+            print(text, file=self._stream, flush=True)
+
+    def update(self, report: Report) -> None:
+        now = time.monotonic()
+        due = self._first or now - self._shown_at >= LINE_EVERY_S
+        if due or report.ends_epoch:
+            self._shown_at, self._first = now, False
+            rest = "" if report.eta_s is None else f"  ETA {clock(report.eta_s)}"
+            self.say(f"{position(report)}  {numbers(report)}{rest}")
+
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        now = time.monotonic()
+        self._rows = self._table.rows(workers, uses, now)
+        for line in self._slow.named(workers, now):
+            self.say(line)
+        if now - self._table_at >= TABLE_EVERY_S:
+            self._table_at = now
+            self._show_table()
+
+    def close(self) -> None:
+        if self._shows_tables and self._rows:
+            self._show_table()
+
+    def _show_table(self) -> None:
+        self.say(plain(self._rows))
+        self._rows, self._shows_tables = [], True
+
+
+class Bar:
+    """A progress bar with the newest numbers, and the table of workers below it.
+
+    What is said scrolls above it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._progress = _BarAndTable(
+            TextColumn("{task.fields[position]}"),
+            BarColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=Console(file=stream),
+            refresh_per_second=4,
+        )
+        self._task: TaskID | None = None
+        self._table = WorkerTable()
+        self._slow = SlowWorkers()
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def update(self, report: Report) -> None:
+        where, what = position(report), numbers(report)
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task(
+                "", total=report.last_step, position=where, numbers=what
+            )
+        self._progress.update(
+            self._task, completed=report.global_step, position=where, numbers=what
+        )
+
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        now = time.monotonic()
+        self._progress.below = rendered(self._table.rows(workers, uses, now))
+        for line in self._slow.named(workers, now):
+            self.say(line)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _BarAndTable(Progress):
+    """Drawn four times a second, in a thread of its own."""
+
+    below: RenderableType | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.below is not None:
+            yield self.below
+
+
+def position(report: Report) -> str:
+    """``epoch 2/5  step 300/1,175``."""
+    return (
+        f"epoch {report.epoch + 1}/{report.epochs}  "
+        f"step {report.global_step:,}/{report.last_step:,}"
+    )
+
+
+def numbers(report: Report) -> str:
+    """Loss, metrics, learning rate and speed in one line."""
+    late = ""
+    if any(report.stale):
+        late += f"  staleness {report.staleness}"
+    if any(report.dropped):
+        late += f"  dropped {sum(report.dropped):,}"
+    speed = f"{report.examples_per_s:,.0f} examples/s"
+    return f"{metrics(report.metrics)}  lr {report.lr:.3g}{late}  {speed}"
+
+
+def metrics(values: Mapping[str, float]) -> str:
+    """``loss 0.3127  accuracy 0.8871``."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,45 @@
+"""Shard times: how long a worker takes for a shard, from what it was at between two moments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quorate.transports.worker_status import PHASES, WorkerStatus
+
+WORK = PHASES[PHASES.index("fetching") :]  # what a shard's time consists of
+
+
+class ShardTime(NamedTuple):
+    """One worker over some time."""
+
+    shards: int  # begun in it
+    shard_s: float | None  # seconds of work per shard; None if no shard was begun
+    phases_s: dict[str, float]  # the same in each phase of WORK; empty if no shard was begun
+    waiting: float | None  # share of the time in which it was there and had no work, 0 to 1
+
+
+def shard_time(before: WorkerStatus | None, after: WorkerStatus) -> ShardTime:
+    """Of one worker between two statuses; without the first one, since its beginning.
+
+    A shard that is under way counts as a whole one if it was begun in that time, and its time as
+    far as it was spent in it: over n shards the figure may be off by one part in n.
+    """
+    spent = dict(after.seconds)
+    shards = after.shards
+    if before is not None:
+        spent = {phase: seconds - before.seconds[phase] for phase, seconds in spent.items()}
+        shards -= before.shards
+    work_s = sum(spent[phase] for phase in WORK)
+    there_s = spent["waiting"] + work_s
+    waiting = spent["waiting"] / there_s if there_s > 0 else None
+    if shards <= 0:
+        return ShardTime(0, None, {}, waiting)
+    phases_s = {phase: spent[phase] / shards for phase in WORK}
+    return ShardTime(shards, work_s / shards, phases_s, waiting)
+
+
+def duration(seconds: float) -> str:
+    """``3.1 ms``, ``0.31 s``, ``31 s``."""
+    if seconds < 0.1:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.0f} s"

@@ -1,0 +1,108 @@
+"""The table of workers: one row each, on a terminal or as plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from quorate.services.device_use import DeviceUse
+from quorate.services.display.shard_time import duration, shard_time
+from quorate.transports.worker_status import WorkerStatus
+
+COLUMNS = ("worker", "device", "use", "memory", "shard", "waiting", "state")
+LONG = 3.0  # times its shard time: how long a worker is in a state before that is shown
+LONG_UNKNOWN_S = 10.0  # the same while its shard time is not known
+LEAST_LONG_S = 1.0
+
+Row = tuple[str, ...]  # a cell for each of COLUMNS
+
+
+class WorkerTable:
+    """Makes the rows. One thread.
+
+    Shard times, and shares of time, are over the time since the call before.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, WorkerStatus] = {}
+        self._shard_s: dict[int, float] = {}  # the last one known: there may be no new one
+
+    def rows(
+        self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse], now: float
+    ) -> list[Row]:
+        """A row per worker.
+
+        Args:
+            now: time.monotonic().
+        """
+        use_of = {use.worker: use for use in uses}
+        return [self._row(status, use_of.get(status.number), now) for status in workers]
+
+    def _row(self, status: WorkerStatus, use: DeviceUse | None, now: float) -> Row:
+        number = status.number
+        found = shard_time(self._before.get(number), status)
+        self._before[number] = status
+        if found.shard_s is not None:
+            self._shard_s[number] = found.shard_s
+        shard_s = self._shard_s.get(number)
+        return (
+            str(number),
+            _device(status, use),
+            "" if use is None else _use(use),
+            "" if use is None else _memory(use),
+            "" if shard_s is None else duration(shard_s),
+            "" if found.waiting is None else f"{found.waiting:.0%}",
+            _state(status, shard_s, now),
+        )
+
+
+def rendered(rows: Sequence[Row]) -> Table:
+    """For a terminal: what does not fit is cut off."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def plain(rows: Sequence[Row]) -> str:
+    """For a file: lines without their ends' spaces."""
+    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (COLUMNS, *rows)
+    )
+
+
+def _state(status: WorkerStatus, shard_s: float | None, now: float) -> str:
+    # One that has had no shard yet is on its way: its process may be there, and not known yet.
+    phase = "gone" if status.is_gone and status.shards else status.phase
+    long_s = LONG_UNKNOWN_S if shard_s is None else max(LEAST_LONG_S, LONG * shard_s)
+    lasted_s = now - status.since
+    return f"{phase} for {duration(lasted_s)}" if lasted_s > long_s else phase
+
+
+def _device(status: WorkerStatus, use: DeviceUse | None) -> str:
+    if use is None or use.physical is None:
+        return status.device
+    return f"{status.device} = {use.physical}"
+
+
+def _use(use: DeviceUse) -> str:
+    if use.use is None:
+        return ""
+    if use.device.startswith("cpu"):
+        return f"{use.use:.1f} core{'' if 0.95 <= use.use < 1.05 else 's'}"
+    return f"{use.use:.0%}"
+
+
+def _memory(use: DeviceUse) -> str:
+    if use.memory_bytes is None:
+        return ""
+    if use.memory_total_bytes is None:
+        return f"{use.memory_bytes / (1 << 20):,.0f} MiB"
+    gib = 1 << 30
+    return f"{use.memory_bytes / gib:.1f} of {use.memory_total_bytes / gib:.0f} GiB"

@@ -1,0 +1,89 @@
+"""The supervisor: runs services beside training, each in a thread and on a clock of its own.
+
+What TF1's Supervisor did. A service that fails is reported, and training goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from quorate.services import Service
+from quorate.services.report import Report
+
+# How long a service may take to end: a disk that does not answer keeps nobody from leaving.
+GRACE_S = 5.0
+
+
+class Supervisor:
+    """While it is entered, services run.
+
+    Args:
+        services: in no order.
+        say: shows a line to the user; any thread may call it.
+    """
+
+    def __init__(self, services: Sequence[Service], say: Callable[[str], None]) -> None:
+        self._say = say
+        self._clocks = [_Clock(service, say) for service in services]
+
+    def updated(self, report: Report) -> None:
+        """Tell all that an update was made."""
+        for clock in self._clocks:
+            clock.guarded(lambda service: service.updated(report))
+
+    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
+        """Tell all that the validation set was evaluated."""
+        for clock in self._clocks:
+            clock.guarded(lambda service: service.evaluated(global_step, metrics))
+
+    def __enter__(self) -> Supervisor:
+        for clock in self._clocks:
+            clock.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for clock in self._clocks:
+            clock.over.set()
+        for clock in self._clocks:
+            clock.join(GRACE_S)
+            if clock.is_alive():
+                self._say(f"{clock.name} does not end, and is left behind")
+
+
+class _Clock(threading.Thread):
+    """Ticks for one service."""
+
+    def __init__(self, service: Service, say: Callable[[str], None]) -> None:
+        super().__init__(name=f"quorate-{service.name}", daemon=True)
+        self.over = threading.Event()
+        self._service = service
+        self._say = say
+        self._said: str | None = None  # the failure that was said last
+
+    def run(self) -> None:
+        self.guarded(lambda service: service.tick())
+        while not self.over.wait(self._service.every_s):
+            self.guarded(lambda service: service.tick())
+        self.guarded(lambda service: service.tick())
+        self.guarded(lambda service: service.close())
+
+    def guarded(self, work: Callable[[Service], None]) -> None:
+        """Have the service do something; what goes wrong is said, each kind once in a row."""
+        try:
+            work(self._service)
+        except Exception as error:  # the edge of a service: training does not depend on it
+            said = f"{self._service.name} failed, training goes on: {_described(error)}"
+            if said != self._said:
+                self._say(said)
+            self._said = said
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,225 @@
+"""Summaries: curves of a run, for TensorBoard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quorate.replica.totals import Counts
+from quorate.services.device_use import Gauges
+from quorate.services.report import Report
+from quorate.transports.worker_status import WorkerStatus
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from quorate.services.tensorboard.event_file import EventFile
+
+MIB = 1 << 20
+
+
+class Summaries:
+    """A service that writes TensorBoard's event files into ``RUN_DIR/summaries``.
+
+    A tick writes one point per curve, of all updates since the last one: means over every row, not
+    samples. A tick that cannot write raises OSError and loses nothing; the next one writes both.
+
+    Args:
+        run_dir: is there already.
+        every_s: seconds from one point to the next. Shorter, if curves are too coarse; a kill -9
+            costs the points of one interval at most.
+        status: what workers are at now. Called in the service's thread.
+        gauges: read once per tick, by nobody else; closed at the end.
+        global_step: where the run goes on. Points after it, of a run that was cut off, are dropped.
+        finished: makes numbers of totals: once per interval, of all that it had.
+        clock: seconds, for rates.
+    """
+
+    name = "summaries"
+
+    def __init__(
+        self,
+        run_dir: Path,
+        every_s: float,
+        *,
+        status: Callable[[], list[WorkerStatus]],
+        gauges: Gauges,
+        global_step: int,
+        finished: Callable[[Counts], dict[str, float]] = lambda _totals: {},
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.every_s = every_s
+        self._folder = run_dir / "summaries"
+        self._status = status
+        self._gauges = gauges
+        self._first_step = self._global_step = global_step
+        self._finished = finished
+        self._clock = clock
+        self._seconds: dict[int, dict[str, float]] = {}  # of each worker in each phase, last tick
+        self._lock = threading.Lock()  # over all that follows, and global_step
+        self._interval = _Interval(clock())
+        self._evaluations: list[tuple[float, int, dict[str, float]]] = []  # when, step, metrics
+        self._events: EventFile | None = None
+        self._writer: SummaryWriter | None = None
+
+    def updated(self, report: Report) -> None:
+        """Count an update in. Called in the loop; takes microseconds."""
+        with self._lock:
+            self._interval.add(report)
+            self._global_step = report.global_step
+
+    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
+        """Keep a validation for the next tick. Called in the loop."""
+        with self._lock:
+            self._evaluations.append((time.time(), global_step, dict(metrics)))
+
+    @property
+    def writer(self) -> SummaryWriter:
+        """For images, text and what else there is. Any thread; what is added waits for a tick."""
+        events = self._event_file()
+        with self._lock:
+            if self._writer is None:
+                from quorate.services.tensorboard.summary_writer import BufferedSummaryWriter
+
+                self._writer = BufferedSummaryWriter(events)
+            return self._writer
+
+    def tick(self) -> None:
+        """Write what there is since the last tick. It is on disk when this returns."""
+        events = self._event_file()
+        points = self._of_workers()
+        with self._lock:
+            evaluations, self._evaluations = self._evaluations, []
+            global_step, now = self._global_step, self._clock()
+            if self._interval.updates:  # else it goes on: a rate is over all the time it took
+                points |= self._interval.points(now, self._finished)
+                self._interval = _Interval(now)
+        for wall_time, step, metrics in evaluations:
+            validation = {f"validation/{name}": value for name, value in metrics.items()}
+            events.add_scalars(validation, step, wall_time)
+        events.add_scalars(points, global_step, time.time())
+        events.write()
+
+    def close(self) -> None:
+        """Write what callbacks have added since the last tick; raises OSError as a tick does."""
+        self._gauges.close()
+        if self._writer is not None:
+            self._writer.close()  # files of its own, if a callback opened some
+        if self._events is not None:
+            self._events.write()
+
+    def _event_file(self) -> EventFile:
+        from quorate.services.tensorboard.event_file import (
+            EventFile,  # 0.3 s that the loop need not wait for
+        )
+
+        with self._lock:
+            if self._events is None:
+                self._events = EventFile(self._folder, self._first_step)
+            return self._events
+
+    def _of_workers(self) -> dict[str, float]:
+        """What workers and their devices do."""
+        workers = self._status()
+        points: dict[str, float | None] = {}
+        devices, host = self._gauges.read(workers)
+        for device in devices:
+            memory = device.memory_bytes
+            points[f"device/{device.worker}/use"] = device.use
+            points[f"device/{device.worker}/memory_mib"] = memory and memory / MIB
+        points["host/cpu"] = host.cpu
+        points["host/memory_mib"] = host.memory_bytes / MIB
+        for worker in workers:
+            before = self._seconds.get(worker.number, {})
+            points[f"waiting/{worker.number}"] = _share("waiting", before, worker.seconds)
+        self._seconds = {worker.number: dict(worker.seconds) for worker in workers}
+        return {name: value for name, value in points.items() if value is not None}
+
+
+class _Interval:
+    """Sums over the updates of an interval."""
+
+    def __init__(self, began: float) -> None:
+        self.updates = 0
+        self._began = began  # by the service's clock
+        self._rows = self._dropped_rows = 0
+        self._staleness = self._staleness_max = 0
+        self._metrics: dict[str, _Mean] = {}
+        self._totals: Counts = {}
+        self._losses: dict[int, _Mean] = {}  # by worker
+        self._norm = _Mean()
+        self._last: Report | None = None
+
+    def add(self, report: Report) -> None:
+        self.updates += 1
+        self._rows += report.rows
+        self._dropped_rows += report.dropped_rows
+        self._staleness += report.staleness
+        self._staleness_max = max(self._staleness_max, report.staleness)
+        for name, value in report.metrics.items():
+            self._metrics.setdefault(name, _Mean()).add(value * report.weight, report.weight)
+        for name, total in report.totals.items():
+            self._totals[name] = total + self._totals.get(name, 0)
+        for worker, (loss, weight) in report.worker_losses.items():
+            self._losses.setdefault(worker, _Mean()).add(loss, weight)
+        if report.grad_norm is not None:
+            self._norm.add(report.grad_norm, 1.0)
+        self._last = report
+
+    def points(
+        self, now: float, finished: Callable[[Counts], dict[str, float]]
+    ) -> dict[str, float]:
+        """One value per curve. Needs an update at least."""
+        assert self._last is not None
+        dropped = self._last.dropped
+        points = {
+            "learning_rate": self._last.lr,
+            "staleness": self._staleness / self.updates,
+            "staleness_max": self._staleness_max,
+            "dropped_shards": sum(dropped),
+            "dropped_rows": self._dropped_rows,
+        }
+        if any(dropped):
+            points |= {f"dropped/{worker}": shards for worker, shards in enumerate(dropped)}
+        if self._last.not_finite:
+            points["not_finite"] = self._last.not_finite
+        if now > self._began:
+            points["examples_per_s"] = self._rows / (now - self._began)
+            points["global_step/sec"] = self.updates / (now - self._began)
+        means = {"gradient_norm": self._norm}
+        means |= {f"loss_{worker}": mean for worker, mean in self._losses.items()}
+        points |= {name: mean.value for name, mean in means.items() if mean.weight}
+        metrics = {name: mean.value for name, mean in self._metrics.items() if mean.weight}
+        metrics |= finished(self._totals)  # not means of what they were at each update
+        # A metric of the user's may have a name that is taken.
+        taken = points.keys() | means.keys()
+        return points | {f"metric_{n}" if n in taken else n: v for n, v in metrics.items()}
+
+
+class _Mean:
+    """A weighted mean: one division, at the end."""
+
+    __slots__ = ("total", "weight")
+
+    def __init__(self) -> None:
+        self.total = self.weight = 0.0
+
+    def add(self, weighted: float, weight: float) -> None:
+        self.total += weighted
+        self.weight += weight
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight
+
+
+def _share(phase: str, before: dict[str, float], now: dict[str, float]) -> float | None:
+    """Of the time between two moments, what part was this phase; None if there was no time."""
+    passed = {name: seconds - before.get(name, 0.0) for name, seconds in now.items()}
+    if min(passed.values(), default=0.0) < 0:
+        passed = now  # a new worker has the number, and counts from its start
+    total = sum(passed.values())
+    return passed.get(phase, 0.0) / total if total > 0 else None

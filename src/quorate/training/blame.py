@@ -1,0 +1,68 @@
+"""Whose gradient is not finite: the shards of a step, each computed once more by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from quorate.coordination.plan import abridged
+from quorate.data.feed import Source
+from quorate.replica.replica import Replica, unchanged
+from quorate.replica.shard_sum import Share
+from quorate.replica.streams import Stream
+from quorate.training.not_finite import is_finite
+from quorate.transports.job import shard_seed
+
+NAMES_SHOWN, SHARDS_SHOWN = 6, 3
+
+
+def explained(
+    step: int,
+    shares: Sequence[Share],
+    names: Sequence[str],
+    source: Source,
+    model: torch.nn.Module,
+    make_replica: Callable[[], Replica],
+) -> str:
+    """One line: step, shards, workers, rows and parameters.
+
+    Args:
+        shares: of the step's shards.
+        names: the parameters whose gradient is not finite in the sum.
+        model: whose parameters the step was computed from.
+        make_replica: of it; it may be the model itself.
+    """
+    said = []
+    for share in sorted(_guilty(step, shares, source, model, make_replica)):
+        rows = abridged(source.plan.shard(step, share.shard))
+        said.append(f"shard {share.shard} (worker {share.worker}), rows {rows}")
+    if len(said) > SHARDS_SHOWN:
+        said[SHARDS_SHOWN:] = [f"and {len(said) - SHARDS_SHOWN} more shards"]
+    where = "; ".join(said) or "each shard is finite by itself, their sum is not"
+    what = "the loss"
+    if names:
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        what = f"the gradient of {', '.join(names[:NAMES_SHOWN])}{more}"
+    return f"{what} is not finite in step {step}: {where}"
+
+
+def _guilty(
+    step: int,
+    shares: Sequence[Share],
+    source: Source,
+    model: torch.nn.Module,
+    make_replica: Callable[[], Replica],
+) -> Iterator[Share]:
+    if len(shares) == 1:
+        yield shares[0]
+        return
+    with unchanged(model), Stream() as stream:
+        replica = make_replica()
+        for share in shares:
+            batch = source.load((step, share.shard))
+            seed = shard_seed(source.plan, step, share.shard)
+            found = replica.gradient(batch.data, len(batch.rows), stream, seed)
+            if not is_finite(found):
+                yield share
+            replica.recycle(found)

@@ -1,0 +1,100 @@
+"""The drive: carries out the coordinator's effects over a transport, and tells it what happens."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import NamedTuple, TypeVar
+
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.protocol import Abort, Applied, Apply, Compute, Effect, Finish, Tick, Wake
+from quorate.transports import Channel, Part
+
+T = TypeVar("T")
+
+
+class Ready(NamedTuple):
+    """Enough of a step is in: time for its update."""
+
+    step: int
+    parts: list[Part]
+    shards: tuple[int, ...]  # that are in it
+    staleness: int  # updates since the oldest parameters that they were computed from
+
+
+class Stragglers:
+    """Names workers whose shards others have to compute too: each once in a while."""
+
+    EVERY_S = 60.0
+
+    def __init__(self, coordinator: Coordinator, say: Callable[[str], None]) -> None:
+        self._coordinator = coordinator
+        self._say = say
+        self._named_at: dict[int, float] = {}
+
+    def copied(self, straggler: int, copy: Compute, now: float) -> None:
+        if now - self._named_at.get(straggler, -inf) < self.EVERY_S:
+            return
+        known = [(w, self._coordinator.usual_s(w)) for w in (straggler, copy.worker)]
+        if known[0][1] is None:
+            return  # its first shard: it is warming up
+        self._named_at[straggler] = now
+        times = ", ".join(f"worker {w} {s:.3g} s" for w, s in known if s is not None)
+        usually = f" (a shard usually takes {times})"
+        self._say(
+            f"{copy.reason}: worker {copy.worker} computes shard {copy.shard} of step {copy.step} "
+            f"too{usually}"
+        )
+
+
+def drive(
+    coordinator: Coordinator,
+    channel: Channel,
+    apply: Callable[[Ready], T],
+    clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[T]:
+    """Run the coordinator to its end, and yield what each update was.
+
+    Nothing is sent to workers while the caller has it.
+
+    Args:
+        apply: makes the update of a step.
+        say: shows a line to the user: who is slow.
+
+    Raises:
+        Whatever user code raised in a shard that failed beyond repair.
+    """
+    held_s = 0.0  # how long the caller had what was yielded: nobody is slow because of that
+
+    def now() -> float:
+        return clock() - held_s
+
+    wake_at: float | None = None
+    stragglers = Stragglers(coordinator, say)
+    while True:
+        event = channel.receive(None if wake_at is None else max(0.0, wake_at - now()))
+        effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
+        wake_at = None
+        while effects:
+            match effects.popleft():
+                case Wake(at):
+                    wake_at = at
+                case Apply(step, holders, shards, staleness):
+                    parts = channel.collect(step, holders)
+                    applied = apply(Ready(step, parts, shards, staleness))
+                    channel.publish()
+                    effects.extend(coordinator.handle(Applied(step), now()))
+                    began = clock()
+                    yield applied
+                    held_s += clock() - began
+                case Abort(worker, step, shard):
+                    raise channel.error(worker, step, shard)
+                case Finish():
+                    return
+                case effect:
+                    if isinstance(effect, Compute) and effect.instead_of is not None:
+                        stragglers.copied(effect.instead_of, effect, now())
+                    channel.send(effect)

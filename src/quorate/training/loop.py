@@ -1,0 +1,139 @@
+"""The updates of one training loop: what the coordinator asks for is made, and reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+from quorate.coordination import rules
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.rules import Rule
+from quorate.data.feed import Source
+from quorate.errors import NotFiniteError
+from quorate.replica.notes import Notes
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import Share
+from quorate.replica.totals import Totals, joined
+from quorate.services.report import Report
+from quorate.training.blame import explained
+from quorate.training.drive import Ready, drive
+from quorate.training.pace import Pace
+from quorate.training.state import State
+from quorate.training.update import Applied
+from quorate.transports import Channel
+
+
+class Updates(NamedTuple):
+    """One loop's, from the state as it is to ``last_step``."""
+
+    state: State
+    source: Source
+    rule: Rule
+    last_step: int
+    workers: int
+    totals: Totals
+    nonfinite: str  # "stop" or "skip"
+    make_replica: Callable[[], Replica]  # to find out whose gradient is not finite
+    say: Callable[[str], None]
+    notes: Notes  # of replicas
+
+    def reports(self, coordinator: Coordinator, channel: Channel) -> Generator[Report]:
+        """Make updates until the coordinator has enough of them; one report for each.
+
+        Raises:
+            NotFiniteError: a loss or gradient was not finite; that update was not made.
+        """
+        state, plan = self.state, self.source.plan
+        state.tally.of(self.workers - 1)
+        pace = Pace()
+        begun = time.monotonic()
+        named: frozenset[str] = frozenset()
+
+        def apply(ready: Ready) -> tuple[Ready, Applied]:
+            leaves, n = plan.shards_of(ready.step), state.global_step + 1
+            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards))
+            if applied.not_finite is not None:
+                self._not_finite(ready.step, applied)
+            state.global_step, state.left_open = n, coordinator.left_open_next
+            return ready, applied
+
+        for ready, applied in drive(coordinator, channel, apply, say=self.say):
+            step, n = ready.step, state.global_step
+            rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
+            dropped_rows = plan.batch_rows(step) - rows
+            state.dropped_rows += dropped_rows
+            self._say_notes()
+            if new := applied.missing - named:
+                named |= new
+                self.say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
+            if n == coordinator.first_step + 1:
+                begun = coordinator.begun_at or begun  # workers had to start
+            if n == coordinator.first_step + 2:
+                pace.forget()  # and to warm up
+            pace.add(time.monotonic() - begun, rows)
+            ends_epoch = n % plan.steps_per_epoch == 0
+            epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
+            if ends_epoch and state.dropped_rows:
+                self.say(
+                    f"epoch {epoch + 1}: {state.dropped_rows:,} of {plan.rows:,} rows were dropped"
+                )
+                state.dropped_rows = 0
+            counts = state.tally.to_json()
+            yield Report(
+                global_step=n,
+                epoch=epoch,
+                rows=rows,
+                dropped_rows=dropped_rows,
+                weight=applied.weight,
+                metrics=joined(applied.metrics, self.totals.finished(applied.totals)),
+                worker_losses=_per_worker(applied.shares),
+                staleness=ready.staleness,
+                fresh=counts["fresh"],
+                stale=counts["stale"],
+                dropped=counts["dropped"],
+                not_finite=state.not_finite,
+                lr=applied.lr,
+                grad_norm=applied.grad_norm,
+                examples_per_s=pace.examples_per_s,
+                last_step=self.last_step,
+                epochs=-(-self.last_step // plan.steps_per_epoch),
+                ends_epoch=ends_epoch,
+                eta_s=pace.eta_s(self.last_step - n),
+                totals=applied.totals,
+            )
+            begun = time.monotonic()  # what the caller does with a report is not our pace
+        self._say_notes()
+        if not rules.keeps_bits(self.rule, plan.shards):
+            self.say(state.tally.summary())
+        if state.global_step < self.last_step:
+            self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
+
+    def _say_notes(self) -> None:
+        for line in self.notes.take():
+            self.say(line)
+
+    def _not_finite(self, step: int, applied: Applied) -> None:
+        """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""
+        assert applied.not_finite is not None
+        state = self.state
+        said = explained(
+            step, applied.shares, applied.not_finite, self.source, state.model, self.make_replica
+        )
+        if self.nonfinite == "stop":
+            raise NotFiniteError(
+                f"{said}; update {state.global_step + 1} is not made: look at these rows, lower "
+                "the learning rate, set clip_norm, or pass nonfinite='skip'"
+            )
+        state.update.skip()
+        state.not_finite += 1
+        self.say(f"{said}; update {state.global_step + 1} is skipped, {state.not_finite} so far")
+
+
+def _per_worker(shares: Sequence[Share]) -> dict[int, tuple[float, float]]:
+    """Worker -> (weighted sum of the loss, weight) over its shards."""
+    found: dict[int, tuple[float, float]] = {}
+    for share in shares:
+        loss, weight = found.get(share.worker, (0.0, 0.0))
+        found[share.worker] = (loss + share.loss, weight + share.weight)
+    return found

@@ -1,0 +1,36 @@
+"""Whether everything in a gradient is a finite number, and if not, whose it is."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from quorate.replica.flat import Flat
+from quorate.replica.shard_sum import ShardSum
+
+
+def is_finite(total: ShardSum) -> bool:
+    """Whether loss and gradient of a sum are finite. One pass over the gradient.
+
+    Not its buffers: a mask for attention is one, and full of infinities.
+    """
+    vectors = [] if total.gradient is None else total.gradient.vectors
+    return math.isfinite(total.metrics["loss"]) and all(_is_finite(v) for v in vectors)
+
+
+def not_finite(gradient: Flat) -> list[str]:
+    """The parameters whose gradient is not finite everywhere."""
+    return [name for name, view in gradient.views.items() if not _is_finite(view)]
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    if not values.numel():
+        return True
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    # A sum with an infinity or a nan in it is one. It may also overflow by itself: only then the
+    # extremes are looked at, which take twice as long. No temporary tensor, unlike isfinite().
+    if math.isfinite(values.sum()):
+        return True
+    return all(math.isfinite(extreme) for extreme in torch.aminmax(values))

@@ -1,0 +1,109 @@
+"""The probe: a model is made, checked and tried on one shard before anything is started.
+
+A mistake in the model or the loss is found in the caller's own thread, it becomes known whether the
+model draws from generators that threads share, and ``channels_last`` is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from quorate.coordination.keys import key
+from quorate.coordination.plan import abridged
+from quorate.data.feed import Batch
+from quorate.errors import SettingError
+from quorate.machine import out_of_memory
+from quorate.machine.devices import current
+from quorate.replica.channels_last import convolves, set_format
+from quorate.replica.replica import Replica, unchanged
+from quorate.replica.streams import Stream, Turns
+from quorate.training.state import State
+
+
+def made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
+    """The model itself, or what a function makes while all generators are seeded.
+
+    Raises:
+        SettingError: it is no module, or has nothing to train.
+    """
+    found: object = model
+    if not isinstance(model, torch.nn.Module) and callable(model):
+        make = model
+        with Stream() as stream:
+
+            def build(reseed: Callable[[int], None]) -> object:
+                reseed(key("model", seed))
+                stream.reseed(key("model", seed))
+                return make()
+
+            found = Turns().run(build)
+    name = type(found).__name__
+    if not isinstance(found, torch.nn.Module):
+        expected = "a torch.nn.Module, or a function that makes one"
+        raise SettingError("model", name, expected, "pass Net() or Net")
+    if any(is_lazy(tensor) for tensor in (*found.parameters(), *found.buffers())):
+        fix = "call a lazy module once on a batch before it is trained"
+        raise SettingError("model", name, "parameters that have their shapes", fix)
+    if any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers())):
+        raise SettingError("model", name, "parameters that have values", "it is on device meta")
+    for label, parameter in found.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            expected = "parameters without gradient hooks, which a worker's copy would not have"
+            raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
+    if not any(parameter.requires_grad for parameter in found.parameters()):
+        expected = "at least one parameter that requires a gradient"
+        raise SettingError("model", name, expected, "is everything frozen?")
+    return found
+
+
+def probed(
+    model: torch.nn.Module,
+    make_state: Callable[..., State],
+    make_replica: Callable[[State], Replica],
+    batch: Batch,
+    *,
+    seed: int,
+    training: bool,
+    say: Callable[[str], None],
+) -> State:
+    """Make the state and compute one shard with it, whose result is thrown away.
+
+    Args:
+        make_state: may be given ``written``, see ``Buffers``.
+
+    Raises:
+        UserError: the model or the loss cannot be trained.
+        Whatever the user's code raises, with a note that names the rows.
+    """
+    formats = [torch.contiguous_format]
+    if convolves(model):
+        formats.insert(0, torch.channels_last)
+    while True:
+        memory_format = formats.pop(0)
+        set_format(model, memory_format)
+        state = make_state()
+        with unchanged(model):
+            replica = make_replica(state)
+            work = replica.gradient if training else replica.evaluation
+            before = [parameter._version for parameter in replica.model.parameters()]
+            try:
+                with current(replica.device), Stream() as stream:
+                    work(batch.data, len(batch.rows), stream, key("probe", seed))
+            except Exception as error:  # the user's code: tried again in the other format
+                if not formats:
+                    rows = abridged(batch.rows)
+                    error.add_note(f"quorate: while trying shard 0 of step 0, rows {rows}")
+                    if (text := out_of_memory.note(error, replica.device)) is not None:
+                        error.add_note(text)
+                    raise
+                continue
+            after = [parameter._version for parameter in replica.model.parameters()]
+        if convolves(model) and memory_format is torch.contiguous_format:
+            say("channels_last is off: the model does not work with it")
+        written = frozenset(n for n, old in enumerate(before) if after[n] != old)
+        if not written:
+            return state
+        return make_state(written=written)

@@ -1,0 +1,223 @@
+"""The update: tree sum, one division, clip, optimizer, schedule, average; if all is finite.
+
+It runs in the coordinator while no worker computes. What works element by element takes all cores
+if the vectors are long; what adds elements up takes one. So the bits do not depend on the number of
+workers or cores.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from quorate.coordination.tree import tree_sum
+from quorate.errors import LossError, SettingError
+from quorate.machine.devices import usable_cores
+from quorate.replica.flat import Flat
+from quorate.replica.replica import Buffers
+from quorate.replica.shard_sum import ShardSum, Share
+from quorate.replica.totals import Counts
+from quorate.training.not_finite import is_finite, not_finite
+from quorate.training.optimizer import FlatOptimizer
+from quorate.transports import Part
+
+Schedule = Callable[[Optimizer], LRScheduler]
+
+# With fewer elements one core is as good: OpenMP's threads spin for milliseconds when they are
+# done, on the cores that workers need next.
+ALL_CORES_FROM = 1 << 24
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an update was."""
+
+    metrics: dict[str, float]  # weighted means over all shards, "loss" first
+    weight: float
+    lr: float  # that the update was made with
+    grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
+    missing: frozenset[str]  # parameters without a gradient
+    shares: list[Share]  # of each shard
+    totals: Counts  # over all shards
+    not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
+
+
+class Average:
+    """Exponential moving average of the parameters.
+
+    shadow -= (1 - d) * (shadow - value), with d = min(decay, (1 + n) / (10 + n)) after n updates:
+    the ramp of tf.train.ExponentialMovingAverage, without which the start dominates for long.
+    """
+
+    def __init__(self, decay: float, parameters: Flat) -> None:
+        self._decay = decay
+        self._parameters = parameters
+        self.shadow = parameters.new()
+        self.shadow.copy_(parameters)
+
+    def update(self, n: int) -> None:
+        """Take the parameters in, as they are after update n (from 1)."""
+        d = min(self._decay, (1 + n) / (10 + n))
+        for mine, theirs in zip(self.shadow.vectors, self._parameters.vectors, strict=True):
+            mine.lerp_(theirs, 1 - d)
+
+
+class Update:
+    """Applies a step's shards to the parameters.
+
+    Args:
+        optimizer: over the coordinator's flat parameters.
+        buffers: of the coordinator's model.
+        clip_norm: bound on the global norm of the mean gradient; None for no clipping.
+        schedule: from the optimizer to a torch scheduler, stepped once per update.
+        average: of the parameters, if they are averaged.
+    """
+
+    def __init__(
+        self,
+        optimizer: FlatOptimizer,
+        buffers: Buffers,
+        *,
+        clip_norm: float | None = None,
+        schedule: Schedule | None = None,
+        average: Average | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.average = average
+        self._buffers = buffers
+        self._clip_norm = clip_norm
+        self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+        self.sum_s = 0.0  # that the last tree sum took
+        self.under_way = False  # stays so if an update was cut off: the parameters are half of it
+
+    @torch.no_grad()
+    def apply(self, parts: Iterable[Part], leaves: int, n: int, present: int) -> Applied:
+        """Make update number n (from 1) out of the parts of a tree with ``leaves`` leaves.
+
+        Args:
+            present: how many of the leaves there are.
+
+        Raises:
+            LossError: the total weight is zero.
+        """
+        # 1. Tree sum, in the memory of the leftmost part.
+        began = time.monotonic()
+        with self._cores():
+            total = tree_sum(parts, leaves, ShardSum.add, present)
+        self.sum_s = time.monotonic() - began
+        assert total.gradient is not None
+        if total.weight == 0:
+            raise LossError(
+                f"weight: it is 0 in all {present} shards of update {n}; a mean over nothing has "
+                "no gradient: give at least one row of a batch a weight"
+            )
+        # 2. Nothing that is not finite reaches the parameters.
+        if not is_finite(total):
+            return self._not_made(total)
+        # 3. One division by the total weight.
+        self.under_way = True
+        gradient = total.gradient.on(self.optimizer.device)
+        with self._cores():
+            for vector in gradient.vectors:
+                vector.div_(total.weight)
+        if total.buffers is not None:
+            total.buffers.div_(total.weight)
+        self._buffers.set(total.buffers, total.counts)
+        # 4. Clip, by the norm of the mean gradient of the whole batch.
+        grad_norm = None
+        if self._clip_norm is not None:
+            with intra_op_threads(1):
+                grad_norm = _clip(gradient, self._clip_norm)
+        # 5. Optimizer, schedule, average.
+        lr = self.optimizer.lr
+        with self._cores():
+            self.optimizer.step(gradient)
+            if self.average is not None:
+                self.average.update(n)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.under_way = False
+        return Applied(
+            metrics=total.means(),
+            weight=total.weight,
+            lr=lr,
+            grad_norm=grad_norm,
+            missing=total.missing or frozenset(),
+            shares=total.shares,
+            totals=total.totals,
+        )
+
+    def skip(self) -> None:
+        """Count an update that was not made: learning rates follow the number of steps."""
+        if self.scheduler is not None:
+            with warnings.catch_warnings():
+                # torch expects an optimizer step between two of a schedule.
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+                self.scheduler.step()
+
+    def _not_made(self, total: ShardSum) -> Applied:
+        assert total.gradient is not None
+        return Applied(
+            metrics=total.means(),
+            weight=total.weight,
+            lr=self.optimizer.lr,
+            grad_norm=None,
+            missing=total.missing or frozenset(),
+            shares=total.shares,
+            totals=total.totals,
+            not_finite=not_finite(total.gradient),
+        )
+
+    def _cores(self) -> AbstractContextManager[None]:
+        """All cores for what gives the same bits on any number of them."""
+        many = self.optimizer.flat and self.optimizer.elements >= ALL_CORES_FROM
+        return intra_op_threads(usable_cores() if many else 1)
+
+
+@contextmanager
+def intra_op_threads(threads: int) -> Iterator[None]:
+    """Within the block this thread's operations use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _clip(gradient: Flat, most: float) -> float:
+    """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
+    wide = torch.float32 if gradient.device.type == "mps" else torch.float64  # which it lacks
+    squares = [torch.linalg.vector_norm(v, dtype=wide).square() for v in gradient.vectors]
+    norm = float(torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt())
+    scale = most / (norm + 1e-6)
+    if scale < 1:
+        for vector in gradient.vectors:
+            vector.mul_(scale)
+    return norm
+
+
+def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
+    scheduler = schedule(optimizer)
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        raise SettingError(
+            "schedule",
+            type(scheduler).__name__,
+            "a function from an optimizer to a torch LR scheduler that counts updates",
+            "for example lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1000)",
+        )
+    if scheduler.optimizer is not optimizer:
+        raise SettingError(
+            "schedule",
+            "a scheduler of another optimizer",
+            "one of the optimizer that the function is given",
+            "use its argument",
+        )
+    return scheduler

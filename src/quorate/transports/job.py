@@ -1,0 +1,215 @@
+"""Jobs: what workers compute. Training shards yield gradients, evaluation shards metrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from quorate.coordination.keys import key
+from quorate.coordination.plan import Plan, abridged, home
+from quorate.data.feed import CPU, Batch, Feed, Source, Ticket
+from quorate.machine import out_of_memory
+from quorate.replica.fingerprint import fingerprint
+from quorate.replica.flat import Flat
+from quorate.replica.replica import Phase, Replica, no_phase
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.snapshots import Snapshot
+from quorate.replica.streams import Stream
+
+
+class NotWanted(BaseException):
+    """The shard that is being computed is not wanted any more. Only between two phases."""
+
+
+class Job(ABC):
+    """One pass over data, cut into steps and shards.
+
+    Args:
+        source: loads the rows of a shard.
+        parameters: the coordinator's, plain or averaged, that shards are computed from.
+        steps: the steps of the plan that are to be computed.
+        on_snapshots: whether updates go on while shards are computed, so that each is computed from
+            a snapshot of the parameters.
+        loader_workers: processes that load rows.
+        threads: intra-op threads of whatever loads or computes.
+    """
+
+    name: str
+    is_compared = True  # whether workers that do not compute the same are refused at the start
+
+    def __init__(
+        self,
+        source: Source,
+        parameters: Flat,
+        steps: range,
+        *,
+        on_snapshots: bool = False,
+        loader_workers: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self.source = source
+        self.plan = source.plan
+        self.parameters = parameters
+        self.steps = steps
+        self.on_snapshots = on_snapshots
+        self.loading = {"loader_workers": loader_workers, "threads": threads}
+
+    def options(self) -> dict[str, Any]:
+        """What a worker process needs to make the same job, beside data and parameters."""
+        return self.loading
+
+    def feed(
+        self,
+        place: tuple[int, int] = (0, 1),
+        first: Ticket = (0, 0),
+        moves_to: torch.device = CPU,
+    ) -> Feed:
+        """Rows, fetched ahead, of the home shards of the worker at a place; by default of all.
+
+        Args:
+            place: rank of the worker, and how many there are.
+            first: the first shard that is wanted.
+            moves_to: a device that rows will be moved to.
+        """
+
+        def covers(ticket: Ticket) -> bool:
+            step, shard = ticket
+            return shard in self.plan.home(place, step) and step in self.steps and ticket >= first
+
+        tickets = (
+            (step, shard)
+            for step in range(max(first[0], self.steps.start), self.steps.stop)
+            for shard in self.plan.home(place, step)
+            if (step, shard) >= first
+        )
+        # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
+        # meanwhile.
+        return Feed(
+            self.source,
+            tickets,
+            ahead=max(2, 2 * len(home(place, self.plan.shards))),
+            # One worker takes its own in order; several that share a feed, only about so.
+            behind=self.plan.reach - 1 if place == (0, 1) else 0,
+            covers=covers,
+            moves_to=moves_to,
+            **self.loading,
+        )
+
+    def compute(
+        self,
+        replica: Replica,
+        stream: Stream,
+        feed: Feed,
+        step: int,
+        shard: int,
+        *,
+        snapshot: Snapshot | None = None,
+        into: Flat | None = None,
+        at: Phase = no_phase,
+        is_only: bool = False,
+    ) -> ShardSum:
+        """Compute one shard on a replica. Blocks; called by the worker's own thread.
+
+        Args:
+            feed: of this job.
+            snapshot: what it is computed from, if not from ``parameters`` as they are.
+            into: where the gradient is written.
+            at: told the name of each phase when it begins. It may raise ``NotWanted``.
+            is_only: whether nobody else takes from the feed: the next rows are moved meanwhile.
+        """
+        at("fetching")
+        batch = feed.take((step, shard))
+        replica.transfers.begin(batch.data)
+        if is_only and (following := feed.following((step, shard))) is not None:
+            replica.transfers.begin(following.data)
+        if snapshot is None:
+            # Within a step parameters do not change; a job that ended leaves others behind.
+            replica.pull(self.parameters, version=(self, step))
+        else:
+            values = snapshot.values
+            replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
+        return self._work(replica, batch, stream, step, shard, into, at)
+
+    def annotate(
+        self, error: BaseException, worker: int, device: torch.device, step: int, shard: int
+    ) -> None:
+        """Add to what was raised in a shard who computed what."""
+        rows = self.plan.shard(step, shard)
+        if len(rows) == 1:
+            error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
+        error.add_note(
+            f"quorate: worker {worker} ({device}), step {step}, shard {shard}, "
+            f"rows {abridged(rows)}"
+        )
+        nbytes = self.parameters.layout.nbytes
+        text = out_of_memory.note(error, device, shards=self.plan.shards, parameter_bytes=nbytes)
+        if text is not None:
+            error.add_note(text)
+
+    @abstractmethod
+    def _work(
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        step: int,
+        shard: int,
+        into: Flat | None,
+        at: Phase,
+    ) -> ShardSum: ...
+
+
+def shard_seed(plan: Plan, step: int, shard: int) -> int:
+    """Of the random stream of a training shard."""
+    return key("shard", plan.seed, step, shard)
+
+
+class Training(Job):
+    """Gradients of the loss, shard by shard."""
+
+    name = "training"
+
+    def _work(
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        step: int,
+        shard: int,
+        into: Flat | None,
+        at: Phase,
+    ) -> ShardSum:
+        seed = shard_seed(self.plan, step, shard)
+        return replica.gradient(batch.data, len(batch.rows), stream, seed, into=into, at=at)
+
+
+class Evaluation(Job):
+    """Metrics of the loss function in evaluation mode."""
+
+    name = "evaluation"
+
+    def _work(
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        step: int,
+        shard: int,
+        _into: Flat | None,
+        at: Phase,
+    ) -> ShardSum:
+        at("forward")
+        seed = key("evaluation", self.plan.seed, step, shard)
+        return replica.evaluation(batch.data, len(batch.rows), stream, seed)
+
+
+def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
+    """A hash over what shard 0 of step 0 yields: whether two processes compute the same."""
+    batch = source.load((0, 0))
+    seed = key("probe", source.plan.seed)
+    found = replica.gradient(batch.data, len(batch.rows), stream, seed)
+    assert found.gradient is not None
+    vectors = found.gradient.vectors
+    return fingerprint((found.weight, found.metrics, vectors, found.buffers, found.counts))

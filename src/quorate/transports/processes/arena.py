@@ -1,0 +1,285 @@
+"""The arena: what the coordinator and its workers have in shared memory.
+
+The coordinator writes parameters and buffers, and only while no worker has to read them. A worker
+writes the slot that it was given for a shard, and its own timesheet.
+
+Legend: N workers, V shards, P elements of the parameters, F of the floating-point buffers.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+
+from quorate.errors import UserError
+from quorate.machine.shared_memory import Segment, require
+from quorate.replica.channels_last import set_format
+from quorate.replica.flat import Flat, Layout
+from quorate.replica.replica import Buffers, bind, trainable
+from quorate.replica.snapshots import Values
+from quorate.transports.worker_status import Doing, Timesheet
+
+_PAGE = 4096
+_TICKET = struct.Struct("<q")
+_Description = list[list[Any]]
+
+
+class Arena:
+    """Both sides' view of it. Use ``create`` in the coordinator, ``attach`` in a worker.
+
+    Args:
+        parameters: in a segment of their own, as all that outlives the workers.
+        average: likewise, if the parameters are averaged.
+        frozen: likewise, those that are not trained.
+        written: see ``Buffers``; these are no frozen ones here.
+        floats: F.
+        counts: bytes of all other buffers.
+        slots: how many there are.
+        snapshots: how many of them, the last ones, hold snapshots of the parameters.
+        workers: N.
+        segment: all the rest; made here if it is not given.
+    """
+
+    def __init__(
+        self,
+        parameters: Flat,
+        average: Flat | None,
+        frozen: Flat,
+        *,
+        written: Collection[int],
+        floats: int,
+        counts: int,
+        slots: int,
+        snapshots: int,
+        workers: int,
+        segment: Segment | None = None,
+    ) -> None:
+        self.parameters, self.average, self.frozen = parameters, average, frozen
+        self.slots = slots - snapshots
+        self.snapshots = range(slots - snapshots, slots)
+        self.written = frozenset(written)
+        self._slots: dict[int, Values] = {}
+        self._sizes = {
+            "floats": floats,
+            "counts": counts,
+            "slots": slots,
+            "snapshots": snapshots,
+            "workers": workers,
+        }
+        # From the front: buffers, workers' timesheets and which ticket they may leave off; then the
+        # slots, each on pages of its own, so that those never used cost nothing.
+        counts_at = 8 * floats
+        sheets_at = _up(counts_at + counts, 64)
+        self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
+        self._slots_at = _up(self._cancelled_at + workers * _TICKET.size, _PAGE)
+        self.slot_bytes = _up(_up(parameters.layout.nbytes, 64) + 8 * floats + counts, _PAGE)
+        nbytes = self._slots_at + slots * self.slot_bytes
+        self._segment = segment or Segment(nbytes)
+        self.current = Values(
+            parameters,
+            self._segment.tensor(torch.float64, floats, 0),
+            self._segment.tensor(torch.uint8, counts, counts_at),
+        )
+        self._sheets = [
+            Timesheet(self._segment.map, sheets_at + worker * Timesheet.SIZE)
+            for worker in range(workers)
+        ]
+        for worker in range(workers if segment is None else 0):
+            self.cancel(worker, -1)
+            self.tell(worker, "starting")
+
+    # --- the coordinator's side -------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        model: torch.nn.Module,
+        parameters: Flat,
+        average: Flat | None,
+        *,
+        written: Collection[int],
+        results: int,
+        on_snapshots: bool,
+        workers: int,
+    ) -> Arena:
+        """Share a model whose trainable parameters lie in a segment; the frozen ones move to one.
+
+        Args:
+            results: how many shards' results may wait for others of their step, or to be applied.
+            on_snapshots: whether workers compute from snapshots.
+
+        Raises:
+            UserError: there is not enough memory for it.
+        """
+        buffers = Buffers(model, written)
+        floats, counts = _or_empty(buffers.weighted(1.0)), _or_empty(buffers.counts())
+        layout = Layout(_frozen(model, written).items())
+        # Runs of shards are added up as they come: a worker's take about as many slots as the tree
+        # has levels, and one that it is writing.
+        levels = (results - 1).bit_length()
+        snapshots = workers + 1 if on_snapshots else 0
+        used = min(results + workers, workers * (levels + 2)) + snapshots
+        slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + counts.numel()
+        require(
+            layout.nbytes + used * slot_bytes,
+            f"gradients of {results} shards on {workers} workers",
+            "use fewer workers, or engine='towers'",
+        )
+        frozen = layout.shared()
+        arena = cls(
+            parameters,
+            average,
+            frozen,
+            written=written,
+            floats=floats.numel(),
+            counts=counts.numel(),
+            # Per worker one that is being computed, and one that is done and not decided on.
+            slots=results + 2 * workers + snapshots,
+            snapshots=snapshots,
+            workers=workers,
+        )
+        for name, parameter in _frozen(model, written).items():
+            arena.frozen.views[name].copy_(parameter.detach())
+        arena._bind_frozen(model)
+        return arena
+
+    def handed_over(self) -> tuple[dict[str, Any], list[int]]:
+        """What ``attach`` needs: a description in JSON, and descriptors."""
+        segments = [self.parameters.segment, self.frozen.segment, self._segment]
+        if self.average is not None:
+            segments.append(self.average.segment)
+        fds = [segment.fd for segment in segments if segment is not None]
+        assert len(fds) == len(segments)
+        return {
+            "parameters": _described(self.parameters.layout),
+            "frozen": _described(self.frozen.layout),
+            "written": sorted(self.written),
+            **self._sizes,
+        }, fds
+
+    def publish(self, buffers: Buffers) -> None:
+        """Show workers the coordinator's buffers."""
+        self.current.take_buffers(buffers)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        """Let a worker leave off what it was given with this ticket."""
+        _TICKET.pack_into(self._segment.map, self._cancelled_at + worker * _TICKET.size, ticket)
+
+    def doing(self, worker: int) -> Doing:
+        """What a worker is at. Any thread may ask; does not block."""
+        return self._sheets[worker].read()
+
+    # --- a worker's side --------------------------------------------------------------------------
+
+    @classmethod
+    def attach(cls, description: dict[str, Any], fds: list[int], model: torch.nn.Module) -> Arena:
+        """Map what the coordinator handed over, and take the frozen parameters from there.
+
+        Raises:
+            UserError: this process made another model.
+        """
+        parameters, frozen = description.pop("parameters"), description.pop("frozen")
+        _compare(parameters, _described(Layout(trainable(model).items())))
+        own = _frozen(model, description["written"])
+        _compare(frozen, _described(Layout(own.items())))
+        first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
+        layout = _layout(parameters)
+        if any(_is_channels_last(*entry) for entry in parameters):
+            set_format(model, torch.channels_last)  # buffers too, which have a format of their own
+        average = layout.over(more[0]) if more else None
+        frozen_there = _layout(frozen).over(second)
+        arena = cls(layout.over(first), average, frozen_there, **description, segment=rest)
+        arena._bind_frozen(model)
+        return arena
+
+    def read(self, buffers: Buffers) -> None:
+        """Take the coordinator's buffers."""
+        self.current.set(buffers)
+
+    def is_cancelled(self, worker: int, ticket: int) -> bool:
+        at = self._cancelled_at + worker * _TICKET.size
+        return bool(_TICKET.unpack_from(self._segment.map, at)[0] == ticket)
+
+    def tell(
+        self, worker: int, phase: str, step: int | None = None, shard: int | None = None
+    ) -> None:
+        """Say what this worker is at; the coordinator may while there is no process of it."""
+        self._sheets[worker].tell(phase, step, shard)
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def slot(self, number: int) -> Values:
+        """The slot of a number; its views are made once, as there is one per parameter."""
+        if number not in self._slots:
+            self._slots[number] = self._slot(number)
+        return self._slots[number]
+
+    def _slot(self, number: int) -> Values:
+        start = self._slots_at + number * self.slot_bytes
+        floats_at = start + _up(self.parameters.layout.nbytes, 64)
+        floats, counts = self.current.floats.numel(), self.current.counts.numel()
+        return Values(
+            self.parameters.layout.over(self._segment, start),
+            self._segment.tensor(torch.float64, floats, floats_at),
+            self._segment.tensor(torch.uint8, counts, floats_at + 8 * floats),
+        )
+
+    def _bind_frozen(self, model: torch.nn.Module) -> None:
+        bind(_frozen(model, self.written), self.frozen)
+
+
+def _frozen(model: torch.nn.Module, written: Collection[int]) -> dict[str, torch.nn.Parameter]:
+    return {
+        name: parameter
+        for number, (name, parameter) in enumerate(model.named_parameters())
+        if not parameter.requires_grad and number not in written
+    }
+
+
+def _described(layout: Layout) -> _Description:
+    return [
+        [s.name, str(layout.dtypes[s.vector]).removeprefix("torch."), list(s.shape), list(s.stride)]
+        for s in layout.sections.values()
+    ]
+
+
+def _layout(description: _Description) -> Layout:
+    def tensors() -> Iterable[tuple[str, torch.Tensor]]:
+        for name, dtype, shape, stride in description:
+            dtype = getattr(torch, dtype)
+            yield name, torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+    return Layout(tensors())
+
+
+def _is_channels_last(_name: str, _dtype: str, shape: list[int], stride: list[int]) -> bool:
+    # Not is_contiguous(): a tensor of one channel is contiguous in both formats.
+    return len(shape) == 4 and tuple(stride) != torch.empty(shape, device="meta").stride()
+
+
+def _compare(coordinators: _Description, own: _Description) -> None:
+    """Refuse another model. Strides do not count: the coordinator chose the memory format."""
+    for theirs, mine in zip(coordinators, own, strict=False):
+        if theirs[:3] != mine[:3]:
+            raise UserError(_other_model(f"parameter {mine[:3]}", f"{theirs[:3]}"))
+    if len(coordinators) != len(own):
+        raise UserError(_other_model(f"{len(own)} parameters", f"{len(coordinators)}"))
+
+
+def _other_model(got: str, expected: str) -> str:
+    return (
+        f"a worker that ran the script again made another model: got {got}, expected {expected} as "
+        "in the coordinator; make the script repeatable, or use engine='towers'"
+    )
+
+
+def _or_empty(values: torch.Tensor | None) -> torch.Tensor:
+    return torch.empty(0) if values is None else values
+
+
+def _up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit

@@ -1,0 +1,258 @@
+"""One job's conversation with all worker processes: who computes what, and in which slot.
+
+A worker has the slot of a shard until it has answered or ended, the coordinator until the shard's
+step is applied. Every call to compute has a ticket, so that an answer finds what it belongs to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from quorate.coordination.plan import abridged
+from quorate.coordination.protocol import (
+    Cancel,
+    Cancelled,
+    Compute,
+    Discard,
+    Done,
+    Event,
+    Failed,
+    Joined,
+    Keep,
+    Left,
+    Replace,
+)
+from quorate.coordination.tree import Node, TreeSum
+from quorate.errors import WorkerError
+from quorate.replica import totals
+from quorate.replica.replica import Buffers
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.snapshots import Snapshots
+from quorate.transports import Part
+from quorate.transports.job import Job, Training
+from quorate.transports.processes import remote_error as raised
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.wire import Message
+
+
+class Owner(Protocol):
+    """What a channel needs of the transport."""
+
+    arena: Arena
+    tickets: Iterator[int]  # of all jobs, no two alike
+    buffers: Buffers
+
+    def tell(self, worker: int, message: Message) -> None: ...
+    def replace(self, worker: int, reason: str) -> None: ...
+    def forget(self, channel: ProcessesChannel) -> None: ...
+    def pump(self, timeout_s: float | None) -> None: ...
+    def wake(self) -> None: ...
+
+
+class ProcessesChannel:
+    """One job's conversation with all workers."""
+
+    def __init__(self, transport: Owner, job: Job, number: int) -> None:
+        self.job = job
+        self.number = number
+        self._transport = transport
+        self._events: deque[Event] = deque()
+        self._errors: dict[tuple[int, int, int], BaseException] = {}
+        self._running: dict[int, _Running] = {}  # worker -> what it computes
+        self._ends: Counter[int] = Counter()  # worker -> ends that are reported and not yet heard
+        self._pending: dict[tuple[int, int, int], _Result] = {}  # neither kept nor discarded
+        # By step: what is kept and not yet added, and the sums of the rest.
+        self._kept: dict[int, deque[tuple[Node, _Result]]] = {}
+        self._sums: dict[int, TreeSum[_Result]] = {}
+        self._collected: list[_Result] = []
+        arena = transport.arena
+        self._free = list(range(arena.slots))  # a heap: low ones first, so that few are used
+        self._snapshots: Snapshots | None = None
+        if job.on_snapshots:
+            room = {number: arena.slot(number) for number in arena.snapshots}
+            self._snapshots = Snapshots(arena.parameters, transport.buffers, room)
+
+    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        match effect:
+            case Compute():
+                self._compute(effect)
+            case Keep(worker, step, shard):
+                if step not in self._sums:
+                    self._kept[step] = deque()
+                    self._sums[step] = TreeSum(self.job.plan.shards_of(step), self._add)
+                self._kept[step].append(((0, shard), self._pending.pop((worker, step, shard))))
+            case Discard(worker, step, shard):
+                self._give_back(self._pending.pop((worker, step, shard)))
+            case Cancel(worker):
+                if (running := self._running.get(worker)) is not None:
+                    self._transport.arena.cancel(worker, running.ticket)
+            case Replace(worker, reason):
+                self._transport.replace(worker, reason)
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._events:
+            step = next((step for step, kept in self._kept.items() if kept), None)
+            if step is not None:  # adding can wait, a worker without work cannot
+                self._transport.pump(0.0)
+                if not self._events:
+                    self._sums[step].put(*self._kept[step].popleft())
+                continue
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._transport.pump(left_s)
+            if not self._events and left_s == 0.0:
+                return None
+        event = self._events.popleft()
+        if isinstance(event, Left):
+            self._ends[event.worker] -= 1
+        return event
+
+    def post(self, event: Event) -> None:
+        self._events.append(event)
+        self._transport.wake()
+
+    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:  # noqa: ARG002
+        parts = [*self._sums.pop(step).parts.items(), *self._kept.pop(step)]
+        self._collected = [result for _, result in parts]
+        return [(node, result.sum) for node, result in parts]
+
+    def publish(self) -> None:
+        for result in self._collected:
+            self._give_back(result)
+        self._collected = []
+        if self._snapshots is not None:
+            self._snapshots.take()
+        elif isinstance(self.job, Training):
+            self._transport.arena.publish(self._transport.buffers)
+
+    def error(self, worker: int, step: int, shard: int) -> BaseException:
+        return self._errors[worker, step, shard]
+
+    def close(self) -> None:
+        self._transport.forget(self)
+        # It adds by a method of this object, which would keep the slots until the next collection.
+        self._sums.clear()
+        self._pending.clear()
+        self._kept.clear()
+        self._collected.clear()
+
+    def is_computing(self, worker: int) -> bool:
+        return worker in self._running
+
+    # --- what the transport reports ---------------------------------------------------------------
+
+    def joined(self, worker: int) -> None:
+        self._events.append(Joined(worker))
+
+    def left(self, worker: int, reason: str, *, crashed: bool) -> None:
+        running = self._running.pop(worker, None)
+        if running is not None:
+            _, step, shard, _ = running
+            self._end(worker, running)  # it is gone, and reads and writes no more
+            rows = abridged(self.job.plan.shard(step, shard))
+            self._errors[worker, step, shard] = WorkerError(
+                f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
+            )
+        self._ends[worker] += 1
+        crashed = crashed and running is not None
+        self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
+
+    def done(self, worker: int, message: Message) -> None:
+        if not self._is_expected(worker, message):
+            return
+        _, step, shard, number = running = self._running.pop(worker)
+        self._end(worker, running, keep_slot=True)
+        slot = None if number is None else self._transport.arena.slot(number)
+        missing = message["missing"]
+        self._pending[worker, step, shard] = _Result(
+            ShardSum(
+                weight=message["weight"],
+                metrics=message["metrics"],
+                gradient=None if slot is None else slot.flat,
+                buffers=slot.floats if slot is not None and slot.floats.numel() else None,
+                counts=slot.counts if slot is not None and slot.counts.numel() else None,
+                missing=None if missing is None else frozenset(missing),
+                totals=totals.from_json(message["totals"]),
+            ).computed_by(worker, shard),
+            number,
+        )
+        self._events.append(Done(worker, step, shard))
+
+    def failed(self, worker: int, message: Message) -> None:
+        if not self._is_expected(worker, message):
+            return
+        _, step, shard, _ = running = self._running.pop(worker)
+        self._end(worker, running)
+        self._errors[worker, step, shard] = raised.from_json(message["error"])
+        self._events.append(Failed(worker, step, shard))
+
+    def left_off(self, worker: int, message: Message) -> None:
+        if not self._is_expected(worker, message):
+            return
+        _, step, shard, _ = running = self._running.pop(worker)
+        self._end(worker, running)
+        self._events.append(Cancelled(worker, step, shard))
+
+    def _is_expected(self, worker: int, message: Message) -> bool:
+        running = self._running.get(worker)
+        return running is not None and running.ticket == message["ticket"]
+
+    # --- slots ------------------------------------------------------------------------------------
+
+    def _compute(self, effect: Compute) -> None:
+        if self._ends[effect.worker]:
+            return  # the coordinator will hear next that it has left, and deal the shard again
+        ticket = next(self._transport.tickets)
+        slot = heapq.heappop(self._free) if isinstance(self.job, Training) else None
+        snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
+        self._running[effect.worker] = _Running(ticket, effect.step, effect.shard, slot)
+        self._transport.tell(
+            effect.worker,
+            {
+                "kind": "compute",
+                "job": self.number,
+                "ticket": ticket,
+                "step": effect.step,
+                "shard": effect.shard,
+                "slot": slot,
+                "snapshot": snapshot and [snapshot.number, snapshot.version],
+                "place": effect.place,
+            },
+        )
+
+    def _end(self, worker: int, running: _Running, *, keep_slot: bool = False) -> None:
+        """Take back what a worker had for a shard that it computes no longer."""
+        if self._snapshots is not None:
+            self._snapshots.give_back(worker)
+        if not keep_slot:
+            self._free_slot(running.slot)
+
+    def _add(self, left: _Result, right: _Result) -> _Result:
+        left.sum.add(right.sum)
+        self._give_back(right)
+        return left
+
+    def _give_back(self, result: _Result) -> None:
+        self._free_slot(result.slot)
+
+    def _free_slot(self, number: int | None) -> None:
+        if number is not None:
+            heapq.heappush(self._free, number)
+
+
+class _Running(NamedTuple):
+    ticket: int
+    step: int
+    shard: int
+    slot: int | None
+
+
+class _Result(NamedTuple):
+    """One or more shards' sums, and the slot that they lie in."""
+
+    sum: ShardSum
+    slot: int | None

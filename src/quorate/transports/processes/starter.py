@@ -1,0 +1,277 @@
+"""The birth of a worker's process: started from nothing, or forked by a nursery.
+
+From nothing it imports torch first, which takes seconds of a core. A nursery has done so once, and
+a worker's process costs a fork. It is used on Linux, where a fork is safe and a process can be held
+by a descriptor; elsewhere each process is started from nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Protocol
+
+from quorate.machine import dies_with_parent as lifeline
+from quorate.machine.environment import child_environment
+from quorate.transports.processes import fork_server as nursery
+from quorate.transports.processes import worker
+from quorate.transports.processes.script import Script
+from quorate.transports.processes.wire import Wire
+
+# How long a nursery may take to say how a process ended that is gone; then it hangs itself.
+STATUS_S = 1.0
+
+
+class Process(Protocol):
+    """A worker's process, from the moment it was asked for."""
+
+    pid: int | None  # None: not forked yet
+    exit: int | None  # a descriptor, readable when ``has_ended`` knows more; None: there is no such
+    error: str | None  # why there is no process, if it could not be forked
+
+    def has_ended(self) -> bool:
+        """Whether it is gone, and its exit code known. Takes in what is known; does not block."""
+
+    def kill(self) -> None:
+        """With signal 9, also if it is yet to be forked. Does not block."""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit code, -n after signal n; None if it has not ended in time. Blocks."""
+
+    def close(self) -> None:
+        """Close what belonged to it. It must have ended."""
+
+
+class Births(Protocol):
+    """Starts processes that run ``worker.run``."""
+
+    def start(self, wire: Wire, output: IO[bytes]) -> Process:
+        """Ask for one; both are its own from then on. It need not be there yet.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+
+    def close(self) -> None:
+        """End what it keeps running; its processes must have ended."""
+
+
+def births(script: Script, *, spins: bool) -> Births:
+    """For workers that run a script; ``spins``: whether their threads may spin while they wait."""
+    return Nursery(script, spins=spins) if can_fork() else FromNothing(script, spins=spins)
+
+
+def can_fork() -> bool:
+    """Whether this system has what a nursery needs; some sandboxes lack it."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+class FromNothing:
+    """Starts each process from nothing."""
+
+    def __init__(self, script: Script, *, spins: bool) -> None:
+        self._script = script
+        self._spins = spins
+
+    def start(self, wire: Wire, output: IO[bytes]) -> Process:
+        fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
+        return _Started(_run(worker.__name__, fds, self._script, spins=self._spins))
+
+    def close(self) -> None:
+        pass
+
+
+class Nursery:
+    """Has a nursery fork them. The next start after it was killed makes a new one."""
+
+    def __init__(self, script: Script, *, spins: bool) -> None:
+        self._script = script
+        self._spins = spins
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._wire: Wire | None = None
+
+    def start(self, wire: Wire, output: IO[bytes]) -> Process:
+        if self._popen is None or self._popen.poll() is not None:
+            self.close()
+            self._open()
+        assert self._popen is not None
+        assert self._wire is not None
+        report, theirs = Wire.pair()
+        try:
+            # If it dies now, what was sent is closed with it, and the report says so.
+            self._wire.send(
+                {"path": _path()}, [each.fileno() for each in (theirs.socket, wire.socket, output)]
+            )
+        except BaseException:
+            report.close()
+            raise
+        finally:
+            theirs.close()
+        return _Forked(self._popen, report)
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if self._popen is not None:
+            self._popen.kill()
+            self._popen.wait()
+
+    def _open(self) -> None:
+        self._wire, theirs = Wire.pair()
+        try:
+            fds = {"wire": theirs.socket.fileno()}
+            self._popen = _run(nursery.__name__, fds, self._script, spins=self._spins)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+
+
+class _Started:
+    """A process of this one's own."""
+
+    error: str | None = None
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid: int | None = popen.pid
+        self.exit: int | None = None
+        # Its wire tells of its end too, unless the process has children that inherited it.
+        with suppress(AttributeError, OSError):  # another system, an old kernel, a sandbox
+            self.exit = os.pidfd_open(popen.pid)
+
+    def has_ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(timeout_s)
+        return None
+
+    def close(self) -> None:
+        if self.exit is not None:
+            os.close(self.exit)
+            self.exit = None
+
+
+class _Forked:
+    """A process of a nursery, which reports its number, a descriptor of it, and how it ended.
+
+    If the nursery dies its processes die with it, and count as killed.
+
+    Args:
+        nursery: that was asked.
+        report: the end of a wire that it reports on.
+    """
+
+    def __init__(self, nursery: subprocess.Popen[bytes], report: Wire) -> None:
+        self._nursery = nursery
+        self._report = report
+        self._code: int | None = None
+        self._handle: int | None = None  # no other process gets its number while this is open
+        self.pid: int | None = None
+        self.exit: int | None = report.socket.fileno()
+        self.error: str | None = None
+
+    def has_ended(self) -> bool:
+        if self._code is None:
+            for message in self._report.arrived():
+                self._hear(message)
+        # SIGKILL is on its way to it, and until it is gone it may write to shared memory.
+        if self._code is None and self._report.is_cut and self._is_gone(0.1):
+            code = self._nursery.wait()  # it is ending: its descriptors are closed
+            self._code = code if code >= 0 else -signal.SIGKILL
+        return self._code is not None
+
+    def kill(self) -> None:
+        if self.has_ended():
+            return
+        if self._handle is None:
+            self._nursery.kill()  # it does not answer; what it might fork ends with it
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        report = self._report.socket.fileno()
+        while not self.has_ended():
+            if self._handle is not None and self._is_gone(0.0):
+                if not _readable([report], STATUS_S):
+                    self._code = -signal.SIGKILL  # its nursery hangs
+                continue
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            _readable([report] if self._handle is None else [report, self._handle], left_s)
+        return self._code
+
+    def close(self) -> None:
+        self._report.close()
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = self.exit = None
+
+    def _is_gone(self, timeout_s: float) -> bool:
+        return self._handle is None or _readable([self._handle], timeout_s)
+
+    def _hear(self, message: dict[str, object]) -> None:
+        match message:
+            case {"pid": int(pid)}:
+                self.pid, self._handle = pid, self._report.fds.pop()
+            case {"code": int(code)}:
+                self._code = code
+            case {"error": str(error)}:
+                self.error, self._code = error, 1
+
+
+def _run(
+    module: str, fds: dict[str, int], script: Script, *, spins: bool
+) -> subprocess.Popen[bytes]:
+    """Start a process that dies with this one, and runs a module with descriptors."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            lifeline.__file__,
+            str(os.getpid()),
+            module,
+            json.dumps(_path()),
+            json.dumps(fds),
+        ],
+        stdin=subprocess.DEVNULL,
+        pass_fds=list(fds.values()),
+        cwd=script.folder,
+        env=child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"}),
+        process_group=0,  # a terminal's Ctrl-C is the coordinator's
+    )
+
+
+def _path() -> list[str]:
+    return [place for place in sys.path if isinstance(place, str)]
+
+
+def _readable(fds: Sequence[int], timeout_s: float | None) -> bool:
+    """Whether one of them is readable, or is so in time."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))

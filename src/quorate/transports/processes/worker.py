@@ -1,0 +1,324 @@
+"""A worker process: it runs the script up to the training loop, and computes shards from there on.
+
+It owns nothing that is lost with it: parameters, results and position are the coordinator's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+
+from quorate.commands.verify.recorded_training import RecordedTraining
+from quorate.coordination.plan import Order, from_json
+from quorate.data.draws import Augment
+from quorate.data.feed import Collate, Feed, Source, length
+from quorate.errors import UserError
+from quorate.machine.devices import Group
+from quorate.machine.dies_with_parent import JOB_SIGNALS
+from quorate.machine.shared_memory import Segment
+from quorate.replica.computing import Computing
+from quorate.replica.deterministic import deterministic
+from quorate.replica.fingerprint import fingerprint
+from quorate.replica.loss import Loss
+from quorate.replica.notes import Notes
+from quorate.replica.precision import tensor_float
+from quorate.replica.replica import Replica
+from quorate.replica.snapshots import Snapshot
+from quorate.replica.spread import Spread
+from quorate.replica.streams import Stream, Turns
+from quorate.replica.totals import to_json
+from quorate.transports.job import Evaluation, Job, NotWanted, Training, probe_fingerprint
+from quorate.transports.processes import remote_error as raised
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.script import Script
+from quorate.transports.processes.wire import Message, Wire
+
+JOBS: dict[str, type[Job]] = {job.name: job for job in (Training, Evaluation, RecordedTraining)}
+
+_here: Worker | None = None  # a fact of the process: it was started to be a worker
+
+
+def here() -> Worker | None:
+    """What this process is to become at the first training loop; None in a coordinator."""
+    return _here
+
+
+def run(*, wire: int, output: int) -> None:
+    """Run the script; it does not come back from its first training loop.
+
+    Args:
+        wire: descriptor of its end of the wire. The first message says who it is, and holds the
+            fields of a ``Script``.
+        output: descriptor of what takes the place of standard output and error until then: the
+            coordinator has said all of that already, and shows it only if something goes wrong.
+    """
+    global _here
+    end = Wire(socket.socket(fileno=wire))
+    start = end.receive()
+    if start is None:
+        return
+    _here = Worker(start["number"], end, output)
+    Script(**start["script"]).run()
+    sys.exit("the script came to its end without a training loop")
+
+
+class Worker:
+    """This process."""
+
+    def __init__(self, number: int, wire: Wire, output: int) -> None:
+        self.number = number
+        self._wire = wire
+        self._notes = Notes()
+        self._outputs = {fd: os.dup(fd) for fd in (1, 2)}
+        for fd in self._outputs:
+            os.dup2(output, fd)
+        os.close(output)
+
+    def serve(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        group: Group,
+        datasets: dict[str, Any],
+        *,
+        spread: Spread | None,
+        collate: Collate | None,
+        augment: Augment | None,
+        order: Order | None,
+        threads: int,
+        totals: Collection[str],
+        computing: Computing,
+    ) -> NoReturn:
+        """Compute what the coordinator asks for, and end this process when it says so.
+
+        Nothing of the script runs after this, no ``finally`` and no ``atexit``: they are the
+        coordinator's to run, once.
+        """
+        code = 1
+        for number in JOB_SIGNALS:
+            with suppress(ValueError):  # the script trains in another thread than the main one
+                signal.signal(number, signal.SIG_IGN)  # whatever the script made of them
+
+        def serve() -> None:
+            nonlocal code
+            try:
+                with tensor_float(computing.precision), deterministic(group):
+                    self._serve(
+                        *(model, loss, group, spread, datasets, collate, augment, order),
+                        *(threads, totals, computing),
+                    )
+                code = 0
+            except UserError as error:
+                self._wire.send({"kind": "unfit", "message": str(error)})
+            except BaseException:  # the edge of the process
+                traceback.print_exc()
+
+        # In a thread of its own, as a tower: what the script has around its loop (autocast, a
+        # default device) is the thread's that it runs in, and reaches no shard.
+        thread = threading.Thread(target=serve, name=f"quorate-worker-{self.number}")
+        thread.start()
+        thread.join()
+        self._flush()
+        os._exit(code)
+
+    def _serve(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        group: Group,
+        spread: Spread | None,
+        datasets: dict[str, Any],
+        collate: Collate | None,
+        augment: Augment | None,
+        order: Order | None,
+        threads: int,
+        totals: Collection[str],
+        computing: Computing,
+    ) -> None:
+        # 1. As in a tower: see there.
+        torch.set_num_threads(threads)
+        torch.set_autocast_cache_enabled(False)
+        device = group[0]
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device.index or 0)
+        # 2. What is shared.
+        if device.type == "cpu":
+            model.to(device)
+        self._wire.send({"kind": "here"})
+        answer = self._wire.receive()
+        if answer is None:
+            return
+        computing = replace(computing, compile=answer["compile"])  # all workers alike
+        description, *fds = self._wire.fds
+        text = Segment(os.fstat(description).st_size, description)
+        arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, model)
+        replica = Replica(
+            model,
+            arena.parameters,
+            group,
+            spread=spread,
+            written=arena.written,
+            own=True,
+            set_buffers=arena.read,
+            loss=loss,
+            totals=totals,
+            turns=Turns(side_by_side=True),
+            computing=computing,
+            notes=self._notes,
+        )
+        # 3. From here on what user code prints is news.
+        self._flush()
+        for fd, original in self._outputs.items():
+            os.dup2(original, fd)
+            os.close(original)
+        # 4. Shards.
+        loop = _Loop(self.number, self._wire, arena, replica, datasets, collate, augment, order)
+        with Stream() as stream:
+            arena.tell(self.number, "waiting")
+            while (message := self._wire.receive()) is not None and message["kind"] != "end":
+                loop.handle(message, stream)
+                for line in self._notes.take():
+                    self._wire.send({"kind": "note", "line": line})
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed, or None
+                stream.flush()
+
+
+class _Work:
+    """A job that is open, and the rows that are fetched for it."""
+
+    def __init__(self, job: Job, moves_to: torch.device) -> None:
+        self.job = job
+        self._moves_to = moves_to
+        self._place: tuple[int, int] | None = None
+        self._feed: Feed | None = None
+
+    def feed(self, place: tuple[int, int], step: int, shard: int) -> Feed:
+        """Rows of the home at this place; a new feed when workers have come or gone."""
+        if self._feed is None or place != self._place:
+            self.close()
+            self._feed = self.job.feed(place, (step, shard), self._moves_to)
+            self._place = place
+        return self._feed
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+
+class _Loop:
+    """Carries out messages, one at a time, in order."""
+
+    def __init__(
+        self,
+        number: int,
+        wire: Wire,
+        arena: Arena,
+        replica: Replica,
+        datasets: dict[str, Any],
+        collate: Collate | None,
+        augment: Augment | None,
+        order: Order | None,
+    ) -> None:
+        self._number = number
+        self._wire = wire
+        self._arena = arena
+        self._replica = replica
+        self._datasets = datasets
+        self._collate = collate
+        self._augment = augment
+        self._order = order
+        self._works: dict[int, _Work] = {}
+
+    def handle(self, message: Message, stream: Stream) -> None:
+        match message["kind"]:
+            case "open":
+                self._open(message, stream)
+            case "compute":
+                self._compute(message, stream)
+                self._arena.tell(self._number, "waiting")
+            case "close":
+                self._works.pop(message["job"]).close()
+
+    def _open(self, message: Message, stream: Stream) -> None:
+        name, plan = message["dataset"], from_json(message["plan"], self._order)
+        dataset = self._datasets[name]
+        if (rows := length(dataset)) != plan.rows:
+            raise UserError(
+                f"a worker that ran the script again made another {name}: got {rows} rows, "
+                f"expected {plan.rows} as in the coordinator; make the script repeatable, or use "
+                "engine='towers'"
+            )
+        kind = JOBS[message["work"]]
+        parameters = self._arena.average if message["averaged"] else self._arena.parameters
+        assert parameters is not None
+        augment = self._augment if issubclass(kind, Training) else None
+        source = Source(dataset, plan, self._collate, augment)
+        self._works[message["job"]] = _Work(
+            kind(source, parameters, range(*message["steps"]), **message["options"]),
+            self._replica.device,
+        )
+        answer: Message = {"kind": "ready", "job": message["job"]}
+        try:
+            if "data" in message["checks"]:
+                answer["data"] = fingerprint(source.load((0, 0)).data)
+            if "gradient" in message["checks"]:
+                answer["gradient"] = probe_fingerprint(self._replica, source, stream)
+        except Exception:
+            pass  # the edge of user code: it raises again in its shard, where it is told
+        self._wire.send(answer)
+
+    def _compute(self, message: Message, stream: Stream) -> None:
+        number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))
+        ticket, snapshot = message["ticket"], message["snapshot"]
+        work = self._works[number]
+        answer: Message = {"job": number, "ticket": ticket}
+
+        def at(phase: str) -> None:
+            if self._arena.is_cancelled(self._number, ticket):
+                raise NotWanted
+            self._arena.tell(self._number, phase, step, shard)
+
+        try:
+            at("fetching")
+            into = None if slot is None else self._arena.slot(slot)
+            result = work.job.compute(
+                self._replica,
+                stream,
+                work.feed(tuple(message["place"]), step, shard),
+                step,
+                shard,
+                snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
+                into=None if into is None else into.flat,
+                at=at,
+                is_only=True,
+            )
+            if into is not None and result.buffers is not None:
+                into.floats.copy_(result.buffers)
+            if into is not None and result.counts is not None:
+                into.counts.copy_(result.counts)
+        except NotWanted:
+            self._wire.send({"kind": "left off", **answer})
+            return
+        except BaseException as error:  # the edge of the process: the coordinator decides
+            work.job.annotate(error, self._number, self._replica.device, step, shard)
+            self._wire.send({"kind": "failed", "error": raised.to_json(error), **answer})
+            return
+        missing = None if result.missing is None else sorted(result.missing)
+        answer |= {"weight": result.weight, "metrics": result.metrics, "missing": missing}
+        answer["totals"] = to_json(result.totals)
+        self._wire.send({"kind": "done", **answer})
