@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import backend
+from support import backend
 
 import quorate
 

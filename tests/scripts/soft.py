@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import backend
+from support import backend
 
 from quorate import Trainer
 from quorate.replica.computing import Computing

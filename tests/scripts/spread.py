@@ -22,7 +22,7 @@ import quorate
 from quorate.replica.digest import digest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import backend
+from support import backend
 
 PLACES: set[tuple[str, str]] = set()
 

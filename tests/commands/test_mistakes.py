@@ -1,0 +1,126 @@
+"""A user's mistake: one line that names what was got and expected, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quorate.commands.main import main
+
+BROKEN = str(Path(__file__).parents[1] / "scripts" / "broken.py")
+
+IN_THE_SCRIPT = {
+    "vector-loss": ["scalar tensor", "shape (4, 1)"],
+    "no-gradient": ["no gradient", "shape ()"],
+    "none": ["scalar tensor", "NoneType None"],
+    "float-loss": ["scalar tensor", "float 0.5"],
+    "no-loss": ['without "loss"', "'accuracy'"],
+    "negative-weight": ["weight: got int -1", ">= 0"],
+    "zero-weight": ["weight: it is 0 in all 2 shards"],
+    "vector-metric": ["metric 'accuracy'", "shape (4, 1)"],
+    "other-model": ["with respect to the model it was given"],
+    "empty": ["0 rows", "at least one row"],
+    "iterable": ["got Endless", "map-style"],
+    "no-dataset": ["got int", "map-style"],
+    "batch-size-0": ["batch_size: got 0", ">= 1"],
+    "batch-size-float": ["batch_size: got 8.0", "whole number"],
+    "batch-size-true": ["batch_size: got True", "whole number"],
+    "clip-0": ["clip_norm: got 0", "> 0"],
+    "ema-1": ["ema_decay: got 1.0", "< 1"],
+    "plateau": ["schedule: got 'ReduceLROnPlateau'"],
+    "optimizer": ["optimizer: got 'NoneType'"],
+    "rule": ["update: got 'majority'", "sync, quorum:R, async, bounded:K"],
+    "optimizer-itself": ["optimizer: got 'SGD'", "a function from parameters"],
+    "no-function": ["loss: got 'NoneType'"],
+    "schedule-itself": ["schedule: got 'int'"],
+    "other-schedule": ["schedule: got 'a scheduler of another optimizer'"],
+    "text-metric": ["metric 'accuracy' must be a scalar", "str 'high'"],
+    "run-dir-file": ["run_dir: got", "broken.py cannot be written to"],
+    "run-dir-number": ["run_dir: got 5"],
+    "epochs-0": ["epochs: got 0", ">= 1"],
+}
+AT_THE_COMMAND = {
+    ("--devices", "gpu"): ["devices: got 'gpu'", "cpu, cuda"],
+    ("--devices", "cuda:77"): ["devices: got 'cuda:77'"],
+    ("--devices", ""): ["devices: got ''"],
+    ("--devices", "cpu+cuda:77"): ["devices: got 'cuda:77'"],
+    ("--devices", "cpu+cpu"): ["devices: got 'cpu+cpu', expected 2 different devices"],
+    ("--workers", "0"): ["workers: got 0", ">= 1"],
+    ("--workers", "two"): ["--workers", "two"],
+    ("--shards", "0"): ["shards: got 0", ">= 1"],
+    ("--shards", "9"): ["shards: got 9", "8 rows of a batch"],
+    ("--threads", "0"): ["threads: got 0"],
+    ("--engine", "magic"): ["engine: got 'magic'"],
+    ("--seed", "-1"): ["seed: got -1"],
+    ("--memory-fraction", "1.5"): ["memory_fraction: got 1.5", "at most 1"],
+    ("--memory-fraction", "0"): ["memory_fraction: got 0", "> 0"],
+    ("--update", "quorum"): ["update: got 'quorum'", "quorum:R"],
+    ("--update", "quorum:0"): ["update: got 'quorum:0'", "R must be at least 1"],
+    ("--update", "quorum:9"): ["update: got 'quorum:9'", "at most the 2 shards"],
+    ("--update", "bounded:few"): ["update: got 'bounded:few'", "whole number"],
+    ("--update", "bounded:-1"): ["update: got 'bounded:-1'", "K must be at least 0"],
+    ("--update", "async:2"): ["update: got 'async:2'"],
+}
+
+
+def the_line(captured: pytest.CaptureFixture[str]) -> str:
+    shown = captured.readouterr()
+    lines = shown.err.splitlines()
+    assert len(lines) == 1, shown
+    return lines[0]
+
+
+@pytest.mark.parametrize("mistake", IN_THE_SCRIPT)
+def test_a_mistake_in_the_script(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--devices", "cpu", "--workers", "2", BROKEN, mistake]) == 2
+    line = the_line(capsys)
+    assert all(part in line for part in IN_THE_SCRIPT[mistake]), line
+
+
+@pytest.mark.parametrize("option", AT_THE_COMMAND, ids=" ".join)
+def test_a_mistake_at_the_command(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["run", *option, BROKEN, "nothing"])
+    except SystemExit as leaving:  # argparse leaves by itself
+        code = leaving.code
+    assert code == 2
+    line = the_line(capsys)
+    assert all(part in line for part in AT_THE_COMMAND[option]), line
+
+
+def test_more_shards_than_rows_of_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--devices", "cpu", "--shards", "21", BROKEN, "big-batch"]) == 2
+    assert "shards: got 21, expected at most the 20 rows of the dataset" in the_line(capsys)
+
+
+def test_no_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "nowhere.py"]) == 2
+    assert "script: got 'nowhere.py'" in the_line(capsys)
+
+
+def test_inspecting_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert f"no checkpoint in {tmp_path}" in the_line(capsys)
+
+
+def test_the_command_itself_exits_with_2_and_one_line() -> None:
+    command = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", BROKEN, "vector-loss"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_exception_of_the_user_ends_in_one_traceback_and_exit_code_1() -> None:
+    command = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", BROKEN, "user-error"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert "RuntimeError: shape '[7, 7, 7]' is invalid" in ended.stderr
+    assert "in loss" in ended.stderr
+    assert "shard 0 of step 0, rows [" in ended.stderr

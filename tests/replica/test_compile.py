@@ -1,0 +1,185 @@
+"""``compile=True``: the same bits whoever computes, and what happens where it does not work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.warm import WARM
+from torch import nn
+
+from quorate.errors import CompileError, LossError
+from quorate.replica import compiled
+from quorate.replica.compiled import MOST_SHAPES, Compiled, described, signature
+from quorate.replica.streams import Stream
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "compiled.py"
+HAS_COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
+
+
+def run(folder: Path, *arguments: str, **env: str) -> tuple[str, set[str], list[float]]:
+    """What it printed, the digests in that, and the last losses."""
+    words = ["run", str(SCRIPT), str(folder / "run"), *arguments]
+    code, out, err = WARM.run(words, {**os.environ, **env}, 200)
+    assert code == 0, out + err
+    lines = [line.split() for line in out.splitlines()]
+    digests = {words[1] for words in lines if words[:1] == ["digest"]}
+    losses = [float(words[2]) for words in lines if words[:2] == ["last", "loss"]]
+    return out + err, digests, losses
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
+def test_one_digest_on_processes_towers_and_after_a_resume(tmp_path: Path) -> None:
+    """Dropout draws from the shard's stream: else the losses would not be those without compile."""
+    text, digests, losses = run(tmp_path)
+    assert len(digests) == 1, text
+    assert text.count("digest ") == 2
+    assert "compile is off" not in text
+    nowhere = {"CXX": "/nowhere/g++", "PATH": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "none")}
+    plain = run(tmp_path / "plain", "plain")
+    assert losses[-1] == pytest.approx(plain[2][-1], rel=1e-5)
+    assert digests != plain[1]
+    without = run(tmp_path / "other", **nowhere)
+    assert without[1] == plain[1]
+    assert (
+        "compile is off: a shard of 8x6, 8 cannot be compiled: no C++ compiler works here"
+        in without[0]
+    )
+
+
+# --- without a C++ compiler: graphs run as torch traced them ------------------------------------
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Graphs that were made, while torch's backend runs them as they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own modules
+        import torch._inductor.compile_fx as inductor
+
+    made: list[str] = []
+
+    def as_it_is(graph: torch.fx.GraphModule, _inputs: Any, *, config_patches: Any) -> Any:
+        assert config_patches["fallback_random"]
+        made.append(graph.print_readable(print_output=False))
+        return graph.forward
+
+    monkeypatch.setattr(inductor, "compile_fx", as_it_is)
+    yield made
+    torch._dynamo.reset()
+
+
+Work = Callable[[Any], float]
+
+
+def mean(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch[0]).mean()
+
+
+def work(model: nn.Module, batch: Any) -> Work:
+    return lambda loss: float(loss(model, batch))
+
+
+def test_each_shape_is_compiled_once_and_so_many_at_most(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "MOST_SHAPES", 3)
+    model, loss = nn.Linear(3, 1), Compiled(mean, threads=1)
+    batches = [[torch.ones(rows, 3)] for rows in (2, 3, 4)]
+    for batch in [*batches, *batches]:
+        found = loss.run(batch, training=False, work=work(model, batch))
+        assert found == pytest.approx(float(mean(model, batch)))
+    assert len(traced) == 3
+    assert not any("Sym" in text for text in traced)  # no dynamic shapes
+    batch = [torch.ones(5, 3)]
+    with pytest.raises(CompileError, match=r"^compile: more than 3 shapes of a shard, .* 5x3; pad"):
+        loss.run(batch, training=False, work=work(model, batch))
+    assert MOST_SHAPES > 3
+
+
+def test_what_compiling_draws_does_not_count(traced: list[str]) -> None:
+    model, loss = nn.Dropout(0.5), Compiled(mean, threads=1)
+    batch = [torch.ones(400)]
+    with Stream() as stream:
+
+        def seeded(loss: Any) -> float:
+            stream.reseed(7)
+            return float(loss(model, batch))
+
+        expected = seeded(mean)
+        runs = [loss.run(batch, training=True, work=seeded) for _ in range(3)]
+    assert runs == [expected] * 3
+    assert len(traced) == 1
+
+
+def test_code_that_depends_on_a_changing_number_is_refused(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "MOST_REPEATS", 2)
+
+    class Counts(nn.Linear):
+        calls = 0.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return super().forward(x) * self.calls
+
+    model, loss, batch = Counts(3, 1), Compiled(mean, threads=1), [torch.ones(2, 3)]
+    for _ in range(3):
+        loss.run(batch, training=False, work=work(model, batch))
+    with pytest.raises(CompileError, match="depends on a Python value that changes"):
+        loss.run(batch, training=False, work=work(model, batch))
+
+
+def test_a_mistake_of_the_user_is_raised_as_it_is(traced: list[str]) -> None:
+    model, loss = nn.Linear(3, 1), Compiled(mean, threads=1)
+    batch = [torch.ones(2, 4)]
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
+        loss.run(batch, training=False, work=work(model, batch))
+    assert not isinstance(caught.value, CompileError)
+
+    def refused(loss: Any) -> float:
+        raise LossError("the loss must be a scalar")
+
+    with pytest.raises(LossError):
+        loss.run([torch.ones(2, 3)], training=False, work=refused)
+
+
+def test_what_cannot_be_compiled_is_an_error_with_its_reason(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.compile_fx as inductor
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("no kernel\nfor this")
+
+    monkeypatch.setattr(inductor, "compile_fx", fails)
+    model, loss, batch = nn.Linear(3, 1), Compiled(mean, threads=1), [torch.ones(2, 3)]
+    with pytest.raises(CompileError) as caught:
+        loss.run(batch, training=False, work=work(model, batch))
+    assert str(caught.value) == (
+        "compile: a shard of 2x3 cannot be compiled: NotImplementedError: no kernel; "
+        "leave compile off"
+    )
+
+
+def test_what_a_graph_is_made_for() -> None:
+    one = [torch.ones(2, 3), {"a": 1, "b": "text"}]
+    assert signature(one) == signature([torch.zeros(2, 3), {"a": 1, "b": "another"}])
+    for other in (
+        [torch.ones(3, 2), {"a": 1, "b": "text"}],
+        [torch.ones(2, 3).double(), {"a": 1, "b": "text"}],
+        [torch.ones(3, 2).T, {"a": 1, "b": "text"}],
+        [torch.ones(2, 3), {"a": 2, "b": "text"}],
+        (torch.ones(2, 3), {"a": 1, "b": "text"}),
+    ):
+        assert signature(one) != signature(other)
+    hash(signature(one))
+    assert described(one) == "2x3"
+    assert described({"a": torch.ones(4), "b": (torch.tensor(1), 3)}) == "4, a scalar"

@@ -1,0 +1,273 @@
+"""Checkpoints: whatever happens to one, it is whole or it is passed over, and training goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.small import DATA, digest_of, trainer
+
+from quorate.commands.main import main
+from quorate.errors import CheckpointError
+from quorate.services.checkpoints import files as checkpoint
+
+STEPS = (2, 4, 6)
+FILES = (
+    "model.safetensors",
+    "averaged.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "complete",
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with three checkpoints."""
+    run_dir = tmp_path_factory.mktemp("sound")
+    trainer(run_dir, save_every_steps=2, summary_every_s=None).fit(DATA, steps=STEPS[-1])
+    return run_dir
+
+
+def path_of(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:012d}"
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def flip(file: Path, _other: Path, chance: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    file.write_bytes(data)
+
+
+def cut(file: Path, _other: Path, chance: random.Random) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: chance.randrange(len(data))])
+
+
+def remove(file: Path, _other: Path, chance: random.Random) -> None:
+    file.unlink()
+
+
+def swap(file: Path, other: Path, chance: random.Random) -> None:
+    mine, theirs = file.read_bytes(), other.read_bytes()
+    file.write_bytes(theirs)
+    other.write_bytes(mine)
+
+
+def extend(file: Path, _other: Path, chance: random.Random) -> None:
+    with file.open("ab") as end:
+        end.write(chance.choice([b"\0", b"x" * chance.randrange(1, 99), file.read_bytes()]))
+
+
+def blank(file: Path, _other: Path, chance: random.Random) -> None:
+    """As a power cut leaves a file whose blocks never came to the disk."""
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def edit(file: Path, _other: Path, chance: random.Random) -> None:
+    """A person who changes a figure, and leaves it proper JSON."""
+    file = file.parent / "state.json"
+    record = json.loads(file.read_text())
+    name = chance.choice(["global_step", "seed", "shards", "epoch", "batch_size", "format"])
+    record[name] += chance.choice([-1, 1, 7])
+    file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+DAMAGES: list[Callable[[Path, Path, random.Random], None]] = [
+    flip, cut, remove, swap, extend, blank, edit
+]  # fmt: skip
+
+
+def test_a_thousand_damaged_checkpoints_are_each_passed_over(sound: Path, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    counts: Counter[str] = Counter()
+    for number in range(1000):
+        run_dir = tmp_path / f"{number}"
+        shutil.copytree(sound / "checkpoints", run_dir / "checkpoints")
+        hit = [STEPS[-1]] if chance.random() < 0.7 else list(STEPS[1:])
+        for step in hit:
+            other = chance.choice([s for s in STEPS if s not in hit])
+            name = chance.choice(FILES)
+            damage = chance.choice(DAMAGES)
+            damage(path_of(run_dir, step) / name, path_of(run_dir, other) / name, chance)
+            counts[damage.__name__] += 1
+        is_sound = {}
+        for step in STEPS:  # byte by byte, by what it was before
+            here, there = path_of(run_dir, step), path_of(sound, step)
+            is_sound[step] = all(
+                (here / name).exists() and (here / name).read_bytes() == (there / name).read_bytes()
+                for name in FILES
+            )
+        left = max((step for step, fine in is_sound.items() if fine), default=0)
+        assert not is_sound[STEPS[-1]]
+        if not left:
+            with pytest.raises(CheckpointError, match="no sound checkpoint"):
+                checkpoint.find(run_dir)
+        else:
+            found = checkpoint.find(run_dir)
+            assert found is not None
+            assert found.path == path_of(run_dir, left)
+            assert len(found.passed_over) == sum(step > left for step in STEPS)
+            assert all(str(run_dir) in wrong for wrong in found.passed_over)
+        wrong = {one.global_step for one in checkpoint.listing(run_dir) if one.wrong is not None}
+        assert wrong == {step for step, fine in is_sound.items() if not fine}
+        shutil.rmtree(run_dir)
+    assert all(counts[damage.__name__] > 100 for damage in DAMAGES)
+
+
+def test_a_checkpoint_under_another_name_is_none(sound: Path, tmp_path: Path) -> None:
+    shutil.copytree(sound, tmp_path / "run")
+    path_of(tmp_path / "run", 6).rename(path_of(tmp_path / "run", 9))
+    found = checkpoint.find(tmp_path / "run")
+    assert found is not None
+    assert found.record["global_step"] == 4
+    assert "holds step 6, and its name says 9" in found.passed_over[0]
+
+
+def test_a_run_goes_on_from_the_newest_sound_one_and_says_why(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = trainer(None)
+    whole.fit(DATA, steps=8)
+    run_dir = tmp_path / "run"
+    shutil.copytree(sound, run_dir)
+    (path_of(run_dir, 6) / "complete").unlink()  # a kill after the rename
+    (path_of(run_dir, 4) / "optimizer.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    again = trainer(run_dir)
+    again.fit(DATA, steps=8)
+    out = capsys.readouterr().out
+    assert f"{path_of(run_dir, 6)}: no file 'complete': it was cut off while it was saved" in out
+    assert f"{path_of(run_dir, 4)}/optimizer.safetensors: got SHA-256" in out
+    assert "resumed step 2 (epoch 1, 40%) from" in out
+    assert digest_of(again) == digest_of(whole)
+
+
+def test_inspect_says_which_are_sound(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(sound, tmp_path / "run")
+    edit(path_of(tmp_path / "run", 6) / "state.json", Path(), random.Random(0))
+    capsys.readouterr()
+    assert main(["inspect", "--json", str(tmp_path / "run")]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["global_step"] == 4
+    assert [(c["global_step"], c["is_sound"]) for c in facts["checkpoints"]] == [
+        (6, False),
+        (4, True),
+        (2, True),
+    ]
+    assert main(["inspect", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert "state.json: got SHA-256" in out
+    assert sum("sound" in line.split() for line in out.splitlines()) == 2
+    assert main(["inspect", str(tmp_path / "nothing")]) == 2
+
+
+# --- a disk that is full, a directory that cannot be written to -----------------------------------
+
+FIT = """
+import sys, torch, quorate
+sys.path.insert(0, sys.argv[3])
+from support.small import DATA, loss
+if int(sys.argv[2]):
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 4000), torch.nn.Linear(4000, 1)
+    def forward(self, x):
+        return self.last(self.first(x))
+trainer = quorate.Trainer(Wide, loss, optimizer=torch.optim.Adam, batch_size=12, shards=4,
+    engine="towers", devices="cpu", run_dir=sys.argv[1], save_every_steps=3, summary_every_s=None)
+for epochs in range(1, 5):
+    try:
+        trainer.fit(DATA, epochs=epochs)
+    except OSError as error:
+        print("fit raised", error)
+    print("at step", trainer.global_step)
+"""
+
+
+def fit_elsewhere(run_dir: Path, limit_bytes: int = 0, **options: Any) -> str:
+    words = [
+        sys.executable,
+        "-c",
+        FIT,
+        str(run_dir),
+        str(limit_bytes),
+        str(Path(__file__).parents[1]),
+    ]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, **options)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
+    """A limit on the size of a file: the kernel refuses to write on, as on a full disk."""
+    limit = 200_000
+    out = fit_elsewhere(tmp_path / "run", limit)
+    nbytes = 4 * 3 * (6 * 4000 + 4000 + 4000 + 1)  # parameters, two moments
+    folder = tmp_path / "run" / "checkpoints"
+    assert "step 3 is not saved, training goes on: [Errno 27] File too large" in out
+    assert f"in a checkpoint of {nbytes + 16:,} bytes: '{folder}" in out  # and four counters
+    assert "fit raised [Errno 27] File too large" in out  # nothing is lost without a word
+    assert "at step 20" in out
+    assert not list(folder.iterdir())
+
+
+def test_older_checkpoints_are_sound_when_the_disk_fills_up(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system of its own needs the right to mount")
+    try:
+        out = fit_elsewhere(disk / "run")
+        assert "No space left on device" in out
+        assert "fit raised" in out
+        assert "at step 20" in out
+        found = checkpoint.find(disk / "run")
+        assert found is not None
+        assert found.passed_over == []
+        # The newest ones fill the disk: none was given up for one that did not fit.
+        assert len(checkpoint.listing(disk / "run")) == 3
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_training_goes_on_when_the_directory_becomes_read_only(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("a file system of its own needs the right to mount")
+    try:
+        run = trainer(disk / "run", save_every_steps=3)
+        said = []
+        run._say = said.append
+        for report in run.updates(DATA, steps=12):
+            if report.global_step == 2:
+                run.save()
+                subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+            if report.global_step == 5:
+                with pytest.raises(OSError, match=f"Read-only file system.*{disk}") as caught:
+                    run.save()
+                assert "bytes" in str(caught.value)
+        assert run.global_step == 12
+        found = checkpoint.find(disk / "run")
+        assert found is not None
+        assert found.record["global_step"] == 2
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

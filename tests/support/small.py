@@ -1,0 +1,60 @@
+"""A small training with everything that a checkpoint has to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+from quorate.replica.digest import digest
+
+DATA = TensorDataset(
+    torch.randn(56, 6, generator=torch.Generator().manual_seed(0)),
+    torch.randn(56, 1, generator=torch.Generator().manual_seed(1)),
+)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 1)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.dropout(self.norm(self.first(x)), 0.2, self.training))
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Learning rate, and momentum where there is one."""
+    momentum = not isinstance(optimizer, torch.optim.Adafactor)
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=100, cycle_momentum=momentum
+    )
+
+
+def trainer(run_dir: Path | None, workers: int = 2, **options: Any) -> quorate.Trainer:
+    defaults: dict[str, Any] = {
+        "optimizer": lambda params: torch.optim.AdamW(params, lr=0.01),
+        "schedule": one_cycle,
+        "ema_decay": 0.9,
+        "batch_size": 12,
+        "shards": 4,
+    }
+    return quorate.Trainer(
+        Small, loss, run_dir=run_dir, devices="cpu", workers=workers, **defaults | options
+    )
+
+
+def digest_of(run: quorate.Trainer) -> str:
+    assert run.averaged_model is not None
+    return digest([*run.model.state_dict().items(), *run.averaged_model.state_dict().items()])
