@@ -53,11 +53,10 @@ AGAINST = {
 TOO_LONG = {
     "commands.doctor.verdicts",
     "coordination.coordinator",
-    "replica.replica",
     "trainer",
     "transports.processes.transport",
 }
-TOO_MANY_IMPORTS = {"trainer", "transports.processes.worker"}
+TOO_MANY_IMPORTS = {"trainer", "transports.processes.transport", "transports.processes.worker"}
 TOO_MANY_PARAMETERS = 36
 
 

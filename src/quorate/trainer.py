@@ -29,13 +29,14 @@ from quorate.replica import precision as precisions
 from quorate.replica.computing import Computing
 from quorate.replica.deterministic import deterministic
 from quorate.replica.loss import Loss
+from quorate.replica.model import unchanged
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.precision import tensor_float
-from quorate.replica.replica import Replica, unchanged
+from quorate.replica.replica import Replica
 from quorate.replica.spread import Spread
-from quorate.replica.streams import Turns
 from quorate.replica.totals import Finish, Totals, joined
+from quorate.replica.turns import Turns
 from quorate.services.checkpoints import files as checkpoint
 from quorate.services.checkpoints.saver import Checkpoints, Policy
 from quorate.services.checkpoints.weights import initialize
