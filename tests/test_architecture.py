@@ -43,7 +43,6 @@ COORDINATION_IMPORTS = {"coordination", "errors"}
 
 # What is left of before the move, and is to go.
 AGAINST = {
-    ("machine.devices", "replica.nested"),
     ("machine.host", "commands.doctor.facts"),
     ("services.checkpoints.files", "training.state"),
     ("trainer", "commands.bench.profile"),
