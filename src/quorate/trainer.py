@@ -57,6 +57,7 @@ from quorate.training.validation import Best
 from quorate.transports import Transport, engines
 from quorate.transports.job import Training
 from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
 from quorate.transports.towers import Towers
@@ -700,19 +701,20 @@ class Trainer:
         datasets = {"dataset": dataset, "validation": validation}
         if (worker := here()) is not None:
             bound_memory(self._groups[worker.number], self._memory_fraction)
-            worker.serve(
-                self.model,
-                self._loss,
-                self._groups[worker.number],
-                datasets,
+            program = Program(
+                model=self.model,
+                loss=self._loss,
+                totals=self._totals.names,
+                group=self._groups[worker.number],
+                datasets=datasets,
                 spread=self._spread,
                 collate=self._collate,
                 augment=self._augment,
                 order=self._order,
                 threads=self._threads,
-                totals=self._totals.names,
                 computing=self._computing,
             )
+            worker.serve(program)
         elif not _begun:
             _begun, self._datasets = True, datasets
 

@@ -117,7 +117,7 @@ def test_a_fork_is_as_a_process_from_nothing(births: Nursery, tmp_path: Path) ->
         assert held[0] == held[1]
         assert held[0].count("socket") == 1
         assert fork["tasks"] == 1
-        assert "lifeline.py" in " ".join(fork["command"])
+        assert "dies_with_parent.py" in " ".join(fork["command"])
         for name in ("fds", "tasks", "command", "random", "folder"):
             del fork[name], other[name]
         assert fork == other

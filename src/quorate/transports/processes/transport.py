@@ -32,7 +32,7 @@ from quorate.replica.fingerprint import fingerprint
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Buffers, Replica, unchanged
 from quorate.replica.streams import Stream
-from quorate.transports.job import Job, Training, probe_fingerprint
+from quorate.transports.job import Job, Training, class_name, probe_fingerprint
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
 from quorate.transports.processes.restarts import Restarts
@@ -256,7 +256,7 @@ class Processes:
             {
                 "kind": "open",
                 "job": channel.number,
-                "work": job.name,
+                "work": class_name(job),
                 "dataset": self._name_of(job),
                 "checks": checks,
                 "averaged": job.parameters is self.arena.average,
