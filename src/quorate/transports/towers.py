@@ -31,10 +31,9 @@ from quorate.coordination.protocol import (
 from quorate.coordination.tree import TreeSum
 from quorate.machine.devices import Group
 from quorate.replica.replica import Buffers, Replica
-from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_values
 from quorate.replica.streams import Stream
-from quorate.transports import Part
 from quorate.transports.job import Job, NotWanted, Task
 from quorate.transports.worker_status import Timesheet, WorkerStatus
 

@@ -30,9 +30,8 @@ from quorate.coordination.tree import Node, TreeSum
 from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.replica import Buffers
-from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshots
-from quorate.transports import Part
 from quorate.transports.job import Job, Training
 from quorate.transports.processes import remote_error as raised
 from quorate.transports.processes.arena import Arena
