@@ -32,7 +32,7 @@ from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream, Turns
 from quorate.replica.totals import to_json
 from quorate.transports.job import Job, NotWanted, Task, Training, class_of, probe_fingerprint
-from quorate.transports.processes import remote_error as raised
+from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.script import Script
@@ -264,7 +264,7 @@ class _Loop:
             return
         except BaseException as error:  # the edge of the process: the coordinator decides
             work.job.annotate(error, task, self._replica.device)
-            self._wire.send({"kind": "failed", "error": raised.to_json(error), **answer})
+            self._wire.send({"kind": "failed", "error": remote_error.to_json(error), **answer})
             return
         missing = None if result.missing is None else sorted(result.missing)
         answer |= {"weight": result.weight, "metrics": result.metrics, "missing": missing}
