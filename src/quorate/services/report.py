@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from quorate.machine.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -81,9 +81,7 @@ class MetricsLog:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue  # torn by a kill: its step is computed again, or was after the checkpoint
-        with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as new:
-            new.writelines(kept)
-        os.replace(new.name, self._path)
+        write_atomically(self._path, "".join(kept))
 
     def __enter__(self) -> MetricsLog:
         return self

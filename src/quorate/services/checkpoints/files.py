@@ -31,6 +31,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 
 from quorate.errors import CheckpointError
+from quorate.machine.atomic_file import flush_folder, write_atomically
 from quorate.training.state import State
 
 FORMAT = 2
@@ -144,17 +145,14 @@ def _write(folder: Path, saved: Contents) -> Path:
             sums[name] = _write_tensors(temporary / name, part)
         record = {**saved.record, "saved_at": time.time(), "files": sums}
         text = (json.dumps(record, indent=1) + "\n").encode()
-        _write_bytes(temporary / RECORD, text)
-        _flush(temporary)
+        write_atomically(temporary / RECORD, text)
         # 2. In its place, as a whole.
         if final.exists():  # damaged, or of a run that was passed over: out of the way as a whole
             final.rename(Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder)) / "replaced")
         temporary.rename(final)
-        _flush(folder)
+        flush_folder(folder)
         # 3. The marker, which has the record's checksum: without it there is no checkpoint.
-        _write_bytes(final / f".{MARKER}", _marker(text))
-        (final / f".{MARKER}").rename(final / MARKER)
-        _flush(final)
+        write_atomically(final / MARKER, _marker(text))
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         if final.exists() and not (final / MARKER).exists():
@@ -333,13 +331,6 @@ def _write_tensors(path: Path, part: dict[str, torch.Tensor]) -> str:
     return _sha256(path)
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _marker(record: bytes) -> bytes:
     return f"{hashlib.sha256(record).hexdigest()}\n".encode()
 
@@ -347,11 +338,3 @@ def _marker(record: bytes) -> bytes:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
