@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.services.checkpoints import files as checkpoint
 from quorate.services.checkpoints.saver import Checkpoints, Policy
+from quorate.training.saved_state import contents
 
 WIDTH, LAYERS, ROWS = 2048, 4, 64
 
@@ -79,12 +79,10 @@ def main() -> None:
                 break
             if _saves(window):
                 assert trainer._state is not None
-                contents = checkpoint.contents(
-                    trainer._state, trainer._facts(trainer._state), saver.room
-                )
-                state_bytes = contents.nbytes
-                saver.save(contents)
-                del contents
+                copied = contents(trainer._state, trainer._facts(trainer._state), saver.spare)
+                state_bytes = copied.nbytes
+                saver.save(copied)
+                del copied
                 copies_s.append(time.monotonic() - began)
     finally:
         writer_s = _writer_s()

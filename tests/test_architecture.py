@@ -45,7 +45,6 @@ COORDINATION_IMPORTS = {"coordination", "errors"}
 AGAINST = {
     ("machine.devices", "replica.nested"),
     ("machine.host", "commands.doctor.facts"),
-    ("services.checkpoints.files", "training.state"),
     ("trainer", "commands.bench.profile"),
     ("trainer", "commands.verify.recorder"),
     ("transports.processes.worker", "commands.verify.recorded_training"),

@@ -42,7 +42,7 @@ from quorate.services.checkpoints.weights import initialize
 from quorate.services.display.display import display
 from quorate.services.report import Report
 from quorate.settings import directory, function, one_of, real, setting, whole
-from quorate.training import resume
+from quorate.training import resume, saved_state
 from quorate.training.callbacks import Callback
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Beside, Fit, Loop, Validation
@@ -536,7 +536,7 @@ class Trainer:
         self._refuse_half_an_update(self._state)
         if self._saved is None or self._saved[0] != self.global_step:
             with closing(Checkpoints(self.run_dir, self._beside.policy)) as saver:
-                path = saver.write(checkpoint.contents(self._state, self._facts(self._state)))
+                path = saver.write(saved_state.contents(self._state, self._facts(self._state)))
             self._saved = (self.global_step, path)
         return self._saved[1]
 
@@ -557,7 +557,7 @@ class Trainer:
         if (folder := resume.set_aside(self.run_dir)) is not None:
             self._say(f"the run that was in {self.run_dir} is in {folder} now")
 
-    def _found(self) -> checkpoint.Found | None:
+    def _found(self) -> checkpoint.Sound | None:
         """The checkpoint to go on from."""
         return None if self.run_dir is None or self._fresh else checkpoint.find(self.run_dir)
 
@@ -590,7 +590,7 @@ class Trainer:
         self._state = self._probed(source, self._say, training=False)
         found = self._found()
         if found is not None:
-            checkpoint.load(found.path, found.record, self._state)
+            saved_state.load(found.path, found.record, self._state)
             self._say(f"evaluating step {self._state.global_step:,} from {found.path}")
         return self._state
 

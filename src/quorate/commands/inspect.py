@@ -32,7 +32,6 @@ def inspect(options: argparse.Namespace) -> int:
     """
     from quorate.coordination.tally import Tally
     from quorate.errors import CheckpointError
-    from quorate.replica.digest import digest
     from quorate.services.checkpoints import files as checkpoint
 
     listed = checkpoint.listing(options.run_dir)
@@ -51,8 +50,7 @@ def inspect(options: argparse.Namespace) -> int:
     facts |= {name: value for name, value in record.items() if name not in HIDDEN}
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
         if f"{file}.safetensors" in record["files"]:
-            tensors = checkpoint.tensors(path, f"{file}.safetensors")
-            facts[name] = digest((key, tensors[key]) for key in record["order"])
+            facts[name] = checkpoint.digest_of(path, f"{file}.safetensors", record["order"])
     facts["checkpoints"] = [
         {
             "global_step": one.global_step,

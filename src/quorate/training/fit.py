@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quorate.coordination.plan import Plan
 from quorate.replica.totals import Totals
 from quorate.services import Service
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints.files import Contents
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.device_use import Gauges
 from quorate.services.display.display import Display, metrics
@@ -24,6 +24,7 @@ from quorate.services.report import MetricsLog, Report
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
 from quorate.training.callbacks import Callback, Run
+from quorate.training.saved_state import contents
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
 from quorate.training.validation import Best, Evaluations
@@ -176,8 +177,8 @@ class Fit:
         if self._saver.is_due(state.global_step):
             self._saver.save(self._contents(state, self._saver))
 
-    def _contents(self, state: State, saver: Checkpoints) -> checkpoint.Contents:
-        return checkpoint.contents(state, self._facts(state), saver.room)
+    def _contents(self, state: State, saver: Checkpoints) -> Contents:
+        return contents(state, self._facts(state), saver.spare)
 
     def _note(self, outcomes: Sequence[Outcome]) -> None:
         """Tell what became of saves in the background."""
