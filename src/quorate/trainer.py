@@ -20,8 +20,8 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Order, Plan, PlanApart
 from quorate.coordination.protocol import Stop
 from quorate.data.draws import Augment
-from quorate.data.feed import Collate, Source, check_loader_processes, length
-from quorate.data.loader_processes import require_loader_memory
+from quorate.data.loader_processes import check_loader_processes, require_loader_memory
+from quorate.data.source import Collate, Source, length
 from quorate.errors import CompileError, CopyError, SettingError, UserError
 from quorate.machine.devices import Devices, Group, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, free_cache

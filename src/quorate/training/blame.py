@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from quorate.coordination.plan import abridged
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.replica.replica import Replica, unchanged
 from quorate.replica.shard_sum import Share
 from quorate.replica.streams import Stream

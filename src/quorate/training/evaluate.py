@@ -8,7 +8,7 @@ from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.rules import Rule
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import NotFiniteError
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica

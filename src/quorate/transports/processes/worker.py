@@ -22,7 +22,8 @@ import torch
 from quorate.commands.verify.recorded_training import RecordedTraining
 from quorate.coordination.plan import Order, from_json
 from quorate.data.draws import Augment
-from quorate.data.feed import Collate, Feed, Source, length
+from quorate.data.feed import Feed
+from quorate.data.source import Collate, Source, length
 from quorate.errors import UserError
 from quorate.machine.devices import Group
 from quorate.machine.dies_with_parent import JOB_SIGNALS
