@@ -20,7 +20,8 @@ from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.device_use import Gauges
 from quorate.services.display.display import Display, metrics
 from quorate.services.display.worker_table import WorkerTable
-from quorate.services.report import MetricsLog, Report
+from quorate.services.metrics_log import MetricsLog
+from quorate.services.report import Report
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
 from quorate.training.callbacks import Callback, Run
@@ -114,9 +115,8 @@ class Fit:
             loop = stack.enter_context(prepared(self._stops))
             self.saved, signals.under_way = loop.saved, True
             if self._run.run_dir is not None:
-                self._log = stack.enter_context(
-                    MetricsLog(self._run.run_dir, loop.state.global_step)
-                )
+                log = MetricsLog(self._run.run_dir, loop.state.global_step)
+                self._log = stack.enter_context(closing(log))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
