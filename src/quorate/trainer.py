@@ -17,7 +17,7 @@ from quorate.commands.bench.profile import profiled
 from quorate.commands.verify.recorder import recorded
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
-from quorate.coordination.plan import Order, Plan, PlanApart
+from quorate.coordination.plan import Order, Plan, PlanByShard
 from quorate.coordination.protocol import Stop
 from quorate.data.draws import Augment
 from quorate.data.feed import Collate, Source, check_loader_processes, length
@@ -575,7 +575,7 @@ class Trainer:
                 f"at most the {self._shards} shards of a batch",
                 "choose a smaller quorum, or more shards",
             )
-        kind = PlanApart if self._rule.is_apart else Plan
+        kind = PlanByShard if self._rule.by_shard else Plan
         return kind(
             rows=rows,
             batch_size=min(self._batch_size, rows),
@@ -734,7 +734,7 @@ class Trainer:
             written=state.written,
             results=(
                 RESULTS_PER_WORKER * len(self._groups)
-                if self._rule.is_apart
+                if self._rule.by_shard
                 else source.plan.shards
             ),
             on_snapshots=self._on_snapshots,

@@ -543,7 +543,7 @@ class Simulation:
         step = effect.step
         if self._applying is not None or step not in self._open:
             raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
-        if not self.rule.is_apart and step != self.applied:
+        if not self.rule.by_shard and step != self.applied:
             raise self._violation(f"step {self.applied} is the next, and then {effect}")
         self._check_idle()  # whoever can go on does so before the update
         oldest = min(self._versions(step))

@@ -25,7 +25,7 @@ from support.simulator import Simulation, whole_sum
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator, Phase
-from quorate.coordination.plan import Plan, PlanApart, from_json, home
+from quorate.coordination.plan import Plan, PlanByShard, from_json, home
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -376,7 +376,7 @@ def test_no_more_steps_are_open_than_there_is_memory_for() -> None:
 
 
 def test_each_begins_what_is_at_home_there_first_and_nothing_is_far_ahead() -> None:
-    plan = PlanApart(rows=80, batch_size=8, shards=4)
+    plan = PlanByShard(rows=80, batch_size=8, shards=4)
     c = Coordinator(
         shards_of=plan.shards_of,
         home_of=plan.home,
@@ -628,7 +628,7 @@ class Draw:
             self.rule = Async() if kind == "async" else Bounded(draw(st.integers(0, 6)))
             self.steps = draw(st.integers(0, 25))
             batch_size = draw(st.integers(shards, 20))
-            plan = PlanApart(rows=draw(st.integers(1, 60)), batch_size=batch_size, shards=shards)
+            plan = PlanByShard(rows=draw(st.integers(1, 60)), batch_size=batch_size, shards=shards)
             self.arguments |= {
                 "shards": plan.shards_of,
                 "home_of": plan.home,
@@ -719,7 +719,7 @@ def test_a_stop_makes_no_more_updates_than_steps_were_under_way(data: st.DataObj
         run.advance()
     before = run.applied
     run.run()
-    bound = 1 if not drawn.rule.is_apart else min(drawn.rule.staleness + 1, drawn.steps)
+    bound = 1 if not drawn.rule.by_shard else min(drawn.rule.staleness + 1, drawn.steps)
     assert run.applied <= before + bound
 
 
@@ -758,11 +758,11 @@ def test_a_rule_has_the_name_that_it_is_asked_for_by(text: str, kind: type) -> N
 
 def test_what_the_coordinator_has_to_know() -> None:
     named = {text: rules.parse(text) for text in ("sync", "quorum:3", "async", "bounded:2")}
-    assert {n: [r.needed(v) for v in (1, 3, 5)] for n, r in named.items() if not r.is_apart} == {
+    assert {n: [r.needed(v) for v in (1, 3, 5)] for n, r in named.items() if not r.by_shard} == {
         "sync": [1, 3, 5],
         "quorum:3": [1, 3, 3],  # all of a last batch that has fewer
     }
-    assert {n: r.needed(1) for n, r in named.items() if r.is_apart} == {"async": 1, "bounded:2": 1}
+    assert {n: r.needed(1) for n, r in named.items() if r.by_shard} == {"async": 1, "bounded:2": 1}
     assert [rule.staleness for rule in named.values()] == [0, 0, math.inf, 2]
     assert [rule.copies for rule in named.values()] == [True, True, True, False]
 
@@ -871,7 +871,7 @@ def test_a_tally_goes_on_where_a_saved_one_ended() -> None:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Plan, PlanApart]:
+def plans(draw: st.DrawFn) -> tuple[Plan, PlanByShard]:
     """A plan, and the same with each shard a step."""
     batch_size = draw(st.integers(1, 40))
     arguments = {
@@ -881,13 +881,13 @@ def plans(draw: st.DrawFn) -> tuple[Plan, PlanApart]:
         "seed": draw(st.integers(0, 5)),
         "shuffle": draw(st.booleans()),
     }
-    return Plan(**arguments), PlanApart(**arguments)
+    return Plan(**arguments), PlanByShard(**arguments)
 
 
 @given(plans(), st.integers(0, 2))
 @fixed
 def test_the_steps_of_an_epoch_are_the_shards_of_the_plain_plan_in_order(
-    both: tuple[Plan, PlanApart], epoch: int
+    both: tuple[Plan, PlanByShard], epoch: int
 ) -> None:
     plain, single = both
     first = epoch * plain.steps_per_epoch
@@ -908,7 +908,7 @@ def test_the_steps_of_an_epoch_are_the_shards_of_the_plain_plan_in_order(
 
 
 def test_a_last_batch_of_fewer_rows_than_shards_has_a_step_per_row() -> None:
-    plan = PlanApart(rows=11, batch_size=8, shards=5, shuffle=False)
+    plan = PlanByShard(rows=11, batch_size=8, shards=5, shuffle=False)
     assert plan.steps_per_epoch == 8
     assert [plan.shard(step, 0).tolist() for step in range(8, 16)] == [
         *([0], [1, 2], [3], [4, 5], [6, 7]),
@@ -919,7 +919,7 @@ def test_a_last_batch_of_fewer_rows_than_shards_has_a_step_per_row() -> None:
 @given(plans(), st.integers(1, 12), st.integers(0, 200))
 @fixed
 def test_each_step_is_at_home_at_one_place_and_a_place_is_at_home_in_a_run_of_each_batch(
-    both: tuple[Plan, PlanApart], workers: int, step: int
+    both: tuple[Plan, PlanByShard], workers: int, step: int
 ) -> None:
     _, plan = both
     homes = [plan.home((rank, workers), step) for rank in range(workers)]
@@ -934,7 +934,7 @@ def test_each_step_is_at_home_at_one_place_and_a_place_is_at_home_in_a_run_of_ea
 
 @given(plans())
 @fixed
-def test_a_plan_is_made_again_from_what_is_saved_of_it(both: tuple[Plan, PlanApart]) -> None:
+def test_a_plan_is_made_again_from_what_is_saved_of_it(both: tuple[Plan, PlanByShard]) -> None:
     for plan in both:
         again = from_json(json.loads(json.dumps(plan.to_json())))
         assert type(again) is type(plan)
@@ -942,7 +942,7 @@ def test_a_plan_is_made_again_from_what_is_saved_of_it(both: tuple[Plan, PlanApa
 
 
 def test_every_place_is_at_home_as_often_as_the_next() -> None:
-    plan = PlanApart(rows=64, batch_size=16, shards=4)
+    plan = PlanByShard(rows=64, batch_size=16, shards=4)
     for workers in (1, 2, 4):
         counts = Counter(
             rank

@@ -73,7 +73,7 @@ class Plan:
     batch of fewer rows than shards has one shard per row.
     """
 
-    is_apart = False
+    by_shard = False
     reach = 1  # of so many steps, from the next one on, a worker may begin one of its home first
 
     def __init__(
@@ -103,7 +103,7 @@ class Plan:
             "shards": self.shards,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "is_apart": self.is_apart,
+            "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
         }
 
@@ -148,14 +148,14 @@ class Plan:
         return found
 
 
-class PlanApart(Plan):
+class PlanByShard(Plan):
     """The same shards, each a step of its own: for rules that apply them one by one.
 
     Step u is a shard of a batch of the plain plan, in their order: all shards of a batch, then
     those of the next. An epoch has as many steps as its batches have shards.
     """
 
-    is_apart = True
+    by_shard = True
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class PlanApart(Plan):
 
 def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
     """The plan that ``Plan.to_json`` described, with its order, if it had one."""
-    kind = PlanApart if arguments.pop("is_apart") else Plan
+    kind = PlanByShard if arguments.pop("is_apart") else Plan
     is_ordered = arguments.pop("is_ordered")
     return kind(**arguments, order=order if is_ordered else None)
 
