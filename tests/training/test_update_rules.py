@@ -25,7 +25,7 @@ from support.simulator import Simulation, whole_sum
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator, Phase
-from quorate.coordination.plan import Plan, PlanByShard, from_json, home
+from quorate.coordination.plan import Plan, PlanByShard, from_json, home_shards
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -151,7 +151,7 @@ def test_in_the_middle_of_a_step_nobody_begins_what_the_quorum_will_not_need() -
     assert sum(c.tally.of(worker).dropped for worker in range(3)) == 0  # nobody has begun (1, 1)
 
 
-def test_when_one_of_a_quorum_is_far_behind_another_shard_takes_its_place() -> None:
+def test_when_one_of_a_quorum_is_far_behind_another_shard_takes_its_rank_of() -> None:
     c = quorum(3, shards=4, joined=3)
     handle_all(c, 11.0, Done(0, 1, 0), Done(1, 1, 2))
     # Rather one that nobody has begun than a copy of what w2 is slow with: either may be first.
@@ -257,7 +257,7 @@ def apart(
     """A rule that applies shards one by one; each is at home everywhere."""
     made = Coordinator(
         shards_of=lambda step: 1,
-        home_of=lambda place, step: range(1),
+        home_shards=lambda rank_of, step: range(1),
         first_step=first_step,
         last_step=steps,
         left_open=left_open,
@@ -379,8 +379,8 @@ def test_each_begins_what_is_at_home_there_first_and_nothing_is_far_ahead() -> N
     plan = PlanByShard(rows=80, batch_size=8, shards=4)
     c = Coordinator(
         shards_of=plan.shards_of,
-        home_of=plan.home,
-        reach=plan.reach,
+        home_shards=plan.home_shards,
+        lookahead=plan.lookahead,
         first_step=0,
         last_step=40,
         rule=Async(),
@@ -631,8 +631,8 @@ class Draw:
             plan = PlanByShard(rows=draw(st.integers(1, 60)), batch_size=batch_size, shards=shards)
             self.arguments |= {
                 "shards": plan.shards_of,
-                "home_of": plan.home,
-                "reach": plan.reach,
+                "home_shards": plan.home_shards,
+                "lookahead": plan.lookahead,
                 "most_open": draw(st.sampled_from([math.inf, workers, 2 * workers])),
             }
 
@@ -922,13 +922,13 @@ def test_each_step_is_at_home_at_one_place_and_a_place_is_at_home_in_a_run_of_ea
     both: tuple[Plan, PlanByShard], workers: int, step: int
 ) -> None:
     _, plan = both
-    homes = [plan.home((rank, workers), step) for rank in range(workers)]
+    homes = [plan.home_shards((rank, workers), step) for rank in range(workers)]
     assert sorted(map(len, homes)) == [0] * (workers - 1) + [1]
-    ahead = range(step, step + plan.reach)
+    ahead = range(step, step + plan.lookahead)
     for rank in range(workers):
-        own = [t for t in ahead if plan.home((rank, workers), t)]
+        own = [t for t in ahead if plan.home_shards((rank, workers), t)]
         # Whoever is at home in full batches finds a step within reach.
-        if home((rank, workers), plan.shards) and plan.batch_size <= plan.rows:
+        if home_shards((rank, workers), plan.shards) and plan.batch_size <= plan.rows:
             assert own or plan.steps_per_epoch % plan.shards
 
 
@@ -947,6 +947,6 @@ def test_every_place_is_at_home_as_often_as_the_next() -> None:
         counts = Counter(
             rank
             for step, rank in itertools.product(range(16), range(workers))
-            if plan.home((rank, workers), step)
+            if plan.home_shards((rank, workers), step)
         )
         assert set(counts.values()) == {16 // workers}

@@ -35,7 +35,7 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from quorate.coordination.plan import home
+from quorate.coordination import plan
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -105,7 +105,7 @@ class _Task:
 @dataclass
 class _Member:
     task: _Task | None = None
-    place: tuple[int, int] = (0, 1)  # (rank, number of workers)
+    rank_of: tuple[int, int] = (0, 1)  # (rank, number of workers)
     is_replaced: bool = False
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=15))  # of its last shards
     usual_s: float | None = None  # their median
@@ -134,8 +134,8 @@ class Coordinator:
         first_step: updates applied so far.
         last_step: updates applied at the end.
         rule: what makes an update.
-        home_of: from a worker's place and a step to its home shards, a pure function.
-        reach: of so many steps, from the next one on, a worker begins one of its home first.
+        home_shards: from (rank, number of workers) and a step to the worker's home shards, pure.
+        lookahead: of so many steps, from the next one on, a worker begins one of its home first.
         left_open: steps begun before the first ``first_step`` updates were all made, and not in
             them.
         most_open: how many steps may be open under any rule; bounds the memory for results.
@@ -154,8 +154,8 @@ class Coordinator:
         first_step: int,
         last_step: int,
         rule: Rule,
-        home_of: Callable[[tuple[int, int], int], range] | None = None,
-        reach: int = 1,
+        home_shards: Callable[[tuple[int, int], int], range] | None = None,
+        lookahead: int = 1,
         left_open: Iterable[int] = (),
         most_open: float = inf,
         tally: Tally | None = None,
@@ -169,8 +169,10 @@ class Coordinator:
         self.tally = tally or Tally()
         self.reason = "all steps are done"  # why the run ends where it ends
         self._shards_of = shards_of
-        self._home_of = home_of or (lambda place, step: home(place, shards_of(step)))
-        self._reach = reach
+        self._home_shards = home_shards or (
+            lambda rank_of, step: plan.home_shards(rank_of, shards_of(step))
+        )
+        self._lookahead = lookahead
         self._most_open = most_open
         self._last_step = last_step  # how many updates at the end
         self._beyond = last_step  # no step from this number on
@@ -260,7 +262,7 @@ class Coordinator:
 
     def _assign_places(self) -> None:
         for rank, member in enumerate(self._members.values()):
-            member.place = (rank, len(self._members))
+            member.rank_of = (rank, len(self._members))
         for step in self._open.values():
             step.homes.clear()
 
@@ -459,7 +461,7 @@ class Coordinator:
         step.todo.discard(shard)
         member = self._members[worker]
         member.task = _Task(step.number, shard, self.applied, now)
-        return Compute(worker, step.number, shard, reason, member.place, instead_of)
+        return Compute(worker, step.number, shard, reason, member.rank_of, instead_of)
 
     def _next_shard(self, worker: int, now: float) -> tuple[_Step, int, str] | None:
         """Which of the shards that nobody has begun an idle worker computes, and why."""
@@ -478,7 +480,9 @@ class Coordinator:
         if not todo or not self._is_of_use(step, worker, now):
             return None
         if not step.homes:
-            step.homes = {w: self._home_of(m.place, step.number) for w, m in self._members.items()}
+            step.homes = {
+                w: self._home_shards(m.rank_of, step.number) for w, m in self._members.items()
+            }
         own = todo.intersection(step.homes[worker])
         if own:
             return min(own), "home shard"
@@ -517,13 +521,13 @@ class Coordinator:
     def _begin(self, worker: int, now: float) -> _Step:
         """Open the next step, or one a little later that is the worker's at home."""
         first = self._skipped[0] if self._skipped else self._top
-        end = min(max(first + self._reach, self._top), self._beyond)
-        place = self._members[worker].place
+        end = min(max(first + self._lookahead, self._top), self._beyond)
+        rank_of = self._members[worker].rank_of
         number = next(
             (
                 step
                 for step in [*self._skipped, *range(self._top, end)]
-                if step < first + self._reach and self._home_of(place, step)
+                if step < first + self._lookahead and self._home_shards(rank_of, step)
             ),
             first,
         )

@@ -55,12 +55,12 @@ def ordered(rows: Rows, order: Order) -> Rows:
     return found
 
 
-def home(place: tuple[int, int], shards: int) -> range:
-    """The home shards of the worker at a place (rank, number of workers): a contiguous run.
+def home_shards(rank_of: tuple[int, int], shards: int) -> range:
+    """Return the home shards of a worker, (rank, number of workers): a contiguous run.
 
     With more workers than shards the first have one each, and the others none.
     """
-    rank, workers = place[0], min(place[1], shards)
+    rank, workers = rank_of[0], min(rank_of[1], shards)
     if rank >= workers:
         return range(0)
     return range(-(-rank * shards // workers), -(-(rank + 1) * shards // workers))
@@ -74,7 +74,9 @@ class Plan:
     """
 
     by_shard = False
-    reach = 1  # of so many steps, from the next one on, a worker may begin one of its home first
+    lookahead = (
+        1  # of so many steps, from the next one on, a worker may begin one of its home first
+    )
 
     def __init__(
         self,
@@ -130,9 +132,9 @@ class Plan:
         b, v = self.batch_rows(step), self.shards_of(step)
         return self.batch(step)[shard * b // v : (shard + 1) * b // v]
 
-    def home(self, place: tuple[int, int], step: int) -> range:
-        """The shards of step t that the worker at a place computes if nothing unusual happens."""
-        return home(place, self.shards_of(step))
+    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
+        """Return the shards of step t that a worker computes if nothing unusual happens."""
+        return home_shards(rank_of, self.shards_of(step))
 
     def _order(self, epoch: int) -> Rows:
         found = self._orders.get(epoch)
@@ -178,7 +180,7 @@ class PlanByShard(Plan):
         batches = self.steps_per_epoch
         self._last_shards = min(shards, rows - (batches - 1) * batch_size)
         self.steps_per_epoch = (batches - 1) * shards + self._last_shards
-        self.reach = 2 * shards
+        self.lookahead = 2 * shards
 
     def _where(self, step: int) -> tuple[int, int, int]:
         """Of which batch of its epoch step u is a shard, of which of how many."""
@@ -204,9 +206,9 @@ class PlanByShard(Plan):
         start, stop = self._bounds(step)
         return self._order(self.epoch(step))[start:stop]
 
-    def home(self, place: tuple[int, int], step: int) -> range:
+    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         _, shard, shards = self._where(step)
-        return range(1) if shard in home(place, shards) else range(0)
+        return range(1) if shard in home_shards(rank_of, shards) else range(0)
 
 
 def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
