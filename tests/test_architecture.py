@@ -52,7 +52,6 @@ AGAINST = {
 }
 TOO_LONG = {
     "commands.doctor.verdicts",
-    "coordination.coordinator",
     "replica.replica",
     "trainer",
     "transports.processes.transport",
