@@ -43,6 +43,7 @@ from quorate.coordination.protocol import (
     Keep,
     Left,
     Stop,
+    Tick,
     Wake,
 )
 from quorate.coordination.rules import Async, Bounded, Quorum, Rule, Sync
@@ -151,12 +152,21 @@ def test_in_the_middle_of_a_step_nobody_begins_what_the_quorum_will_not_need() -
     assert sum(c.tally.of(worker).dropped for worker in range(3)) == 0  # nobody has begun (1, 1)
 
 
-def test_when_one_of_a_quorum_is_far_behind_another_shard_takes_its_rank_of() -> None:
+def test_when_one_of_a_quorum_is_far_behind_another_shard_takes_its_place() -> None:
     c = quorum(3, shards=4, joined=3)
     handle_all(c, 11.0, Done(0, 1, 0), Done(1, 1, 2))
     # Rather one that nobody has begun than a copy of what w2 is slow with: either may be first.
     assert c.handle(Left(1, "killed", results_stay=True), 11.5) == [Compute(0, 1, 1, HOME)]
     assert applied(c.handle(Done(0, 1, 1), 12.5)) == (1, (0, 1, 2), 0)
+
+
+def test_a_copy_of_a_shard_that_is_far_behind_is_counted_on() -> None:
+    c = quorum(3, shards=4, joined=4)
+    handle_all(c, 11.0, Done(0, 1, 0), Done(1, 1, 1))
+    assert c.handle(Tick(), 11.5) == [Compute(0, 1, 2, "worker 2 is far behind its usual time")]
+    # Nobody has shard 3 any more. The copy is expected at 12.5, and w1 would be later.
+    assert c.handle(Left(3, "killed"), 11.75) == []
+    assert applied(c.handle(Done(0, 1, 2), 12.5)) == (1, (0, 1, 2), 0)
 
 
 def test_what_a_dead_worker_computed_is_dealt_again_only_if_the_quorum_needs_it() -> None:

@@ -60,12 +60,23 @@ class Running:
     step: int
     shard: int
     workers: tuple[int, ...]
-    behind_at: float  # when the first of them is far behind
-    done_at: float  # when the first will be done, if it takes as long as usual
+    behind_at_of: tuple[float, ...]  # by worker: when it is far behind
+    done_at_of: tuple[float, ...]  # by worker: when it will be done, if it takes as long as usual
+
+    @property
+    def behind_at(self) -> float:
+        """When the first of them is far behind."""
+        return min(self.behind_at_of)
+
+    @property
+    def done_at(self) -> float:
+        """When the first will be done, if it takes as long as usual."""
+        return min(self.done_at_of)
 
     def expected_at(self, now: float) -> float:
-        """Return when it will be in; infinite if it is far behind, and nobody can tell."""
-        return self.done_at if self.behind_at > now else inf
+        """Return when it will be in; infinite if all are far behind, and nobody can tell."""
+        ends = zip(self.behind_at_of, self.done_at_of, strict=True)
+        return min((done_at for behind_at, done_at in ends if behind_at > now), default=inf)
 
 
 class Dealing:
@@ -301,8 +312,8 @@ class Dealing:
                     step.number,
                     shard,
                     tuple(workers),
-                    behind_at=min(since + self._patience * usual_s for since, usual_s in began),
-                    done_at=min(since + usual_s for since, usual_s in began),
+                    tuple(since + self._patience * usual_s for since, usual_s in began),
+                    tuple(since + usual_s for since, usual_s in began),
                 )
             )
         return running
