@@ -47,7 +47,6 @@ AGAINST = {
 }
 TOO_LONG = {
     "commands.doctor.verdicts",
-    "coordination.coordinator",
     "transports.processes.transport",
 }
 TOO_MANY_IMPORTS: set[str] = set()
