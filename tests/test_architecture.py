@@ -44,14 +44,12 @@ COORDINATION_IMPORTS = {"coordination", "errors"}
 # What is left of before the move, and is to go.
 AGAINST = {
     ("machine.devices", "replica.nested"),
-    ("machine.host", "commands.doctor.facts"),
     ("services.checkpoints.files", "training.state"),
     ("trainer", "commands.bench.profile"),
     ("trainer", "commands.verify.recorder"),
     ("transports.processes.worker", "commands.verify.recorded_training"),
 }
 TOO_LONG = {
-    "commands.doctor.verdicts",
     "coordination.coordinator",
     "replica.replica",
     "trainer",

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from quorate.commands.doctor.verdicts import BEWARE, FAILS
+from quorate.commands.doctor.verdict import BEWARE, FAILS
 from quorate.commands.main import main
 from quorate.machine import container as control_group
 
@@ -52,6 +52,11 @@ def told(command: list[str], code: int, **environment: str) -> dict[str, Any]:
     return found
 
 
+def first(folder: Path) -> str:
+    """A path for modules on which a folder comes before all that is on it already."""
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+
+
 def about(found: dict[str, Any], subject: str) -> dict[str, Any]:
     (verdict,) = [v for v in found["verdicts"] if v["subject"] == subject]
     return dict(verdict)
@@ -73,7 +78,7 @@ def test_few_descriptors_one_core_hidden_gpus_and_a_driver_that_hangs(tmp_path: 
         [sys.executable, "-c", LIMITED, *COMMAND, "--workers", "8"],
         code=1,
         CUDA_VISIBLE_DEVICES="-1",
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=first(tmp_path),
     )
     assert not found["works"]
     files = about(found, "descriptors")

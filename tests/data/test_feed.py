@@ -15,8 +15,9 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from quorate.coordination.plan import Plan
-from quorate.data.feed import LONGEST_TEMPORARY, Feed, Source, check_loader_processes
+from quorate.data.feed import Feed, Source, check_loader_processes
 from quorate.errors import SettingError
+from quorate.machine.temporary_folder import LONGEST_TEMPORARY
 
 TICKETS = [(step, shard) for step in range(5) for shard in range(4)]
 

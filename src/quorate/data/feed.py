@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
@@ -24,8 +23,9 @@ from torch.utils.data import default_collate as torch_collate
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, Rows
 from quorate.data.draws import Augment, Draws
-from quorate.errors import DataError, SettingError
+from quorate.errors import DataError
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.machine.temporary_folder import require_short_path
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.streams import Stream, Turns
 from quorate.replica.transfer import pinned
@@ -33,11 +33,6 @@ from quorate.replica.transfer import pinned
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]  # (step, shard)
 CPU = torch.device("cpu")
-
-# Python names the sockets of loader processes TMPDIR/pymp-12345678/listener-12345678, and the
-# kernel takes 107 bytes of a name.
-SOCKET_NAME = 32
-LONGEST_TEMPORARY = 107 - SOCKET_NAME
 
 
 class Batch(NamedTuple):
@@ -56,17 +51,9 @@ def check_loader_processes() -> None:
     Raises:
         SettingError: its path is too long for a socket's name.
     """
-    folder = tempfile.gettempdir()
-    long = len(os.fsencode(folder))
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if long > LONGEST_TEMPORARY and strategy == "file_descriptor":
-        raise SettingError(
-            "the temporary folder",
-            folder,
-            f"a path of at most {LONGEST_TEMPORARY} bytes (it has {long}): loader_workers have"
-            " their sockets there",
-            "set TMPDIR to a shorter one, or loader_workers=0",
-        )
+    if strategy == "file_descriptor":
+        require_short_path()
 
 
 def length(dataset: Any, name: str = "the dataset") -> int:

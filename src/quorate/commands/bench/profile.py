@@ -19,8 +19,8 @@ import torch
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.coordination import rules
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.machine.cores import usable_cores
 from quorate.machine.cpu_time import CpuTime, cpu_time
-from quorate.machine.devices import usable_cores
 from quorate.replica.digest import digest
 from quorate.settings import real, setting
 from quorate.training.state import State

@@ -32,7 +32,9 @@ def doctor(options: argparse.Namespace) -> int:
     """
     from quorate.commands.doctor.examination import examine
     from quorate.commands.doctor.table import shown
-    from quorate.commands.doctor.verdicts import FAILS, Wanted, verdicts
+    from quorate.commands.doctor.verdict import FAILS
+    from quorate.commands.doctor.verdicts import verdicts
+    from quorate.commands.doctor.wanted import Wanted
     from quorate.settings import whole
 
     workers, loader_workers = options.workers, options.loader_workers

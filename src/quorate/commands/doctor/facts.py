@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quorate.machine.host import Host
 from quorate.machine.visible_devices import Selection, Slice, Visible
 
 
@@ -76,27 +77,6 @@ class Torch:
     gloo: bool
     why_none: str | None  # torch's own words, if it sees none of its devices
     failure: str | None
-
-
-@dataclass(frozen=True)
-class Host:
-    """Cores and memory."""
-
-    processor: str | None
-    cores: int  # of the machine, logical
-    cores_physical: int | None
-    cores_allowed: int  # by affinity: cpuset, taskset
-    cores_limit: float | None  # of the container: cpu.max, cfs_quota
-    numa_nodes: int
-    memory_bytes: int | None  # None: the system does not say
-    memory_free_bytes: int | None
-    container_free_bytes: int | None  # of the container's limit, if there is one
-
-    @property
-    def cores_usable(self) -> float:
-        """What may be used at a time."""
-        limit = self.cores_allowed if self.cores_limit is None else self.cores_limit
-        return min(self.cores_allowed, limit)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from quorate.commands.doctor.facts import Limits
-from quorate.data.feed import check_loader_processes
 from quorate.errors import UserError
 from quorate.machine import descriptors
 from quorate.machine.shared_memory import MIB, Segment
+from quorate.machine.temporary_folder import require_short_path
 
 # Of the shared memory that is tried: room for a model of some million parameters.
 TRIED_BYTES = 64 * MIB
+# Loader processes hand over descriptors, which takes a socket, but on macOS and Windows. It is
+# torch's choice, and torch is not imported here: it may be what is wrong.
+HAS_SOCKETS = sys.platform not in ("darwin", "win32")
 
 
 def limits(shm: Path = Path("/dev/shm")) -> Limits:
@@ -38,7 +42,7 @@ def limits(shm: Path = Path("/dev/shm")) -> Limits:
         temporary=folder,
         temporary_error=error,
         temporary_free_bytes=None if error else shutil.disk_usage(folder).free,
-        sockets_error=None if error else _refusal(check_loader_processes),
+        sockets_error=None if error or not HAS_SOCKETS else _refusal(require_short_path),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from quorate.commands.doctor.facts import Facts, Gpu
-from quorate.commands.doctor.verdicts import FAILS, Verdict
+from quorate.commands.doctor.verdict import FAILS, Verdict
 
 GIB = 1 << 30
 MIB = 1 << 20
