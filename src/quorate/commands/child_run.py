@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO
+from typing import IO, Any
+
+from quorate.commands.options import as_typed
 
 GRACE_S = 5.0  # how long a program may take to end when it has done its part, or is told to end
 LOOK_EVERY_S = 0.05
@@ -22,7 +24,7 @@ NO_SAVES_S = 1e9
 
 
 def child_run(
-    options: Mapping[str, str | bool | None],
+    options: Mapping[str, Any],
     script: str,
     arguments: Sequence[str],
     output: IO[bytes],
@@ -31,7 +33,7 @@ def child_run(
     """Run a script to its end; returns its exit code, -n after signal n. Blocks.
 
     Args:
-        options: of ``quorate run``, by name; None: not given; True: a switch.
+        options: of ``quorate run``, by name, as in ``memory_fraction``; None: not given.
         script: as a user types it.
         arguments: of the script.
         output: where all that it prints is written.
@@ -42,12 +44,10 @@ def child_run(
     """
     # -P: without it the folder one is in would be searched for modules before all others.
     command = [sys.executable, "-P", "-m", "quorate", "run", "--dies-with", str(os.getpid())]
-    for name, value in options.items():
-        if value is not None:
-            command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    command += as_typed(options)
     # In a session of its own: a terminal's Ctrl-C reaches this process alone, which ends the other.
     process = subprocess.Popen(
-        [*command, script, *arguments],
+        [*command, "--", script, *arguments],  # also those that are named as ours
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

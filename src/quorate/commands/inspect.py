@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from quorate.commands.command import Command
+
 if TYPE_CHECKING:
     from quorate.services.checkpoints.files import Listed
 
-    Commands = argparse._SubParsersAction[Any]
-
-
 HIDDEN = ("files", "order", "optimizer_numbers", "format")
+HELP = """Show the state of a run, and which of its checkpoints are sound.
+
+RUN_DIR is as given to Trainer or --run-dir.
+"""
 
 
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("inspect", help="show a run's state", description=__doc__)
-    parser.add_argument("run_dir", type=Path, help="as given to Trainer or --run-dir")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.set_defaults(call=inspect)
-
-
-def inspect(options: argparse.Namespace) -> int:
+@click.command("inspect", cls=Command, help=HELP, short_help="show a run's state")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def command(run_dir: Path, as_json: bool) -> int:
     """Print the state's facts and digests, computed from the saved tensors.
 
     Raises:
@@ -35,13 +35,13 @@ def inspect(options: argparse.Namespace) -> int:
     from quorate.replica.digest import digest
     from quorate.services.checkpoints import files as checkpoint
 
-    listed = checkpoint.listing(options.run_dir)
+    listed = checkpoint.listing(run_dir)
     if not listed:
-        raise CheckpointError(f"no checkpoint in {options.run_dir}; is it a run directory?")
+        raise CheckpointError(f"no checkpoint in {run_dir}; is it a run directory?")
     sound = next((one for one in listed if one.wrong is None), None)
     if sound is None:
         wrong = "; ".join(str(one.wrong) for one in listed)
-        raise CheckpointError(f"no sound checkpoint in {options.run_dir}: {wrong}")
+        raise CheckpointError(f"no sound checkpoint in {run_dir}: {wrong}")
     path = sound.path
     record = checkpoint.record_of(path)
     facts: dict[str, Any] = {
@@ -62,7 +62,7 @@ def inspect(options: argparse.Namespace) -> int:
         }
         for one in listed
     ]
-    if options.json:
+    if as_json:
         print(json.dumps(facts, indent=1))
         return 0
     best = record["account"]["best"]
