@@ -227,6 +227,31 @@ def test_gpus_that_are_idle_because_torch_is_built_without_cuda(
     assert "works" not in text.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "error", ["ImportError('libcudart.so.13: cannot open')", "OSError('[WinError 126] c10.dll')"]
+)
+def test_a_torch_that_cannot_be_imported_is_explained(error: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {error}\n")
+    found = told([*COMMAND, "--devices", "mps"], code=1, PYTHONPATH=first(tmp_path))
+    torch = about(found, "torch")
+    kind, _, text = error.partition("('")
+    assert torch["level"] == FAILS
+    assert torch["what"] == f"it cannot be imported: {kind}: {text[:-2]}"
+    assert torch["cure"] == "install it again: pip install torch"
+    # Of devices nothing is known then, and nothing is said.
+    assert "mps" not in {verdict["subject"] for verdict in found["verdicts"]}
+
+
+def test_the_doctor_does_not_import_torch_itself() -> None:
+    check = (
+        "import sys; from quorate.commands.main import main; main(['doctor', '--json']);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+
+
 def test_numbers_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--workers", "0"]) == 2
     assert "workers: got 0" in capsys.readouterr().err

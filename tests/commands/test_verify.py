@@ -545,7 +545,7 @@ def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     ]
     assert [update.tensors for update in found.updates[1:]] == plain
     # Each worker takes its part in each update.
-    assert [update.kept for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
+    assert [update.computed_by for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
     assert len(found.twice) == 4
     assert found.end == EndRecord(5, "")
 

@@ -30,7 +30,7 @@ def child_run(
     output: IO[bytes],
     is_done: Callable[[], bool],
 ) -> int:
-    """Run a script to its end; returns its exit code, -n after signal n. Blocks.
+    """Run a script to its end, and return its exit code, -n after signal n. Blocks.
 
     Args:
         options: of ``quorate run``, by name, as in ``memory_fraction``; None: not given.
@@ -68,7 +68,7 @@ def child_run(
 
 
 def last_error(output: str) -> str:
-    """The line of a program's output that says what went wrong, or nothing.
+    """Return the line of a program's output that says what went wrong.
 
     After a traceback that is the exception; notes and what others print may follow it.
     """
@@ -78,13 +78,13 @@ def last_error(output: str) -> str:
     # Markers below a line of code begin where they like.
     ends = (line for line in after if not line.startswith((" ", "\t")) and line.strip("^~"))
     raised = next(ends, None)
-    found = raised or (lines[-1] if lines else "it printed nothing")
-    return found.removeprefix("quorate: ").strip()
+    error = raised or (lines[-1] if lines else "it printed nothing")
+    return error.removeprefix("quorate: ").strip()
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM ends the program as Ctrl-C does: with the run under way."""
+    """End the program by SIGTERM, within the block, as Ctrl-C does: with the run under way."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -51,7 +51,7 @@ class ScriptCommand(Command):
         return super().parse_args(ctx, self._options_first(ctx, args))
 
     def _options_first(self, ctx: click.Context, words: Sequence[str]) -> list[str]:
-        """The same command line, with all options before the script."""
+        """Return the same command line with all options before the script."""
         takes_value = {
             name: not (parameter.is_flag or parameter.count)
             for parameter in self.params
@@ -117,7 +117,7 @@ def usage_line(error: click.ClickException) -> str:
 def _leading_options(
     ctx: click.Context, words: Sequence[str], takes_value: Mapping[str, bool], *, unknown: bool
 ) -> int:
-    """How many words at the front are options with their values.
+    """Return how many words at the front are options with their values.
 
     Args:
         takes_value: by the name of each known option.

@@ -38,15 +38,15 @@ def command(run_dir: Path, as_json: bool) -> int:
     listed = checkpoint.listing(run_dir)
     if not listed:
         raise CheckpointError(f"no checkpoint in {run_dir}; is it a run directory?")
-    sound = next((one for one in listed if one.wrong is None), None)
+    sound = next((saved for saved in listed if saved.wrong is None), None)
     if sound is None:
-        wrong = "; ".join(str(one.wrong) for one in listed)
+        wrong = "; ".join(str(saved.wrong) for saved in listed)
         raise CheckpointError(f"no sound checkpoint in {run_dir}: {wrong}")
     path = sound.path
     record = checkpoint.record_of(path)
     facts: dict[str, Any] = {
         "checkpoint": str(path),
-        "damaged": [one.wrong for one in listed if one.wrong is not None],
+        "damaged": [saved.wrong for saved in listed if saved.wrong is not None],
     }
     facts |= {name: value for name, value in record.items() if name not in HIDDEN}
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
@@ -55,18 +55,18 @@ def command(run_dir: Path, as_json: bool) -> int:
             facts[name] = digest((key, tensors[key]) for key in record["order"])
     facts["checkpoints"] = [
         {
-            "global_step": one.global_step,
-            "bytes": one.nbytes,
-            "saved_at": one.saved_at,
-            "is_sound": one.wrong is None,
+            "global_step": saved.global_step,
+            "bytes": saved.nbytes,
+            "saved_at": saved.saved_at,
+            "is_sound": saved.wrong is None,
         }
-        for one in listed
+        for saved in listed
     ]
     if as_json:
         print(json.dumps(facts, indent=1))
         return 0
     best = record["account"]["best"]
-    facts["checkpoints"] = [_line(one, best) for one in listed]
+    facts["checkpoints"] = [_line(saved, best) for saved in listed]
     facts["account"] = Tally(record["account"]["tally"]).summary()
     facts["saved_at"] = _time(record["saved_at"])
     width = max(map(len, facts))
@@ -79,13 +79,13 @@ def command(run_dir: Path, as_json: bool) -> int:
     return 0
 
 
-def _line(one: Listed, best: dict[str, Any] | None) -> str:
+def _line(saved: Listed, best: dict[str, Any] | None) -> str:
     """``step 1,200  13,204,512 bytes  2026-11-21 10:02:11  sound``."""
-    state = "sound" if one.wrong is None else one.wrong
-    if best is not None and best["global_step"] == one.global_step:
+    state = "sound" if saved.wrong is None else saved.wrong
+    if best is not None and best["global_step"] == saved.global_step:
         state += f", the best {best['metric']}: {best['value']:.4f}"
-    when = "" if one.saved_at is None else _time(one.saved_at)
-    return f"step {one.global_step:,}  {one.nbytes:,} bytes  {when}  {state}"
+    when = "" if saved.saved_at is None else _time(saved.saved_at)
+    return f"step {saved.global_step:,}  {saved.nbytes:,} bytes  {when}  {state}"
 
 
 def _time(seconds: float) -> str:

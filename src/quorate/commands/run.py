@@ -72,7 +72,7 @@ def command(
 
 
 def _absolute_file(name: str) -> str:
-    """A file to write, whatever folder the script goes to."""
+    """Return the path of a file to write, whatever folder the script goes to."""
     file = Path(name).absolute()
     if not file.parent.is_dir():
         raise SettingError("profile", name, "a file in a folder", "make the folder")

@@ -55,7 +55,7 @@ def host() -> Host:
 
 
 def _or_none(ask: Callable[[], Any]) -> Any:
-    """An answer, or None where /proc or /sys is not there, or has another form."""
+    """Return an answer, or None where /proc or /sys is not there, or has another form."""
     try:
         return ask()
     except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError):

@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +119,10 @@ def _measured(
     """Run everything, one after the other, and say how it goes."""
     from quorate.commands.bench.runs import run
 
-    found: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
+    by_contender: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
     total = len(order) * len(order[0])
     began = time.monotonic()
-    for number, contender in enumerate((each for group in order for each in group), start=1):
+    for number, contender in enumerate(chain.from_iterable(order), start=1):
         print(f"run {number} of {total}: {contender.label()}", end="", flush=True)
         try:
             measured = run(program, contender, shards, log)
@@ -132,11 +133,11 @@ def _measured(
         left = f"; about {left_s:,.0f} s left" if number < total else ""
         print(f", {measured.examples_per_s:,.4g} examples/s{left}", flush=True)
         shards = measured.shards
-        found[contender].append(measured)
-    return found
+        by_contender[contender].append(measured)
+    return by_contender
 
 
-def _write(program: Program, found: Sequence[Result], same: Proof | None, folder: Path) -> None:
+def _write(program: Program, results: Sequence[Result], same: Proof | None, folder: Path) -> None:
     import torch
 
     from quorate.commands.bench.plot import plot
@@ -157,7 +158,7 @@ def _write(program: Program, found: Sequence[Result], same: Proof | None, folder
         "torch": torch.__version__,
         "python": platform.python_version(),
         "same_bits": None if same is None else same._asdict(),
-        "contenders": to_json(found),
+        "contenders": to_json(results),
     }
     file = folder / "results.json"
     new = file.with_name(file.name + ".new")
@@ -165,7 +166,7 @@ def _write(program: Program, found: Sequence[Result], same: Proof | None, folder
     new.replace(file)
     picture = folder / "speed-up.png"
     try:
-        plot(found, f"{program.script} on {processor}, {machine.cores_allowed} cores", picture)
+        plot(results, f"{program.script} on {processor}, {machine.cores_allowed} cores", picture)
     except ImportError:
         print(f"written: {file}; no plot, as matplotlib is missing: pip install 'quorate[bench]'")
     else:

@@ -30,7 +30,7 @@ def command(
     loader_workers: int | None,
     as_json: bool,
 ) -> int:
-    """Print what there is and what is wrong. 1 if such a run would fail, else 0.
+    """Print what there is and what is wrong; return 1 if such a run would fail, else 0.
 
     Raises:
         SettingError: a number is too small.
@@ -49,22 +49,22 @@ def command(
         loader_workers=loader_workers and whole("loader_workers", loader_workers, least=0),
     )
     facts = examine()
-    found = verdicts(facts, wanted)
-    code = int(any(verdict.level == FAILS for verdict in found))
+    listed = verdicts(facts, wanted)
+    code = int(any(verdict.level == FAILS for verdict in listed))
     if as_json:
-        record = {"works": not code, "verdicts": _plain(found), **_plain(facts)}
+        record = {"works": not code, "verdicts": _plain(listed), **_plain(facts)}
         print(json.dumps(record, indent=1))
     else:
-        print(shown(facts, found))
+        print(shown(facts, listed))
     return code
 
 
 def _plain(value: Any) -> Any:
-    """The same of objects and lists that JSON has."""
+    """Return the same, of objects and lists that JSON has."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(one) for name, one in value._asdict().items()}
+        return {name: _plain(part) for name, part in value._asdict().items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(part) for part in value]
     return value

@@ -46,7 +46,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver."""
+    """What there is of NVIDIA's driver."""
 
     version: str | None
     cuda: str | None  # the newest CUDA that it can run
@@ -109,7 +109,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it."""
+    """All that a doctor found."""
 
     environment: dict[str, str]  # the variables that devices and threads depend on
     driver: Driver

@@ -23,11 +23,11 @@ HAS_SOCKETS = sys.platform not in ("darwin", "win32")
 
 
 def limits(shm: Path = Path("/dev/shm")) -> Limits:
-    """What there is. A segment and a temporary file are tried, and nothing is left of them."""
+    """Return what there is. A segment and a temporary file are tried, and removed."""
     size = free = None
     if shm.is_dir():
-        found = os.statvfs(shm)
-        size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        room = os.statvfs(shm)
+        size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     files = descriptors.limit()
     folder, error = _temporary()
     return Limits(
@@ -47,7 +47,7 @@ def limits(shm: Path = Path("/dev/shm")) -> Limits:
 
 
 def _limit(name: str) -> int | None:
-    """The one that holds; None where there is none, or no such thing on this system."""
+    """Return the limit that holds; None: there is none, or no such thing on this system."""
     try:
         import resource
     except ImportError:
@@ -57,7 +57,7 @@ def _limit(name: str) -> int | None:
 
 
 def _temporary() -> tuple[str, str | None]:
-    """The folder, and why nothing can be written to it."""
+    """Return the folder, and why nothing can be written to it."""
     folder = "?"
     try:
         folder = tempfile.gettempdir()

@@ -16,7 +16,7 @@ def verdicts(facts: Facts, wanted: Wanted) -> list[Verdict]:
     """Return what is wrong, the worst first; an empty list if nothing is."""
     chosen = accelerators(facts, wanted)
     workers = number_of_workers(facts, wanted, chosen)
-    found = [
+    listed = [
         *torch_verdicts.on_torch(facts, wanted),
         *torch_verdicts.on_driver(facts, wanted),
         *torch_verdicts.on_missing_devices(facts, wanted),
@@ -29,4 +29,4 @@ def verdicts(facts: Facts, wanted: Wanted) -> list[Verdict]:
         *limit_verdicts.on_temporary_folder(facts, wanted),
         *host_verdicts.on_interfaces(facts),
     ]
-    return sorted(found, key=lambda verdict: verdict.level != FAILS)
+    return sorted(listed, key=lambda verdict: verdict.level != FAILS)

@@ -79,14 +79,14 @@ class Program(NamedTuple):
 
 
 def _counts(text: str) -> list[int]:
-    """Numbers of workers; a single one is run twice."""
+    """Return the numbers of workers; a single one is run twice."""
     try:
-        found = [int(word) for word in text.split(",")]
+        counts = [int(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
+        counts = []
+    if not counts or min(counts) < 1:
         raise SettingError("workers", text, "numbers of workers such as 1,2,3", "list them")
-    return found * 2 if len(found) == 1 else found
+    return counts * 2 if len(counts) == 1 else counts
 
 
 def _runs(program: Program, counts: Sequence[int], shards: int | None) -> list[Run]:
@@ -94,15 +94,15 @@ def _runs(program: Program, counts: Sequence[int], shards: int | None) -> list[R
     # The largest is the first: where the script leaves the number of shards open, it has as many
     # as workers, and all others get that number.
     order = sorted(range(len(counts)), key=lambda n: -counts[n])
-    found: dict[int, Run] = {}
+    runs: dict[int, Run] = {}
     for n in order:
-        again = sum(counts[before] == counts[n] for before in found) > 0
+        again = sum(counts[before] == counts[n] for before in runs) > 0
         run = _run(program, counts[n], shards, is_again=again)
         run.refuse_a_mistake()
         print(f"{run.label}: {run.summary()}", flush=True)
         shards = run.recording.facts.get("shards", shards)
-        found[n] = run
-    return [found[n] for n in range(len(counts))]
+        runs[n] = run
+    return [runs[n] for n in range(len(counts))]
 
 
 def _run(program: Program, workers: int, shards: int | None, *, is_again: bool) -> Run:
