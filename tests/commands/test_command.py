@@ -18,8 +18,9 @@ from quorate.commands import child_run, run
 from quorate.commands.bench import command as bench
 from quorate.commands.command import ScriptCommand
 from quorate.commands.main import main
-from quorate.commands.options import OPTIONS, as_typed, flag
+from quorate.commands.options import as_typed, flag
 from quorate.commands.verify import command as verify
+from quorate.training.recipe import OPTIONS
 
 COMMANDS = ("run", "inspect", "verify", "bench", "doctor", "convert")
 QUORATE = [sys.executable, "-m", "quorate"]

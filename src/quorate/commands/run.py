@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +13,13 @@ from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
-from quorate.settings import real
+from quorate.settings import real, whole
+from quorate.training.observer import observing
+
+if TYPE_CHECKING:
+    from quorate.training.observer import Observe
+
+PROFILE_S, RECORD_UPDATES = 8.0, 20
 
 HELP = """Run a training script, with options that override what it passes to Trainer.
 
@@ -27,21 +35,31 @@ follows it; after -- all is.
     metavar="FILE",
     help="measure where a step's time goes, write it as JSON, and end; see quorate bench",
 )
-@click.option("--profile-s", type=float, help="seconds to measure (8), after a warm-up")
+@click.option(
+    "--profile-s",
+    type=float,
+    default=PROFILE_S,
+    help=f"seconds to measure ({PROFILE_S:g}), after a warm-up",
+)
 @click.option(
     "--record",
     metavar="FOLDER",
     help="note digests of all that is computed in an empty folder, and end; see quorate verify",
 )
-@click.option("--record-updates", type=int, help="how many updates to record (20)")
+@click.option(
+    "--record-updates",
+    type=int,
+    default=RECORD_UPDATES,
+    help=f"how many updates to record ({RECORD_UPDATES})",
+)
 @click.option("--dies-with", type=int, metavar="PID", hidden=True)
 def command(
     script: str,
     arguments: tuple[str, ...],
     profile: str | None,
-    profile_s: float | None,
+    profile_s: float,
     record: str | None,
-    record_updates: int | None,
+    record_updates: int,
     dies_with: int | None,
     **settings: Any,
 ) -> int:
@@ -56,31 +74,32 @@ def command(
     file = Path(script)
     if not file.is_file():
         raise SettingError("script", script, "a Python file", "check the path")
-    options = given(settings)
-    if profile is not None:
-        options["profile"] = _absolute_file(profile)
-    if profile_s is not None:
-        options["profile_s"] = real("profile_s", profile_s, above=0)
-    if record is not None:
-        options["record"] = _empty_folder(record)
-    if record_updates is not None:
-        options["record_updates"] = record_updates
-    from quorate.transports.processes.script import Script  # imports torch
+    with ExitStack() as stack:
+        for observe in _observers(profile, profile_s, record, record_updates):
+            stack.enter_context(observing(observe))
+        from quorate.transports.processes.script import Script  # imports torch
 
-    Script(str(file.resolve()), None, arguments, str(Path.cwd()), options).run()
+        Script(str(file.resolve()), None, arguments, str(Path.cwd()), given(settings)).run()
     return 0
 
 
-def _absolute_file(name: str) -> str:
-    """Return the path of a file to write, whatever folder the script goes to."""
-    file = Path(name).absolute()
-    if not file.parent.is_dir():
-        raise SettingError("profile", name, "a file in a folder", "make the folder")
-    return str(file)
+def _observers(
+    profile: str | None, profile_s: float, record: str | None, record_updates: int
+) -> Iterator[Observe]:
+    """Yield what looks at the training loop; the paths are absolute, as a script may go away."""
+    if profile is not None:
+        file = Path(profile).absolute()
+        if not file.parent.is_dir():
+            raise SettingError("profile", profile, "a file in a folder", "make the folder")
+        real("profile_s", profile_s, above=0)
+        from quorate.commands.bench.profile import profiling  # imports torch
 
+        yield profiling(file, profile_s)
+    if record is not None:
+        folder = Path(record).absolute()
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise SettingError("record", record, "an empty folder", "make one")
+        whole("record_updates", record_updates, least=1)
+        from quorate.commands.verify.recorder import recording
 
-def _empty_folder(name: str) -> str:
-    folder = Path(name).absolute()
-    if not folder.is_dir() or any(folder.iterdir()):
-        raise SettingError("record", name, "an empty folder", "make one")
-    return str(folder)
+        yield recording(folder, record_updates)

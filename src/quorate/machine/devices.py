@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,6 @@ from quorate.errors import SettingError
 from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.environment import device_environment
 from quorate.machine.visible_devices import VARIABLE, why_none
-from quorate.replica.nested import mapped
 from quorate.settings import whole
 
 # There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
@@ -89,11 +87,6 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return (
         nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index or 0)
     )
-
-
-def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device."""
-    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def _default_devices(workers: int | None) -> list[Group]:

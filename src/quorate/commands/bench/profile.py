@@ -22,32 +22,32 @@ from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep,
 from quorate.machine.cores import usable_cores
 from quorate.machine.cpu_time import CpuTime, cpu_time
 from quorate.replica.digest import digest
-from quorate.settings import real, setting
+from quorate.replica.shard_sum import Part
+from quorate.training.observer import Observe
 from quorate.training.state import State
-from quorate.transports import Channel, Part, Transport
+from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.worker_status import WorkerStatus
 
-SECONDS = 8.0
 # The first updates make what later ones have: compiled kernels, memory, rows that are ahead.
 WARM_UP_UPDATES, WARM_UP_SHARE = 3, 0.25
 LEAST_UPDATES = 3
 FIRST_DIGEST = 4  # and after twice as many updates, and so on
 
 
-def profiled(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-    """The transport, measured if that is wanted.
+def profiling(file: Path, seconds: float) -> Observe:
+    """Return an observer that measures a training loop.
 
     Args:
-        state: of the loop that it is for.
-        facts: what a checkpoint says of the run.
+        file: where the result is written.
+        seconds: to measure, after the warm-up.
     """
-    file: str | None = setting("profile", None)
-    if file is None:
-        return transport
-    seconds = real("profile_s", setting("profile_s", SECONDS), above=0)
-    return Profiled(transport, Clock(transport, state, facts, Path(file), seconds))
+
+    def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+        return Profiled(transport, Clock(transport, state, facts, file, seconds))
+
+    return observe
 
 
 class Profiled(TransportAround):

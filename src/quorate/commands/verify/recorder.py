@@ -30,42 +30,40 @@ from quorate.coordination.protocol import (
     Replace,
 )
 from quorate.errors import SettingError
-from quorate.settings import setting, whole
+from quorate.replica.shard_sum import Part
+from quorate.training.observer import Observe
 from quorate.training.state import State
-from quorate.transports import Channel, Part, Transport
+from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
 
-UPDATES = 20
-
 _Answer = Done | Failed | Cancelled
 
 
-def recorded(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-    """The transport, recorded if that is wanted: the first training loop of a program is.
+def recording(folder: Path, updates: int) -> Observe:
+    """Return an observer that records the first training loop of a program.
 
     Args:
-        state: of the loop that it is for.
-        facts: what a checkpoint says of the run.
-
-    Raises:
-        SettingError: the bits depend on timing; the transport is closed.
+        folder: where records are written; empty at first.
+        updates: how many to record.
     """
-    folder: str | None = setting("record", None)
-    if folder is None or any(Path(folder).iterdir()):
-        return transport
-    updates = whole("record_updates", setting("record_updates", UPDATES), least=1)
-    rule = rules.parse(facts["update"])
-    if not rules.keeps_bits(rule, facts["shards"]):
-        transport.close()
-        raise SettingError(
-            "update",
-            rule.name,
-            "a rule whose bits do not depend on timing, to compare bits",
-            "verify the script with --update sync",
-        )
-    return Recorded(transport, _Recorder(state, facts, Path(folder), updates))
+
+    def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+        if any(folder.iterdir()):  # a loop before this one
+            return transport
+        rule = rules.parse(facts["update"])
+        if not rules.keeps_bits(rule, facts["shards"]):
+            transport.close()
+            raise SettingError(
+                "update",
+                rule.name,
+                "a rule whose bits do not depend on timing, to compare bits",
+                "verify the script with --update sync",
+            )
+        return Recorded(transport, _Recorder(state, facts, folder, updates))
+
+    return observe
 
 
 class Recorded(TransportAround):
