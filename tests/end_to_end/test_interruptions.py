@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.references import References
 from support.runs import SCRIPTS, command, digests, run_all
 
 from quorate.commands.main import main
@@ -23,13 +24,15 @@ def hundred(run_dir: Path, steps: int, optimizer: str, workers: int, engine: str
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_a_hundred_updates_are_37_and_63_elsewhere(
-    optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    optimizer: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    references: References,
 ) -> None:
     def on_towers(name: str, steps: int, workers: int) -> None:
         assert main(hundred(tmp_path / name, steps, optimizer, workers, "towers")[3:]) == 0
 
-    on_towers("whole", 100, 1)
-    whole = digests(tmp_path / "whole", capsys)
+    whole = references.on_a_tower("hundred.py", "100", optimizer).digests
     assert whole[1] is not None  # of the averaged weights
     # From 3 towers to 2; to as many processes and from those to fewer.
     on_towers("towers", 37, 3)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support.references import References
 from support.runs import (
     LIMIT_S,
     command,
@@ -501,13 +502,12 @@ def test_a_loop_over_towers_ends_though_one_sleeps_on() -> None:
 
 
 def test_on_one_worker_async_is_sync_with_batches_of_a_shard(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
 ) -> None:
     def options(name: str, update: str, shards: int) -> tuple[str, ...]:
         return ("--update", update, "--shards", str(shards), "--run-dir", str(tmp_path / name))
 
-    on_a_tower("alone.py", "3", options=options("sync", "sync", 1))
-    expected = digests(tmp_path / "sync", capsys)
+    expected = references.on_a_tower("alone.py", "3", options=("--shards", "1")).digests
     for update in ("async", "bounded:0", "bounded:3"):
         on_a_tower("alone.py", "12", options=options(update, update, 4))
         assert digests(tmp_path / update, capsys) == expected

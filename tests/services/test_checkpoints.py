@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small import DATA, digest_of, trainer
+from support.digests import digest_of
+from support.small import DATA, trainer
 
 from quorate.commands.main import main
 from quorate.errors import CheckpointError
