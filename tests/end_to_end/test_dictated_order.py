@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.runs import (
-    command,
-    last_json,
-    run_all,
-)
+from support.runs import command, last_json, run_all
 
 from quorate.commands.main import main
 

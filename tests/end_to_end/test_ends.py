@@ -9,14 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.runs import (
-    LIMIT_S,
-    command,
-    facts,
-    last_json,
-    processes_of,
-    started,
-)
+from support.runs import LIMIT_S, command, facts, last_json, processes_of, started
 
 from quorate.transports.processes.starter import can_fork
 
@@ -35,7 +28,7 @@ def wait_for(process: subprocess.Popen[str], word: str) -> str:
 
 def workers_of(mark: str) -> list[int]:
     """Without their nursery."""
-    found = [pid for pid, words in processes_of(mark).items() if "lifeline.py" in words]
+    found = [pid for pid, words in processes_of(mark).items() if "dies_with_parent.py" in words]
     return [pid for pid in found if not can_fork() or parent_of(pid) in found]
 
 

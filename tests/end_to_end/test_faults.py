@@ -6,26 +6,15 @@ import statistics
 from pathlib import Path
 
 import pytest
-from support.runs import (
-    SCRIPTS,
-    command,
-    digests,
-    facts,
-    last_json,
-    on_a_tower,
-    run,
-    run_all,
-)
+from support.references import References
+from support.runs import SCRIPTS, command, digests, facts, last_json, run, run_all
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
 
-def test_workers_that_are_killed_at_any_instant_change_nothing(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_workers_that_are_killed_at_any_instant_change_nothing(references: References) -> None:
     kills, updates = 16, 7 * 13  # 7 epochs
-    on_a_tower("faults.py", "0", str(updates))
-    expected = last_json(capfd.readouterr().out)
+    expected = references.on_a_tower("faults.py", "0", str(updates)).json
     ended = run(command("faults.py", str(kills), str(updates), options=("--workers", "3")))
     assert ended.code == 0, ended.said
     found = last_json(ended.out)
@@ -38,9 +27,8 @@ def test_workers_that_are_killed_at_any_instant_change_nothing(
     assert list(found["row_sums"].values()) == [rows * (rows - 1) / 2] * 7
 
 
-def test_stopped_and_slow_workers_hold_nobody_up(capfd: pytest.CaptureFixture[str]) -> None:
-    on_a_tower("stragglers.py")
-    expected = last_json(capfd.readouterr().out)
+def test_stopped_and_slow_workers_hold_nobody_up(references: References) -> None:
+    expected = references.on_a_tower("stragglers.py").json
     ended = run(command("stragglers.py", options=("--workers", "3")))
     assert ended.code == 0, ended.said
     found = last_json(ended.out)
@@ -60,9 +48,11 @@ def mischief(tmp_path: Path, name: str, *options: str) -> list[str]:
     return command("mischief.py", name, str(folder), options=options)
 
 
-def test_what_happens_once_is_made_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_happens_once_is_made_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
+) -> None:
     """An exception, an exit, a segmentation fault, and a hang of all workers at once."""
-    on_a_tower("mischief.py", "none", str(tmp_path), options=("--run-dir", str(tmp_path / "run")))
+    expected = references.on_a_tower("mischief.py", "none", str(tmp_path)).digests
     ended = run_all(
         {
             "once": mischief(tmp_path, "once", "--workers", "2"),
@@ -71,7 +61,7 @@ def test_what_happens_once_is_made_good(tmp_path: Path, capsys: pytest.CaptureFi
     )
     for name, run_ in ended.items():
         assert run_.code == 0, run_.said
-        assert digests(tmp_path / name / "run", capsys) == digests(tmp_path / "run", capsys), name
+        assert digests(tmp_path / name / "run", capsys) == expected, name
         assert "no answer for 8 s in step 2" in run_.out
     happened = {p.name for p in (tmp_path / "once").iterdir() if "arrived" not in p.name}
     assert happened == {"raised", "ended", "crashed", "hung-0", "hung-1", "run"}

@@ -6,19 +6,10 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from support.runs import (
-    TOWER,
-    command,
-    digests,
-    facts,
-    last_json,
-    on_a_tower,
-    run,
-    run_all,
-)
+from support.references import References
+from support.runs import TOWER, command, digests, facts, last_json, run, run_all
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-
 
 # name -> options of a run in processes, and what of them its bits depend on
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -29,7 +20,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = 
 
 
 def test_one_digest_on_any_number_of_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
 ) -> None:
     ended = run_all(
         {
@@ -43,23 +34,21 @@ def test_one_digest_on_any_number_of_processes(
     )
     for name, (_, bits, _) in VARIANTS.items():
         assert ended[name].code == 0, ended[name].said
-        tower = tmp_path / f"tower-{'-'.join(bits)}"
-        if not tower.exists():
-            on_a_tower("everything.py", options=(*bits, "--run-dir", str(tower)))
-        assert digests(tmp_path / name, capsys) == digests(tower, capsys), name
+        expected = references.on_a_tower("everything.py", options=bits).digests
+        assert digests(tmp_path / name, capsys) == expected, name
         found = facts(tmp_path / name, capsys)
         assert (found["engine"], found["global_step"]) == ("processes", 15)
     assert "on 3 cpu workers (1 thread each)" in ended["three"].out
 
 
 def test_a_model_in_the_style_of_hugging_face(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
 ) -> None:
     options = ("--run-dir", str(tmp_path / "two"), "--workers", "2")
     ended = run(command("hugging_face.py", options=options))
     assert ended.code == 0, ended.said
-    on_a_tower("hugging_face.py", options=("--run-dir", str(tmp_path / "tower")))
-    assert digests(tmp_path / "two", capsys) == digests(tmp_path / "tower", capsys)
+    expected = references.on_a_tower("hugging_face.py").digests
+    assert digests(tmp_path / "two", capsys) == expected
 
 
 def test_a_keras_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ class Reference(NamedTuple):
     """What a script did on one tower."""
 
     out: str  # what it printed
-    facts: dict[str, Any]  # what `quorate inspect` says of its run directory
+    facts: dict[str, Any]  # what `quorate inspect` says of its run directory, if it saved anything
 
     @property
     def digests(self) -> tuple[str, str | None]:
@@ -83,6 +83,7 @@ class References:
             words = (*TOWER, *options, "--run-dir", str(run_dir))
             ended = run(command(script, *arguments, options=words))
             assert ended.code == 0, ended.said
-            return ended.out, inspected(run_dir)
+            has_saved = (run_dir / "checkpoints").is_dir()
+            return ended.out, inspected(run_dir) if has_saved else {}
 
         return Reference(*self.once(compute, *key))

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.runs import (
-    SCRIPTS,
-    last_json,
-    run,
-)
+from support.runs import SCRIPTS, last_json, run
 from torch import nn
 from torch.utils.data import TensorDataset
 
