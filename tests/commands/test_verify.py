@@ -45,7 +45,8 @@ from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "verified.py"

@@ -15,7 +15,7 @@ from quorate.errors import UserError
 from quorate.machine import shared_memory
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Layout
-from quorate.replica.replica import bind, trainable
+from quorate.replica.model import bind, trainable
 from quorate.transports.processes.arena import Arena
 
 

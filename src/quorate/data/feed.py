@@ -27,8 +27,9 @@ from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError, SettingError
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.replica.fingerprint import fingerprint
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
 from quorate.replica.transfer import pinned
+from quorate.replica.turns import Turns
 
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]  # (step, shard)

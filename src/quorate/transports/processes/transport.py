@@ -28,9 +28,11 @@ from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group, current, kinds, usable_cores
 from quorate.machine.memory_fraction import free_cache
 from quorate.machine.shared_memory import Segment
+from quorate.replica.buffers import Buffers
 from quorate.replica.fingerprint import fingerprint
+from quorate.replica.model import unchanged
 from quorate.replica.notes import Notes
-from quorate.replica.replica import Buffers, Replica, unchanged
+from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.transports.job import Job, Training, probe_fingerprint
 from quorate.transports.processes.arena import Arena

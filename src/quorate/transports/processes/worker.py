@@ -36,8 +36,9 @@ from quorate.replica.precision import tensor_float
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.spread import Spread
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
+from quorate.replica.turns import Turns
 from quorate.transports.job import Evaluation, Job, NotWanted, Training, probe_fingerprint
 from quorate.transports.processes import remote_error as raised
 from quorate.transports.processes.arena import Arena
