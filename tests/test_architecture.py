@@ -45,14 +45,13 @@ COORDINATION_IMPORTS = {"coordination", "errors"}
 AGAINST = {
     ("machine.host", "commands.doctor.facts"),
     ("services.checkpoints.files", "training.state"),
-    ("transports.processes.worker", "commands.verify.recorded_training"),
 }
 TOO_LONG = {
     "commands.doctor.verdicts",
     "coordination.coordinator",
     "transports.processes.transport",
 }
-TOO_MANY_IMPORTS = {"transports.processes.worker"}
+TOO_MANY_IMPORTS: set[str] = set()
 
 
 def name_of(path: Path) -> str:

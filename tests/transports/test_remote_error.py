@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quorate.errors import LossError, SettingError, UserError, WorkerError
-from quorate.transports.processes import remote_error as raised
+from quorate.transports.processes import remote_error
 
 
 class OwnError(Exception):
@@ -24,7 +24,7 @@ class SilentError(Exception):
 
 
 def across(error: BaseException) -> BaseException:
-    return raised.from_json(json.loads(json.dumps(raised.to_json(error))))
+    return remote_error.from_json(json.loads(json.dumps(remote_error.to_json(error))))
 
 
 def caught(error: BaseException) -> BaseException:

@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.protocol import Abort, Applied, Apply, Compute, Effect, Finish, Tick, Wake
-from quorate.transports import Channel, Part
+from quorate.replica.shard_sum import Part
+from quorate.transports import Channel
 
 T = TypeVar("T")
 
