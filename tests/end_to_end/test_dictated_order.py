@@ -288,6 +288,7 @@ def test_towers_in_a_dictated_order_agree_with_a_hand_computation(
     CHECKS[scenario](told, kills=False)
 
 
+@pytest.mark.slow
 def test_processes_in_a_dictated_order_agree_with_a_hand_computation(tmp_path: Path) -> None:
     optimizers = {QUORUM: "momentum", ALL_OF_FOUR: "sgd", RACE: "momentum", BOUND: "adam"}
     ended = run_all(

@@ -13,7 +13,10 @@ from support.runs import LIMIT_S, command, facts, last_json, processes_of, start
 
 from quorate.transports.processes.starter import can_fork
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc"),
+]
 
 
 def wait_for(process: subprocess.Popen[str], word: str) -> str:

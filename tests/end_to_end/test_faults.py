@@ -12,6 +12,20 @@ from support.runs import SCRIPTS, command, digests, facts, last_json, run, run_a
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
 
+def test_a_worker_that_is_killed_changes_nothing(references: References) -> None:
+    updates = "13"  # an epoch
+    expected = references.on_a_tower("faults.py", "0", updates).json
+    ended = run(command("faults.py", "1", updates, options=("--workers", "2", "--shards", "6")))
+    assert ended.code == 0, ended.said
+    assert "was killed by signal 9 (SIGKILL)" in ended.said
+    assert "another is starting" in ended.said
+    with_a_kill = last_json(ended.out)
+    assert with_a_kill["hit"] == {"fetching": 1}
+    for name in ("digest", "row_sums"):
+        assert with_a_kill[name] == expected[name]
+
+
+@pytest.mark.slow
 def test_workers_that_are_killed_at_any_instant_change_nothing(references: References) -> None:
     kills, updates = 16, 7 * 13  # 7 epochs
     expected = references.on_a_tower("faults.py", "0", str(updates)).json
@@ -27,6 +41,7 @@ def test_workers_that_are_killed_at_any_instant_change_nothing(references: Refer
     assert list(found["row_sums"].values()) == [rows * (rows - 1) / 2] * 7
 
 
+@pytest.mark.slow
 def test_stopped_and_slow_workers_hold_nobody_up(references: References) -> None:
     expected = references.on_a_tower("stragglers.py").json
     ended = run(command("stragglers.py", options=("--workers", "3")))
@@ -48,6 +63,7 @@ def mischief(tmp_path: Path, name: str, *options: str) -> list[str]:
     return command("mischief.py", name, str(folder), options=options)
 
 
+@pytest.mark.slow
 def test_what_happens_once_is_made_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
 ) -> None:
@@ -73,6 +89,7 @@ def test_what_happens_once_is_made_good(
     assert "Traceback" not in ended["once"].said
 
 
+@pytest.mark.slow
 def test_mistakes_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("raise", "vector", "segfault", "memory")
     ended = run_all({name: mischief(tmp_path, name, "--workers", "2") for name in names})
@@ -103,6 +120,7 @@ def test_mistakes_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "What helps: more shards than 4 (each is smaller)" in memory
 
 
+@pytest.mark.slow
 def test_scripts_that_are_not_repeatable(tmp_path: Path) -> None:
     commands = {}
     for how in ("data", "model", "fails", "edited"):

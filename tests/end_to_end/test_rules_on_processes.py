@@ -27,7 +27,10 @@ from support.runs import (
 
 from quorate.commands.main import main
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc"),
+]
 
 
 def test_what_a_worker_reads_is_what_one_update_left_behind(

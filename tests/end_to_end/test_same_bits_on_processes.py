@@ -9,7 +9,10 @@ import pytest
 from support.references import References
 from support.runs import TOWER, command, digests, facts, last_json, run, run_all
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc"),
+]
 
 # name -> options of a run in processes, and what of them its bits depend on
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {

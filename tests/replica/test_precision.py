@@ -161,6 +161,7 @@ def test_one_digest_on_any_number_of_towers(precision: str, references: Referenc
         assert digest_of(trained(workers, 4, precision=precision)) == expected, workers
 
 
+@pytest.mark.slow
 def test_one_digest_on_worker_processes(tmp_path: Path, references: References) -> None:
     words, bf16 = ("hundred.py", "10", "adam"), ("--precision", "bf16")
     expected = references.on_a_tower(*words, options=bf16)

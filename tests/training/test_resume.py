@@ -223,6 +223,7 @@ print("after fit")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "codes"),
     [

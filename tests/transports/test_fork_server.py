@@ -281,6 +281,7 @@ def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, starter: Fo
             os.close(fd)
 
 
+@pytest.mark.slow
 def test_the_same_bits_though_the_fork_server_is_killed_and_without_one(
     references: References,
 ) -> None:

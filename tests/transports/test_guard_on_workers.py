@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from support.references import References
 from support.runs import command, digests, facts, last_json, run_all
 
+pytestmark = pytest.mark.slow
+
 RULES = ("sync", "quorum:3", "bounded:1")
 WORKERS = ("--engine", "processes", "--workers", "2")
 

@@ -17,6 +17,7 @@ from quorate.errors import SettingError
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
 
+@pytest.mark.slow
 def test_what_follows_the_first_loop_runs_once(tmp_path: Path) -> None:
     ended = run([sys.executable, str(SCRIPTS / "second_loop.py"), str(tmp_path)])
     assert ended.code == 0, ended.said
