@@ -44,7 +44,6 @@ COORDINATION_IMPORTS = {"coordination", "errors"}
 # What is left of before the move, and is to go.
 AGAINST = {
     ("machine.host", "commands.doctor.facts"),
-    ("services.checkpoints.files", "training.state"),
 }
 TOO_LONG = {
     "commands.doctor.verdicts",
