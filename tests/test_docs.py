@@ -17,6 +17,11 @@ import quorate
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+CALLS = {
+    **{public: getattr(quorate, public) for public in quorate.__all__ if public != "load_weights"},
+    "fit": quorate.Trainer.fit,
+    "updates": quorate.Trainer.updates,
+}
 PLACES = (ROOT, ROOT / "src" / "quorate", DOCS)  # that paths in documents are below
 
 
@@ -73,6 +78,28 @@ def test_files_that_are_named_exist(page: Path) -> None:
         return
     for path in re.findall(r"`([\w./-]+/[\w-]+\.(?:py|md))`", without_code(page)):
         assert any((place / path).exists() for place in PLACES), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_keywords_that_are_shown_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    text = page.read_text()
+    theirs = page.parent.name == "coming-from"  # other projects have a Trainer and a fit too
+    prefix = r"\bquorate\." if theirs else r"\b(?:quorate\.)?"
+    for call in re.finditer(rf"{prefix}({'|'.join(CALLS)})\(", text):
+        known = inspect.signature(CALLS[call[1]]).parameters
+        assert keywords(text, call.end()) <= known.keys(), text[call.start() : call.end() + 80]
+
+
+def keywords(text: str, start: int) -> set[str]:
+    """The keywords of a call whose arguments begin here, without those of calls inside of it."""
+    depth, end, own = 1, start, ""
+    while depth and end < len(text):
+        depth += (text[end] in "([{") - (text[end] in ")]}")
+        own += text[end] if depth == 1 else ""
+        end += 1
+    return set(re.findall(r"(?:^|[\s,])(\w+) ?=(?!=)", re.sub(r"#.*|'[^']*'|\"[^\"]*\"", "", own)))
 
 
 def test_the_first_script_does_what_the_page_says(tmp_path: Path) -> None:
