@@ -370,7 +370,7 @@ def test_without_a_script_there_are_towers() -> None:
             lambda m, b: m(b).mean(),
             optimizer=torch.optim.SGD,
             batch_size=2,
-            engine="processes",
+            workers=quorate.Workers(engine="processes"),
         )
     code = (
         "import quorate, torch\n"
