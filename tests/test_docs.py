@@ -46,7 +46,7 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     reference = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
-    there = set(re.findall(r"auto\w+:: (quorate\.\w+)$", reference, re.MULTILINE))
+    there = set(re.findall(r"auto\w+:: (quorate\.\w+)(?:\(\))?$", reference, re.MULTILINE))
     assert {f"quorate.{public}" for public in quorate.__all__} <= there
     errors = dict(inspect.getmembers(quorate.errors, inspect.isclass))
     named = set(re.findall(r"autoexception:: [\w.]+\.(\w+)", reference))
