@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.machine.devices import move
 from quorate.replica.digest import digest
+from quorate.replica.transfer import move
 
 pytestmark = pytest.mark.gpu
 

@@ -35,7 +35,8 @@ from quorate.replica.precision import (
 )
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])

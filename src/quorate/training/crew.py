@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
@@ -22,6 +22,7 @@ from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
 from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
 from quorate.transports.towers import Towers
@@ -103,19 +104,20 @@ class Crew:
         if (worker := here()) is not None:
             group, loading = self.groups[worker.number], self.recipe.loading
             bound_memory(group, self.memory_fraction)
-            worker.serve(
-                self.model,
-                self.recipe.loss,
-                group,
-                datasets,
+            program = Program(
+                model=self.model,
+                loss=self.recipe.loss,
+                totals=self.replicas.totals.names,
+                group=group,
+                datasets=datasets,
                 spread=self.replicas.spread,
                 collate=loading.collate,
                 augment=loading.augment,
                 order=loading.order,
                 threads=self.recipe.workers.threads,
-                totals=self.replicas.totals.names,
                 computing=self.replicas.computing,
             )
+            worker.serve(program)
         elif not _loop_was_run:
             _loop_was_run, self._datasets = True, datasets
 
@@ -137,7 +139,7 @@ class Crew:
             state.parameters,
             None if state.average is None else state.average.shadow,
             written=state.written,
-            results=self.most_open if self.rule.is_apart else source.plan.shards,
+            results=self.most_open if self.rule.by_shard else source.plan.shards,
             on_snapshots=self.on_snapshots,
             workers=len(self.groups),
         )

@@ -11,12 +11,12 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
-from quorate.data.feed import Source, length
+from quorate.data.source import Source, length
 from quorate.errors import LossError, SettingError
 from quorate.replica.deterministic import deterministic
 from quorate.replica.flat import Flat
+from quorate.replica.model import unchanged
 from quorate.replica.precision import tensor_float
-from quorate.replica.replica import unchanged
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew

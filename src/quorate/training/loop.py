@@ -13,7 +13,7 @@ from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import NotFiniteError
 from quorate.replica.shard_sum import Share
 from quorate.replica.totals import joined
@@ -73,8 +73,8 @@ def looping(
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
         coordinator = Coordinator(
             shards_of=plan.shards_of,
-            home_of=plan.home,
-            reach=plan.reach,
+            home_shards=plan.home_shards,
+            lookahead=plan.lookahead,
             first_step=state.global_step,
             last_step=loop.last_step,
             left_open=state.left_open,

@@ -16,8 +16,8 @@ from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.replica import Replica
 from quorate.replica.spread import Spread
-from quorate.replica.streams import Turns
 from quorate.replica.totals import Totals
+from quorate.replica.turns import Turns
 from quorate.training.recipe import Recipe
 from quorate.training.state import State
 

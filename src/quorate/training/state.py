@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from quorate.coordination.tally import Tally
+from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.replica import Buffers, bind, trainable
+from quorate.replica.model import bind, trainable
 from quorate.training.optimize import Optimize
 from quorate.training.optimizer import FlatOptimizer
 from quorate.training.update import Average, Update
