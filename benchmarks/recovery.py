@@ -34,6 +34,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from throughput import PER_WORKER, Net, by_hand, data, loss, sgd
 
 import quorate
+from quorate.transports.processes.member import State
+from quorate.transports.processes.transport import Processes
 
 SETTLED = 15  # updates between one recovery and the next kill
 
@@ -57,8 +59,9 @@ def quorate_role(kills: int) -> None:
     calm = 0
     for _ in trainer.updates(TensorDataset(*data()), steps=10**9):
         now = time.monotonic()
-        members = trainer._transport._members  # type: ignore[union-attr]
-        alive = [m.life for m in members if m.life is not None and m.life.joined]
+        crew: Processes = trainer._transport  # type: ignore[assignment]
+        joined = {member.number for member in crew.members if member.state is State.JOINED}
+        alive = [status.pid for status in crew.status() if status.number in joined]
         if len(killed_at) > len(stalls):
             stalls.append(now - killed_at[-1])
         if len(stalls) > len(whole) and len(alive) == 2:
@@ -69,7 +72,8 @@ def quorate_role(kills: int) -> None:
             break
         if calm == SETTLED:
             calm += 1
-            pid = chance.choice(alive).pid  # type: ignore[union-attr]
+            pid = chance.choice(alive)
+            assert pid is not None
 
             def kill(pid: int = pid) -> None:
                 killed_at.append(time.monotonic())
