@@ -34,8 +34,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from throughput import PER_WORKER, Net, by_hand, data, loss, sgd
 
 import quorate
-from quorate.transports.processes.member import State
-from quorate.transports.processes.transport import Processes
 
 SETTLED = 15  # updates between one recovery and the next kill
 
@@ -49,8 +47,7 @@ def quorate_role(kills: int) -> None:
         batch_size=2 * PER_WORKER,
         shards=2,
         devices="cpu",
-        workers=2,
-        engine="processes",
+        workers=quorate.Workers(2, engine="processes"),
     )
     chance = random.Random(0)
     killed_at: list[float] = []
@@ -59,9 +56,7 @@ def quorate_role(kills: int) -> None:
     calm = 0
     for _ in trainer.updates(TensorDataset(*data()), steps=10**9):
         now = time.monotonic()
-        crew: Processes = trainer._transport  # type: ignore[assignment]
-        joined = {member.number for member in crew.members if member.state is State.JOINED}
-        alive = [status.pid for status in crew.status() if status.number in joined]
+        alive = [w.pid for w in trainer.workers if w.pid is not None and w.phase != "starting"]
         if len(killed_at) > len(stalls):
             stalls.append(now - killed_at[-1])
         if len(stalls) > len(whole) and len(alive) == 2:
@@ -73,7 +68,6 @@ def quorate_role(kills: int) -> None:
         if calm == SETTLED:
             calm += 1
             pid = chance.choice(alive)
-            assert pid is not None
 
             def kill(pid: int = pid) -> None:
                 killed_at.append(time.monotonic())

@@ -30,7 +30,8 @@ from quorate.coordination.protocol import (
 )
 from quorate.coordination.tree import TreeSum
 from quorate.machine.devices import Group
-from quorate.replica.replica import Buffers, Replica
+from quorate.replica.buffers import Buffers
+from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_values
 from quorate.replica.streams import Stream

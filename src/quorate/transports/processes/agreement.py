@@ -19,7 +19,8 @@ from quorate.errors import UserError
 from quorate.machine.devices import Group, current, kinds
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.fingerprint import fingerprint
-from quorate.replica.replica import Replica, unchanged
+from quorate.replica.model import unchanged
+from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.transports.job import Job, Training, probe_fingerprint
 from quorate.transports.processes.wire import Message

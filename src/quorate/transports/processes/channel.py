@@ -29,7 +29,7 @@ from quorate.coordination.protocol import (
 from quorate.coordination.tree import Node, TreeSum
 from quorate.errors import WorkerError
 from quorate.replica import totals
-from quorate.replica.replica import Buffers
+from quorate.replica.buffers import Buffers
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshots
 from quorate.transports.job import Job, Training
@@ -219,7 +219,7 @@ class ProcessesChannel:
                 "shard": effect.shard,
                 "slot": slot,
                 "snapshot": snapshot and [snapshot.number, snapshot.version],
-                "place": effect.place,
+                "rank_of": effect.rank_of,
             },
         )
 

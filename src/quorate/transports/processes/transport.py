@@ -22,11 +22,13 @@ from typing import Any
 import torch
 
 from quorate.errors import WorkerError
+from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
-from quorate.machine.devices import Group, usable_cores
+from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
+from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Notes
-from quorate.replica.replica import Buffers, Replica
+from quorate.replica.replica import Replica
 from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.arena import Arena
