@@ -20,7 +20,7 @@ from torch import nn
 
 from quorate.errors import DataError
 from quorate.services.checkpoints import files as checkpoint
-from quorate.services.checkpoints.weights import initialize
+from quorate.services.checkpoints.weights import load_weights
 
 WEIGHTS = "model.safetensors"
 
@@ -121,5 +121,4 @@ def network_of(run_dir: Path) -> UNet | OnePixel:
         model = OnePixel(shapes[OnePixel.FIRST][1])
     else:
         raise DataError(path, got="other weights", expected="those of this example")
-    initialize(model, path, print)
-    return model.eval()
+    return load_weights(model, path).eval()

@@ -38,7 +38,7 @@ from quorate.replica.streams import Turns
 from quorate.replica.totals import Finish, Totals, joined
 from quorate.services.checkpoints import files as checkpoint
 from quorate.services.checkpoints.saver import Checkpoints, Policy
-from quorate.services.checkpoints.weights import initialize
+from quorate.services.checkpoints.weights import load_weights
 from quorate.services.display.display import display
 from quorate.services.report import Report
 from quorate.settings import directory, function, one_of, real, setting, whole
@@ -272,7 +272,7 @@ class Trainer:
         self._spread = Spread(self.model, self._groups) if is_spread else None
         self._init_from = setting("init_from", init_from)
         if self._init_from is not None:  # in workers too: frozen weights are theirs
-            initialize(self.model, Path(self._init_from), self._say)
+            load_weights(self.model, Path(self._init_from), self._say)
 
     @property
     def global_step(self) -> int:
