@@ -1,16 +1,20 @@
-# make train: the main job on real data.  make test: the tests, two at a time.  make check: ruff and mypy.
+# make train: the main job on real data.  make check: ruff and mypy.
+# make test: everything in one process and the sharpest digests of real runs.  make test-all: all tests.
 # Each makes .venv when it is missing or older than what it is made from.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test check bench clean
+.PHONY: train test test-all check bench clean
 
 train: $(VENV)/stamp
 	$(BIN)/quorate run examples/fashion_mnist.py
 
 test: $(VENV)/stamp
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: $(VENV)/stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(VENV)/stamp

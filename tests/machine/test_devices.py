@@ -14,9 +14,11 @@ import torch
 
 from quorate.errors import SettingError, UserError
 from quorate.machine import container as control_group
+from quorate.machine import cores as cores_of
 from quorate.machine import devices, out_of_memory
+from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
-from quorate.machine.devices import usable_cores, worker_devices
+from quorate.machine.devices import worker_devices
 from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
 
@@ -104,14 +106,14 @@ def test_why_there_is_no_gpu(
 def test_cores_of_a_container(
     limit: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(cores_of.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setattr(control_group, "cores", lambda: limit)
-    devices._container_cores.cache_clear()
+    cores_of._container_cores.cache_clear()
     try:
         assert usable_cores() == cores
         assert len(worker_devices("cpu", None)) == 1
     finally:
-        devices._container_cores.cache_clear()
+        cores_of._container_cores.cache_clear()
 
 
 # --- descriptors ----------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from quorate.coordination.plan import Plan, Rows
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
 from quorate.replica.fingerprint import fingerprint
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
 
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]  # (step, shard)

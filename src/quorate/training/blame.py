@@ -8,7 +8,8 @@ import torch
 
 from quorate.coordination.plan import abridged
 from quorate.data.source import Source
-from quorate.replica.replica import Replica, unchanged
+from quorate.replica.model import unchanged
+from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Share
 from quorate.replica.streams import Stream
 from quorate.training.not_finite import is_finite

@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeVar
 
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.protocol import Abort, Applied, Apply, Compute, Effect, Finish, Tick, Wake
+from quorate.replica.shard_sum import Part
 from quorate.services.display.straggler import CopiedShards
-from quorate.transports import Channel, Part
+from quorate.transports import Channel
 
 T = TypeVar("T")
 

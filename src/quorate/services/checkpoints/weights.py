@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -22,11 +23,14 @@ PREFIXES = ("module.", "_orig_mod.")
 # Under which many scripts save the state dict among other things.
 NESTED = ("state_dict", "model_state_dict", "model")
 
+LOG = logging.getLogger("quorate").warning
 
-def load_weights(model: Model, path: str | Path, say: Callable[[str], object] = print) -> Model:
+
+def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LOG) -> Model:
     """Give a model the weights of a file, a checkpoint's directory, or a run directory.
 
     Args:
+        model: any module; it is changed, and returned.
         path: .safetensors, or what ``torch.save`` made of a state dict (read with weights_only).
         say: shows a line to the user: that prefixes were taken off.
 
@@ -50,7 +54,7 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], object] = 
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
-            f"weights {path}: {'; '.join(wrong[:5])}{more}; give weights of this model"
+            f"weights of {path}: {'; '.join(wrong[:5])}{more}; give weights of this model"
         )
     with torch.no_grad():
         for name, value in own.items():
@@ -68,7 +72,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     except (OSError, RuntimeError, SafetensorError, UnpicklingError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"weights {path}: got {reason}; expected a .safetensors file, or a state dict of "
+            f"weights of {path}: got {reason}; expected a .safetensors file, or a state dict of "
             "tensors by torch.save"
         ) from error
     return _state_dict(content, path)
@@ -80,7 +84,7 @@ def _file_in(folder: Path) -> Path:
         return folder / "model.safetensors"
     sound = checkpoint.find(folder)
     if sound is None:
-        raise CheckpointError(f"weights {folder}: there is no checkpoint in it; give a file")
+        raise CheckpointError(f"weights of {folder}: there is no checkpoint in it; give a file")
     return sound.path / "model.safetensors"
 
 
@@ -94,7 +98,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:
     ):
         kind = type(content).__name__
         raise CheckpointError(
-            f"weights {path}: got a {kind}, expected a state dict: tensors by name; save "
+            f"weights of {path}: got a {kind}, expected a state dict: tensors by name; save "
             "model.state_dict()"
         )
     return dict(content)
