@@ -39,13 +39,14 @@ from quorate.commands.verify.verdict import Run, verdict
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Compute, Done, Joined, Left
 from quorate.coordination.protocol import Event as ProtocolEvent
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import UserError
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "verified.py"

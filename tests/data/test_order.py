@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import front_door
 from torch.utils.data import TensorDataset
 
 import quorate
@@ -95,7 +96,7 @@ def test_rows_that_are_missing_or_there_twice_are_named(order: Order, got: str) 
 
 
 def trainer(run_dir: Path | None = None, workers: int = 1, **options: Any) -> quorate.Trainer:
-    return quorate.Trainer(
+    return front_door.trainer(
         lambda: torch.nn.Linear(1, 1),
         lambda model, batch: (model(batch[0] / 40) - batch[1]).square().mean(),
         optimizer=lambda params: torch.optim.Adam(params, lr=0.01),

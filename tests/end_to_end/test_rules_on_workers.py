@@ -469,9 +469,8 @@ def towers_end(update: str, seconds: Any, steps: int) -> float:
         batch_size=4,
         shards=4,
         update=update,
-        engine="towers",
         devices="cpu",
-        workers=3,
+        workers=quorate.Workers(3, engine="towers"),
     )
     at, n = 0.0, 0
     for report in trainer.updates(TensorDataset(torch.ones(40, 3)), steps=steps):

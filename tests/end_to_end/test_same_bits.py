@@ -56,12 +56,11 @@ def test_slow_towers_do_not_change_a_bit() -> None:
         trainer = quorate.Trainer(
             EVERYTHING.Everything(),
             loss,
-            optimizer=torch.optim.Adam,
+            optimizer=quorate.Optimize(torch.optim.Adam, ema_decay=0.9),
             batch_size=24,
             shards=6,
             devices="cpu",
             workers=workers,
-            ema_decay=0.9,
         )
         for report in trainer.updates(EVERYTHING.Sentences(72), epochs=4):
             if report.ends_epoch:
@@ -166,7 +165,7 @@ def test_augmentation_belongs_to_the_sample_and_the_epoch(together: bool) -> Non
             shards=shards,
             devices="cpu",
             workers=workers,
-            loader_workers=loader_workers,
+            loading=quorate.Loading(processes=loader_workers),
         )
         for _ in trainer.updates(ByIndex(together), epochs=2):
             pass

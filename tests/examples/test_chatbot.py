@@ -436,7 +436,7 @@ def test_bleu_and_loss_are_the_same_bits_on_one_two_and_three_workers() -> None:
             shards=3,
             devices="cpu",
             workers=workers,
-            collate=data.collate,
+            loading=quorate.Loading(collate=data.collate),
         )
         found.append(trainer.evaluate(rows))
     assert found[0] == found[1] == found[2]

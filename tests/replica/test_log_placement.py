@@ -10,6 +10,7 @@ import torch
 from support.warm import WARM
 from torch import nn
 
+import quorate
 from quorate import Trainer
 from quorate.replica.placement import log as placement_log
 from quorate.replica.placement.log import PlacementLog
@@ -80,9 +81,8 @@ def fitted(*, log: bool, workers: int = 1) -> torch.Tensor:
         batch_size=8,
         shards=2,
         devices="cpu",
-        workers=workers,
-        engine="towers",
-        log_placement=log,
+        workers=quorate.Workers(workers, engine="towers"),
+        compute=quorate.Compute(log_placement=log),
     )
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(24, 3, generator=generator)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import front_door
 from support.everything import EVERYTHING, SCRIPT, digest_of, trained
 from support.warm import WARM
 from torch import nn
@@ -34,7 +35,8 @@ from quorate.replica.precision import (
 )
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])
@@ -142,7 +144,7 @@ def test_updates_are_those_of_float32_masters() -> None:
     model.weight.data.fill_(1.0)
     trainer = quorate.Trainer(
         model, loss, optimizer=lambda params: torch.optim.SGD(params, lr=2.0**-12), batch_size=4,
-        shards=2, devices="cpu", workers=2, engine="towers", precision="bf16",
+        shards=2, devices="cpu", workers=quorate.Workers(2, engine="towers"), precision="bf16",
     )  # fmt: skip
     for _ in trainer.updates(TensorDataset(torch.ones(4, 1)), steps=7):
         pass
@@ -177,7 +179,8 @@ def test_one_digest_after_a_resume_on_other_devices(tmp_path: Path) -> None:
         torch.manual_seed(3)
         trainer = quorate.Trainer(
             EVERYTHING.Everything(), EVERYTHING.loss, optimizer=torch.optim.Adam, batch_size=24,
-            shards=4, devices="cpu", workers=workers, engine="towers", precision="bf16",
+            shards=4, devices="cpu",
+            workers=quorate.Workers(workers, engine="towers"), precision="bf16",
             run_dir=run_dir,
         )  # fmt: skip
         trainer.fit(EVERYTHING.Sentences(110), steps=steps)
@@ -194,9 +197,10 @@ def mlp() -> nn.Module:
 
 
 def trained_mlp(workers: int, precision: str, **options: Any) -> quorate.Trainer:
-    trainer = quorate.Trainer(
+    trainer = front_door.trainer(
         mlp(), options.pop("loss", cross_entropy), optimizer=torch.optim.Adam, batch_size=12,
-        shards=4, devices="cpu", workers=workers, engine="towers", precision=precision, **options,
+        shards=4, devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"), precision=precision, **options,
     )  # fmt: skip
     for _ in trainer.updates(TensorDataset(IMAGES, LABELS), epochs=6):
         pass

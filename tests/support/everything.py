@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from support import front_door
 
 import quorate
 from quorate.replica.digest import digest
@@ -36,7 +37,7 @@ def trained(workers: int, shards: int, *, rows: int = 110, **options: Any) -> qu
         "ema_decay": 0.99,
         "schedule": lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20),
     }
-    trainer = quorate.Trainer(
+    trainer = front_door.trainer(
         EVERYTHING.Everything(),
         EVERYTHING.loss,
         shards=shards,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support import front_door
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -50,7 +51,7 @@ def trainer(run_dir: Path | None, workers: int = 2, **options: Any) -> quorate.T
         "batch_size": 12,
         "shards": 4,
     }
-    return quorate.Trainer(
+    return front_door.trainer(
         Small, loss, run_dir=run_dir, devices="cpu", workers=workers, **defaults | options
     )
 

@@ -9,9 +9,9 @@ from support import small
 from support.runs import command, last_json, run
 
 from quorate.coordination.protocol import Cancelled, Compute, Discard, Event, Joined, Keep
+from quorate.replica.shard_sum import Part
 from quorate.testing import ContractError, checking_transport, in_memory
 from quorate.training.observer import observing
-from quorate.transports import Part
 from quorate.transports.around import ChannelAround, TransportAround
 
 CLAUSES = [

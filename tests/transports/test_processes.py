@@ -40,7 +40,7 @@ from quorate.errors import SettingError, UserError
 from quorate.machine import shared_memory
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Layout
-from quorate.replica.replica import bind, trainable
+from quorate.replica.model import bind, trainable
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.starter import can_fork
 
@@ -218,8 +218,8 @@ def wait_for(process: subprocess.Popen[str], word: str) -> str:
 
 
 def workers_of(mark: str) -> list[int]:
-    """Without their nursery."""
-    found = [pid for pid, words in processes_of(mark).items() if "lifeline.py" in words]
+    """Without their fork server."""
+    found = [pid for pid, words in processes_of(mark).items() if "dies_with_parent.py" in words]
     return [pid for pid in found if not can_fork() or parent_of(pid) in found]
 
 
@@ -234,8 +234,8 @@ def test_nobody_outlives_a_coordinator_that_is_killed(tmp_path: Path, when: str)
     with started(tmp_path, command("loops.py", what, options=("--workers", "2"))) as (run_, mark):
         wait_for(run_, when)
         deadline = time.monotonic() + 20
-        # The coordinator, and a nursery that imports torch; then two workers, each with a process
-        # that loads rows.
+        # The coordinator, and a fork server that imports torch; then two workers, each with a
+        # process that loads rows.
         while len(processes_of(mark)) < (2 if when == "start" else 5 + can_fork()):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -370,7 +370,7 @@ def test_without_a_script_there_are_towers() -> None:
             lambda m, b: m(b).mean(),
             optimizer=torch.optim.SGD,
             batch_size=2,
-            engine="processes",
+            workers=quorate.Workers(engine="processes"),
         )
     code = (
         "import quorate, torch\n"

@@ -22,7 +22,7 @@ from quorate.errors import LossError, SettingError, UserError, WorkerError
 from quorate.machine import shared_memory
 from quorate.machine.shared_memory import Segment
 from quorate.replica.fingerprint import fingerprint
-from quorate.transports.processes import remote_error as raised
+from quorate.transports.processes import remote_error
 from quorate.transports.processes.wire import Message, Wire
 
 # --- the wire -------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class SilentError(Exception):
 
 
 def across(error: BaseException) -> BaseException:
-    return raised.from_json(json.loads(json.dumps(raised.to_json(error))))
+    return remote_error.from_json(json.loads(json.dumps(remote_error.to_json(error))))
 
 
 def caught(error: BaseException) -> BaseException:

@@ -133,8 +133,7 @@ def on_towers(loss: Loss, *, workers: int, shards: int) -> quorate.Trainer:
         batch_size=12,
         shards=shards,
         devices="cpu",
-        workers=workers,
-        engine="towers",
+        workers=quorate.Workers(workers, engine="towers"),
     )
 
 

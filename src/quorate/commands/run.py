@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
 from quorate.settings import real
+from quorate.training.observer import observing
 from quorate.transports.processes.script import Script
 
 if TYPE_CHECKING:
@@ -94,5 +96,14 @@ def run(options: argparse.Namespace) -> int:
     if options.profile_s is not None:
         real("profile_s", options.profile_s, above=0)
     path = str(script.resolve())
-    Script(path, None, tuple(options.arguments), str(Path.cwd()), given).run()
+    with ExitStack() as stack:
+        if options.profile is not None:
+            from quorate.commands.bench.profile import profiled
+
+            stack.enter_context(observing(profiled))
+        if options.record is not None:
+            from quorate.commands.verify.recorder import recorded
+
+            stack.enter_context(observing(recorded))
+        Script(path, None, tuple(options.arguments), str(Path.cwd()), given).run()
     return 0

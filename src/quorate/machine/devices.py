@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +20,6 @@ from quorate.errors import SettingError
 from quorate.machine import container as control_group
 from quorate.machine.environment import device_environment
 from quorate.machine.visible_devices import VARIABLE, why_none
-from quorate.replica.nested import mapped
 from quorate.settings import whole
 
 MOST_CPU_WORKERS = 8
@@ -93,11 +91,6 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return (
         nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index or 0)
     )
-
-
-def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device."""
-    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def usable_cores() -> int:

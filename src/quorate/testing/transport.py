@@ -38,8 +38,9 @@ from quorate.coordination.protocol import (
 )
 from quorate.coordination.tree import TreeSum
 from quorate.errors import WorkerError
-from quorate.replica.replica import Buffers, Replica
-from quorate.replica.shard_sum import ShardSum
+from quorate.replica.buffers import Buffers
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_values
 from quorate.replica.streams import Stream
 from quorate.testing.moves import (
@@ -52,8 +53,7 @@ from quorate.testing.moves import (
     Move,
     ScriptError,
 )
-from quorate.transports import Part
-from quorate.transports.job import Job, Training
+from quorate.transports.job import Job, Task, Training
 from quorate.transports.worker_status import Timesheet, WorkerStatus
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class InMemory:
 
 
 @dataclass
-class _Task:
-    """A shard that a worker has."""
+class _Given:
+    """A shard that a worker was given."""
 
     step: int
     shard: int
@@ -174,7 +174,7 @@ class InMemoryChannel:
         self._transport = transport
         self._script = script
         self._feed = job.feed(moves_to=transport.replicas[0].device)
-        self._tasks: dict[int, _Task] = {}  # by worker, in the order in which they were dealt
+        self._tasks: dict[int, _Given] = {}  # by worker, in the order in which they were dealt
         self._held = {worker: _Held() for worker in range(len(transport.replicas))}
         self._errors: dict[tuple[int, int, int], BaseException] = {}
         self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
@@ -204,7 +204,7 @@ class InMemoryChannel:
                     raise ScriptError(f"worker {worker} is not there, or is busy: {effect}")
                 due = self.now() + self._transport.time_s(worker, step, shard)
                 lent = None if self._snapshots is None else self._snapshots.lend(worker)
-                self._tasks[worker] = _Task(step, shard, due, lent)
+                self._tasks[worker] = _Given(step, shard, due, lent)
             case Keep(_, step, shard):
                 held = self._held[worker]
                 if step not in held.sums:
@@ -313,7 +313,7 @@ class InMemoryChannel:
         clock_s = self._transport.clock_s
         self._transport.clock_s = max(at, nextafter(clock_s, inf)) if at > clock_s else clock_s
 
-    def _ends_at(self, task: _Task) -> float:
+    def _ends_at(self, task: _Given) -> float:
         if task.is_hung:
             return inf
         return self.now() if task.is_cancelled else max(task.due, self.now())
@@ -369,7 +369,7 @@ class InMemoryChannel:
 
     # --- what workers do --------------------------------------------------------------------------
 
-    def _end(self, worker: int) -> _Task:
+    def _end(self, worker: int) -> _Given:
         task = self._tasks.pop(worker)
         if self._snapshots is not None:
             self._snapshots.give_back(worker)
@@ -377,18 +377,13 @@ class InMemoryChannel:
 
     def _finish(self, worker: int) -> Event:
         """Compute the shard that a worker has."""
-        task, sheet = self._tasks[worker], self._transport.sheets[worker]
-        replica, step, shard = self._transport.replicas[worker], task.step, task.shard
+        given, sheet = self._tasks[worker], self._transport.sheets[worker]
+        replica, step, shard = self._transport.replicas[worker], given.step, given.shard
+        task = Task(worker, step, shard, at=lambda phase: sheet.tell(phase, step, shard))
         try:
             with _as_a_worker(self._transport.threads) as stream:
                 result = self._job.compute(
-                    replica,
-                    stream,
-                    self._feed,
-                    step,
-                    shard,
-                    snapshot=task.snapshot,
-                    at=lambda phase: sheet.tell(phase, step, shard),
+                    replica, stream, self._feed, task, snapshot=given.snapshot
                 )
         except Exception as error:
             return self._fail(worker, self._end(worker), error)
@@ -398,10 +393,10 @@ class InMemoryChannel:
         self._held[worker].pending[step, shard] = result.computed_by(worker, shard)
         return Done(worker, step, shard)
 
-    def _fail(self, worker: int, task: _Task, error: BaseException) -> Failed:
-        step, shard = task.step, task.shard
+    def _fail(self, worker: int, given: _Given, error: BaseException) -> Failed:
+        step, shard = given.step, given.shard
         device = self._transport.replicas[worker].device
-        self._job.annotate(error, worker, device, step, shard)
+        self._job.annotate(error, Task(worker, step, shard), device)
         self._errors[worker, step, shard] = error
         return Failed(worker, step, shard)
 

@@ -22,9 +22,10 @@ from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep,
 from quorate.machine.cpu_time import CpuTime, cpu_time
 from quorate.machine.devices import usable_cores
 from quorate.replica.digest import digest
+from quorate.replica.shard_sum import Part
 from quorate.settings import real, setting
 from quorate.training.state import State
-from quorate.transports import Channel, Part, Transport
+from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.worker_status import WorkerStatus

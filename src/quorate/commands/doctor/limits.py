@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quorate.commands.doctor.facts import Limits
-from quorate.data.feed import check_loader_processes
+from quorate.data.loader_processes import check_loader_processes
 from quorate.errors import UserError
 from quorate.machine import descriptors
 from quorate.machine.shared_memory import MIB, Segment

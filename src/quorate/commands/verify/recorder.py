@@ -30,9 +30,10 @@ from quorate.coordination.protocol import (
     Replace,
 )
 from quorate.errors import SettingError
+from quorate.replica.shard_sum import Part
 from quorate.settings import setting, whole
 from quorate.training.state import State
-from quorate.transports import Channel, Part, Transport
+from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
