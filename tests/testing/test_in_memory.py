@@ -184,7 +184,7 @@ def test_an_evaluation_in_between_is_computed_by_the_same_workers() -> None:
 def test_a_script_that_cannot_be_played_is_a_mistake(
     script: list[Move], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorate.testing.transport.BLOCKS_S", 0.1)
+    monkeypatch.setattr("quorate.testing.channel.BLOCKS_S", 0.1)
     with pytest.raises(ScriptError, match=message):
         trained(2, script)
 
