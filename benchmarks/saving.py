@@ -25,7 +25,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.services.checkpoints import files as checkpoint
 from quorate.services.checkpoints.saver import Checkpoints, Policy
 from quorate.training.observer import observing
 from quorate.training.state import State
@@ -33,6 +32,7 @@ from quorate.transports import Transport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe
+from quorate.training.saved_state import contents
 
 WIDTH, LAYERS, ROWS = 2048, 4, 64
 
@@ -92,10 +92,10 @@ def main() -> None:
             if window == 2 * options.pairs:
                 break
             if _saves(window):
-                contents = checkpoint.contents(*seen[0], saver.room)
-                state_bytes = contents.nbytes
-                saver.save(contents)
-                del contents
+                copied = contents(*seen[0], saver.spare)
+                state_bytes = copied.nbytes
+                saver.save(copied)
+                del copied
                 copies_s.append(time.monotonic() - began)
     finally:
         writer_s = _writer_s()

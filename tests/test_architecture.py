@@ -42,9 +42,7 @@ IMPURE = {"torch", "time", "threading", "socket", "multiprocessing", "asyncio", 
 COORDINATION_IMPORTS = {"coordination", "errors"}
 
 # What is left of before the move, and is to go.
-AGAINST = {
-    ("services.checkpoints.files", "training.state"),
-}
+AGAINST: set[tuple[str, str]] = set()
 TOO_LONG = {
     "coordination.coordinator",
     "transports.processes.transport",

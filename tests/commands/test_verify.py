@@ -40,7 +40,7 @@ from quorate.commands.verify.verdict import Run, verdict
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Compute, Done, Joined, Left
 from quorate.coordination.protocol import Event as ProtocolEvent
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import UserError
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing

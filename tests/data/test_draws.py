@@ -22,7 +22,7 @@ from quorate.coordination.keys import hashes
 from quorate.coordination.plan import Plan
 from quorate.data import images as ops
 from quorate.data.draws import Draws
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import DataError, SettingError
 from quorate.replica.digest import digest
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import psutil
 import pytest
 import torch
 
-from quorate.data.loader_processes import require_loader_memory
 from quorate.errors import SettingError, UserError
 from quorate.machine import container as control_group
 from quorate.machine import cores as cores_of
@@ -138,24 +136,6 @@ def test_too_few_descriptors_are_refused_with_both_figures() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert said.startswith(f"descriptors: 2 workers need 15, and 14 of {opened + 14} are left (")
     assert "ulimit -n 256" in said
-
-
-def test_shared_memory_for_loader_processes(tmp_path: Path) -> None:
-    found = os.statvfs(tmp_path)
-    free = found.f_bavail * found.f_frsize
-    # 2 for each of 2 x 2 processes and 2 x 4 that are ready: 16; with 4 feeds 24.
-    each = free // 20
-    rows = torch.empty(each, dtype=torch.uint8, device="meta")
-    batch = {"images": [rows[: each // 2], (rows[each // 2 :],)], "names": ["a", "b"]}
-    given: dict[str, Any] = {"shards": 4, "loader_workers": 2, "shm": tmp_path}
-    require_loader_memory(batch, feeds=2, **given)
-    with pytest.raises(UserError) as error:
-        require_loader_memory(batch, feeds=4, **given)
-    said = str(error.value)
-    assert said.startswith("shared memory: loader_workers=2 hand over up to 24 shards of ")
-    assert f"MiB in {tmp_path}, and " in said
-    assert "docker --shm-size" in said
-    require_loader_memory(batch, feeds=4, **{**given, "shm": tmp_path / "none"})
 
 
 # --- memory ---------------------------------------------------------------------------------------

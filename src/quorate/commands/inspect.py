@@ -32,7 +32,7 @@ def command(run_dir: Path, as_json: bool) -> int:
     """
     from quorate.coordination.tally import Tally
     from quorate.errors import CheckpointError
-    from quorate.replica.digest import digest
+    from quorate.machine.columns import aligned
     from quorate.services.checkpoints import files as checkpoint
 
     listed = checkpoint.listing(run_dir)
@@ -51,8 +51,7 @@ def command(run_dir: Path, as_json: bool) -> int:
     facts |= {name: value for name, value in record.items() if name not in HIDDEN}
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
         if f"{file}.safetensors" in record["files"]:
-            tensors = checkpoint.tensors(path, f"{file}.safetensors")
-            facts[name] = digest((key, tensors[key]) for key in record["order"])
+            facts[name] = checkpoint.digest_of(path, f"{file}.safetensors", record["order"])
     facts["checkpoints"] = [
         {
             "global_step": saved.global_step,
@@ -69,13 +68,13 @@ def command(run_dir: Path, as_json: bool) -> int:
     facts["checkpoints"] = [_line(saved, best) for saved in listed]
     facts["account"] = Tally(record["account"]["tally"]).summary()
     facts["saved_at"] = _time(record["saved_at"])
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        if value in ([], None):
-            continue
-        lines = value if isinstance(value, list) else [value]
-        for number, line in enumerate(lines):
-            print(f"{'' if number else name:{width}}  {line}")
+    rows = [
+        ("" if number else name, str(line))
+        for name, value in facts.items()
+        if value is not None
+        for number, line in enumerate(value if isinstance(value, list) else [value])
+    ]
+    print(aligned(rows))
     return 0
 
 

@@ -10,7 +10,7 @@ from quorate.settings import AtResume, Settings, a_function, about, at_least
 if TYPE_CHECKING:
     from quorate.coordination.plan import Order
     from quorate.data.draws import Augment
-    from quorate.data.feed import Collate
+    from quorate.data.source import Collate
 
 
 @dataclass(frozen=True, kw_only=True)

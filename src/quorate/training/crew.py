@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction

@@ -11,7 +11,7 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
-from quorate.data.feed import Source, length
+from quorate.data.source import Source, length
 from quorate.errors import LossError, SettingError
 from quorate.replica.deterministic import deterministic
 from quorate.replica.flat import Flat

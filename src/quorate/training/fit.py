@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.replica.totals import Totals
 from quorate.services import Service
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints.files import Contents
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.device_use import Gauges
 from quorate.services.display.display import display, metrics
 from quorate.services.display.worker_table import WorkerTable
-from quorate.services.report import MetricsLog
+from quorate.services.metrics_log import MetricsLog
 from quorate.services.run_dir import RunDir
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
 from quorate.training.callbacks import Callback, Run
 from quorate.training.loop import Loop
+from quorate.training.saved_state import contents
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
 from quorate.training.validation import Best, Validation
@@ -99,7 +100,7 @@ class Fit:
             self.saved, signals.under_way = loop.saved, True
             if self._run_dir is not None:
                 log = MetricsLog(self._run_dir, loop.state.global_step)
-                self._log = stack.enter_context(log)
+                self._log = stack.enter_context(closing(log))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
@@ -161,8 +162,8 @@ class Fit:
         if self._saver.is_due(state.global_step):
             self._saver.save(self._contents(state, self._saver))
 
-    def _contents(self, state: State, saver: Checkpoints) -> checkpoint.Contents:
-        return checkpoint.contents(state, self._facts(state), saver.room)
+    def _contents(self, state: State, saver: Checkpoints) -> Contents:
+        return contents(state, self._facts(state), saver.spare)
 
     def _note(self, outcomes: Sequence[Outcome]) -> None:
         """Tell what became of saves in the background."""
@@ -250,7 +251,7 @@ def save_now(run_dir: RunDir, state: State, facts: dict[str, Any]) -> Path:
     """
     assert run_dir.path is not None
     with closing(Checkpoints(Path(run_dir.path), policy(run_dir))) as saver:
-        return saver.write(checkpoint.contents(state, facts))
+        return saver.write(contents(state, facts))
 
 
 def policy(run_dir: RunDir) -> Policy:

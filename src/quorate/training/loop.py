@@ -13,7 +13,7 @@ from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import NotFiniteError
 from quorate.replica.shard_sum import Share
 from quorate.replica.totals import joined

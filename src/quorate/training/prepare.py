@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from quorate.coordination.plan import Plan, PlanApart
-from quorate.data.feed import Source, length
-from quorate.data.loader_processes import require_loader_memory
+from quorate.data.loader_processes import check_loader_processes, require_loader_memory
+from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import deterministic
 from quorate.replica.precision import tensor_float
 from quorate.services.checkpoints import files as checkpoint
-from quorate.training import resume
+from quorate.training import resume, saved_state
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
@@ -80,7 +80,7 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
     )
 
 
-def newest_checkpoint(crew: Crew, prepared: Prepared) -> checkpoint.Found | None:
+def newest_checkpoint(crew: Crew, prepared: Prepared) -> checkpoint.Sound | None:
     """Return the checkpoint to go on from."""
     path = crew.recipe.run_dir.path
     return None if path is None or prepared.is_fresh else checkpoint.find(Path(path))
@@ -92,7 +92,7 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
         prepared.state = _probed(crew, source, say, training=False)
         newest = newest_checkpoint(crew, prepared)
         if newest is not None:
-            checkpoint.load(newest.path, newest.record, prepared.state)
+            saved_state.load(newest.path, newest.record, prepared.state)
             say(f"evaluating step {prepared.state.global_step:,} from {newest.path}")
     return prepared.state
 
@@ -165,6 +165,7 @@ def prepare(
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, plan, notes.append, say)
         if recipe.loading.processes:
+            check_loader_processes()
             require_loader_memory(
                 source.load((0, 0)).data,
                 shards=plan.shards,

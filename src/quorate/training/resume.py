@@ -8,9 +8,10 @@ from typing import Any
 
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints import files as checkpoint
-from quorate.services.checkpoints.files import Found
+from quorate.services.checkpoints.files import Sound
 from quorate.settings import AtResume
 from quorate.training.recipe import OPTIONS
+from quorate.training.saved_state import load
 from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
@@ -27,7 +28,7 @@ def restore(
     facts: dict[str, Any],
     steps_per_epoch: int,
     say: Callable[[str], None],
-) -> Found | None:
+) -> Sound | None:
     """Bring a state to the newest sound checkpoint; None if there is none.
 
     Args:
@@ -48,7 +49,7 @@ def restore(
                 f"{found.path}: it was trained with {name}={was!r}, and this run has "
                 f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
             )
-    checkpoint.load(found.path, found.record, state)
+    load(found.path, found.record, state)
     state.load_account(found.record["account"])
     say(f"resumed {position(state.global_step, steps_per_epoch)} from {found.path}")
     for name in (*_recorded(AtResume.SAID), *SAID):

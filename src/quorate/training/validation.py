@@ -6,7 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from quorate.data.feed import length
+from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.settings import Settings, about, at_least
 

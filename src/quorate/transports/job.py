@@ -10,7 +10,8 @@ import torch
 
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged, home
-from quorate.data.feed import CPU, Batch, Feed, Source, Ticket
+from quorate.data.feed import CPU, Feed
+from quorate.data.source import Batch, Source, Ticket
 from quorate.machine import out_of_memory
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat

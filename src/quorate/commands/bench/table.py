@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quorate.commands.bench.results import Proof, Result
 from quorate.commands.bench.split import PARTS
+from quorate.machine.columns import aligned
 from quorate.services.display.shard_time import duration
 
 SPREAD = 0.2  # that is worth a word
@@ -18,11 +19,7 @@ def table(results: Sequence[Result]) -> str:
     listed = {result.contender.devices for result in results} != {None}
     heads = ("devices", *HEADS) if listed else HEADS
     rows = [_cells(result, listed) for result in results]
-    widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (heads, *rows)
-    )
+    return aligned([heads, *rows], right=range(len(heads)))
 
 
 def below(results: Sequence[Result], same: Proof | None) -> list[str]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from quorate.commands.doctor.facts import Facts, Gpu
 from quorate.commands.doctor.verdict import FAILS, Verdict
+from quorate.machine.columns import aligned
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -24,12 +25,14 @@ class Row(NamedTuple):
 def shown(facts: Facts, verdicts: Sequence[Verdict]) -> str:
     """Return the whole text; a subject that has several rows is named once."""
     rows = [*_gpus(facts), *_torch(facts), *_host(facts), *_limits(facts), *_network(facts)]
-    width = max(len(row.subject) for row in rows)
-    lines, before = [], ""
-    for subject, text in rows:
-        lines.append(f"{'' if subject == before else subject:{width}}  {text}")
-        before = subject
-    return "\n".join([*lines, "", *_verdicts(verdicts)])
+    before = ["", *(row.subject for row in rows)]
+    table = aligned(
+        [
+            ("" if row.subject == subject else row.subject, row.text)
+            for subject, row in zip(before, rows, strict=False)
+        ]
+    )
+    return "\n".join([table, "", *_verdicts(verdicts)])
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Iterator[str]:

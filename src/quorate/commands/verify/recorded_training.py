@@ -15,7 +15,7 @@ from quorate.commands.verify.module_trace import ModuleTrace
 from quorate.commands.verify.records import ShardRecord, note
 from quorate.commands.verify.twice import twice
 from quorate.commands.verify.values import tensor_text, value_hash
-from quorate.data.feed import Batch, Source
+from quorate.data.source import Batch, Source
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica

@@ -6,7 +6,7 @@ from quorate.commands.verify.calls import culprit, paired
 from quorate.commands.verify.operator_trace import OperatorTrace
 from quorate.commands.verify.records import Call, TwiceRecord
 from quorate.commands.verify.values import tensor_text
-from quorate.data.feed import Batch, Source, Ticket
+from quorate.data.source import Batch, Source, Ticket
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream

@@ -10,7 +10,7 @@ import torch
 
 from quorate.coordination.plan import Order
 from quorate.data.draws import Augment
-from quorate.data.feed import Collate
+from quorate.data.source import Collate
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.loss import Loss

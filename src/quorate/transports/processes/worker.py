@@ -19,7 +19,8 @@ from typing import NoReturn
 import torch
 
 from quorate.coordination.plan import from_json
-from quorate.data.feed import Feed, Source, length
+from quorate.data.feed import Feed
+from quorate.data.source import Source, length
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
