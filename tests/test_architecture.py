@@ -44,7 +44,6 @@ COORDINATION_IMPORTS = {"coordination", "errors"}
 # What is left of before the move, and is to go.
 AGAINST: set[tuple[str, str]] = set()
 TOO_LONG = {
-    "coordination.coordinator",
     "transports.processes.transport",
 }
 TOO_MANY_IMPORTS: set[str] = set()

@@ -283,6 +283,7 @@ def bottleneck(run: Measured) -> str:
     return findings([run], split(run), [run])[0].words
 
 
+@pytest.mark.slow
 def test_a_made_slow_input_is_the_bottleneck(tmp_path: Path) -> None:
     run = measured(tmp_path, "input", "--devices", "cpu", "--workers", "2", "--engine", "towers")
     assert bottleneck(run).startswith("input: workers wait ")
@@ -296,6 +297,7 @@ def test_a_made_slow_input_is_the_bottleneck(tmp_path: Path) -> None:
     assert 0 <= run.others_cores <= (os.cpu_count() or 1) + 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slow", "name"), [("loop", "other"), ("evaluation", "evaluation")])
 def test_what_is_beside_the_steps_is_found(tmp_path: Path, slow: str, name: str) -> None:
     seconds = 1.2 if slow == "evaluation" else 0.6  # an epoch is 0.8 s
@@ -304,6 +306,7 @@ def test_what_is_beside_the_steps_is_found(tmp_path: Path, slow: str, name: str)
     assert sum(run.workers[0].seconds.values()) == pytest.approx(run.seconds, rel=0.05)
 
 
+@pytest.mark.slow
 def test_updates_that_come_one_by_one_are_measured(tmp_path: Path) -> None:
     on = ("--devices", "cpu", "--workers", "2", "--engine", "towers", "--update", "async")
     run = measured(tmp_path, "straggler", *on)
@@ -312,6 +315,7 @@ def test_updates_that_come_one_by_one_are_measured(tmp_path: Path) -> None:
     assert run.digests == {}
 
 
+@pytest.mark.slow
 def test_a_bench_names_a_made_straggler_and_shows_the_same_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--workers", "1,2", "--repeats", "1", "--seconds", "0.6", "--out", str(out)]
@@ -346,6 +350,7 @@ def test_a_run_that_fails_ends_the_bench_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" in (out / "failed.log").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def can_mount() -> bool:
         return False
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core is all there is")
 def test_a_container_with_little_shared_memory_and_few_cores(group: Callable[[], str]) -> None:

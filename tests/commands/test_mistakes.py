@@ -112,6 +112,7 @@ def test_the_command_itself_exits_with_2_and_one_line() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_exception_of_the_user_ends_in_one_traceback_and_exit_code_1() -> None:
     command = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", BROKEN, "user-error"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

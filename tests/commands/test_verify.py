@@ -537,6 +537,7 @@ TOWERS = ("--engine", "towers", "--workers")
 PROCESSES = ("--engine", "processes", "--workers")
 
 
+@pytest.mark.slow
 def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     found = recorded(tmp_path / "1", "clean", *TOWERS, "2").recording
     trainer = VERIFIED.trainer("clean", engine="towers", workers=1, shards=4)
@@ -551,6 +552,7 @@ def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     assert found.end == EndRecord(5, "")
 
 
+@pytest.mark.slow
 def test_a_row_that_depends_on_the_worker_is_named(tmp_path: Path) -> None:
     """The workers' data is not the coordinator's, which without a recording is refused."""
     runs = [
@@ -570,6 +572,7 @@ def test_a_row_that_depends_on_the_worker_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     words = ("--workers", "1", "--updates", "2", "--engine", "towers", str(SCRIPT), "clock")
@@ -605,6 +608,7 @@ def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.commands.child_run.child_run", child_run)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_runs")
 def test_what_the_command_says(capfd: pytest.CaptureFixture[str]) -> None:
     options = (str(SCRIPT), "--engine", "towers", "--updates", "4")
@@ -633,6 +637,7 @@ def test_mistakes(words: Sequence[str], said: str, capfd: pytest.CaptureFixture[
     assert said in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rule_that_depends_on_timing_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "records"
     folder.mkdir()

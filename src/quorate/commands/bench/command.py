@@ -168,6 +168,7 @@ def _write(program: Program, results: Sequence[Result], same: Proof | None, fold
     try:
         plot(results, f"{program.script} on {processor}, {machine.cores_allowed} cores", picture)
     except ImportError:
-        print(f"written: {file}; no plot, as matplotlib is missing: pip install 'quorate[bench]'")
+        cure = "pip install 'quorate-torch[bench]'"
+        print(f"written: {file}; no plot, as matplotlib is missing: {cure}")
     else:
         print(f"written: {file}, {picture}")
