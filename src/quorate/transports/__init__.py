@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # the settings of workers are in this folder, and are read without torch
+if TYPE_CHECKING:  # a transport's settings are read without torch
     from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
     from quorate.replica.shard_sum import Part
     from quorate.transports.job import Job
