@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -16,8 +15,7 @@ import pytest
 from matplotlib import font_manager
 from support.warm import WARM
 
-from quorate.commands.after_script import take_options
-from quorate.commands.bench import command, contenders, runs
+from quorate.commands.bench import contenders, runs
 from quorate.commands.bench.contenders import Contender
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.commands.bench.plot import plot
@@ -100,24 +98,6 @@ def test_counts_and_lists_of_devices_give_contenders() -> None:
 def test_rounds_turn_round_and_most_workers_begin() -> None:
     one, two = Contender(None, 1), Contender(None, 2)
     assert contenders.rounds([one, two], 3) == [[two, one], [one, two], [two, one]]
-
-
-def test_options_stand_before_the_script_or_right_after_it() -> None:
-    def parsed(*words: str) -> tuple[str | None, list[str]]:
-        parser = argparse.ArgumentParser()
-        command.add_to(parser.add_subparsers())
-        options = parser.parse_args(["bench", *words])
-        take_options(options, command._add_options, "quorate bench")
-        return options.workers, options.arguments
-
-    assert parsed("a.py", "--workers", "1,2") == ("1,2", [])
-    assert parsed("a.py", "--workers=1,2", "--epochs", "3") == ("1,2", ["--epochs", "3"])
-    assert parsed("a.py", "--epochs", "3", "--workers", "9") == (
-        None,
-        ["--epochs", "3", "--workers", "9"],
-    )
-    assert parsed("--workers", "1,2", "a.py", "--workers", "9") == ("1,2", ["--workers", "9"])
-    assert parsed("--workers", "1", "a.py", "b", "--", "c") == ("1", ["b", "--", "c"])
 
 
 # --- the split and the verdict ------------------------------------------------------------------

@@ -84,11 +84,7 @@ def test_a_mistake_in_the_script(mistake: str, capsys: pytest.CaptureFixture[str
 def test_a_mistake_at_the_command(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code = main(["run", *option, BROKEN, "nothing"])
-    except SystemExit as leaving:  # argparse leaves by itself
-        code = leaving.code
-    assert code == 2
+    assert main(["run", *option, BROKEN, "nothing"]) == 2
     line = the_line(capsys)
     assert all(part in line for part in AT_THE_COMMAND[option]), line
 

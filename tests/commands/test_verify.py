@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from quorate.commands.main import main
+from quorate.commands.options import as_typed
 from quorate.commands.verify import calls, differences, records, words
 from quorate.commands.verify.calls import culprit
 from quorate.commands.verify.differences import Difference, Sighting, alike, first_difference
@@ -546,7 +547,7 @@ def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     ]
     assert [update.tensors for update in found.updates[1:]] == plain
     # Each worker takes its part in each update.
-    assert [update.kept for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
+    assert [update.computed_by for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
     assert len(found.twice) == 4
     assert found.end == EndRecord(5, "")
 
@@ -592,14 +593,14 @@ def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's runs are processes that need not import torch."""
 
     def child_run(
-        options: Mapping[str, str | None],
+        options: Mapping[str, Any],
         script: str,
         arguments: Sequence[str],
         output: IO[bytes],
         is_done: Callable[[], bool],
     ) -> int:
-        words = [w for n, v in options.items() if v is not None for w in (f"--{n}", v)]
-        code, out, err = WARM.run(["run", *words, script, *arguments], dict(os.environ), LIMIT_S)
+        line = ["run", *as_typed(options), "--", script, *arguments]
+        code, out, err = WARM.run(line, dict(os.environ), LIMIT_S)
         output.write((out + err).encode())
         assert is_done()
         return code

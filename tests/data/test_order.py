@@ -17,7 +17,7 @@ from support import front_door
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.coordination.plan import Order, Plan, PlanApart, Rows, from_json, permutation
+from quorate.coordination.plan import Order, Plan, PlanByShard, Rows, from_json, permutation
 from quorate.errors import CheckpointError, SettingError
 from quorate.replica.digest import digest
 
@@ -35,7 +35,7 @@ def even_first(rows: Rows) -> Rows:
 
 
 @given(
-    st.sampled_from([Plan, PlanApart]),
+    st.sampled_from([Plan, PlanByShard]),
     st.integers(1, 100),
     st.integers(1, 40),
     st.integers(1, 8),

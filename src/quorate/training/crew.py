@@ -139,7 +139,7 @@ class Crew:
             state.parameters,
             None if state.average is None else state.average.shadow,
             written=state.written,
-            results=self.most_open if self.rule.is_apart else source.plan.shards,
+            results=self.most_open if self.rule.by_shard else source.plan.shards,
             on_snapshots=self.on_snapshots,
             workers=len(self.groups),
         )

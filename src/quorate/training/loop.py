@@ -73,8 +73,8 @@ def looping(
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
         coordinator = Coordinator(
             shards_of=plan.shards_of,
-            home_of=plan.home,
-            reach=plan.reach,
+            home_shards=plan.home_shards,
+            lookahead=plan.lookahead,
             first_step=state.global_step,
             last_step=loop.last_step,
             left_open=state.left_open,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.plan import Plan, PlanApart
+from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data.loader_processes import check_loader_processes, require_loader_memory
 from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
@@ -69,7 +69,7 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
     if shards < rule.least_shards:
         expected = f"at most the {shards} shards of a batch"
         raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
-    kind = PlanApart if rule.is_apart else Plan
+    kind = PlanByShard if rule.by_shard else Plan
     return kind(
         rows=rows,
         batch_size=min(recipe.batch_size, rows),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import Plan, abridged, home
+from quorate.coordination.plan import Plan, abridged, home_shards
 from quorate.data.feed import CPU, Feed
 from quorate.data.source import Batch, Source, Ticket
 from quorate.machine import out_of_memory
@@ -74,26 +74,30 @@ class Job(ABC):
 
     def feed(
         self,
-        place: tuple[int, int] = (0, 1),
+        rank_of: tuple[int, int] = (0, 1),
         first: Ticket = (0, 0),
         moves_to: torch.device = CPU,
     ) -> Feed:
-        """Rows, fetched ahead, of the home shards of the worker at a place; by default of all.
+        """Rows, fetched ahead, of a worker's home shards; by default of all.
 
         Args:
-            place: rank of the worker, and how many there are.
+            rank_of: rank of the worker, and how many there are.
             first: the first shard that is wanted.
             moves_to: a device that rows will be moved to.
         """
 
         def covers(ticket: Ticket) -> bool:
             step, shard = ticket
-            return shard in self.plan.home(place, step) and step in self.steps and ticket >= first
+            return (
+                shard in self.plan.home_shards(rank_of, step)
+                and step in self.steps
+                and ticket >= first
+            )
 
         tickets = (
             (step, shard)
             for step in range(max(first[0], self.steps.start), self.steps.stop)
-            for shard in self.plan.home(place, step)
+            for shard in self.plan.home_shards(rank_of, step)
             if (step, shard) >= first
         )
         # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
@@ -101,9 +105,9 @@ class Job(ABC):
         return Feed(
             self.source,
             tickets,
-            ahead=max(2, 2 * len(home(place, self.plan.shards))),
+            ahead=max(2, 2 * len(home_shards(rank_of, self.plan.shards))),
             # One worker takes its own in order; several that share a feed, only about so.
-            behind=self.plan.reach - 1 if place == (0, 1) else 0,
+            behind=self.plan.lookahead - 1 if rank_of == (0, 1) else 0,
             covers=covers,
             moves_to=moves_to,
             **self.loading,

@@ -219,7 +219,7 @@ class ProcessesChannel:
                 "shard": effect.shard,
                 "slot": slot,
                 "snapshot": snapshot and [snapshot.number, snapshot.version],
-                "place": effect.place,
+                "rank_of": effect.rank_of,
             },
         )
 

@@ -166,15 +166,15 @@ class _Work:
     def __init__(self, job: Job, moves_to: torch.device) -> None:
         self.job = job
         self._moves_to = moves_to
-        self._place: tuple[int, int] | None = None
+        self._rank_of: tuple[int, int] | None = None
         self._feed: Feed | None = None
 
-    def feed(self, place: tuple[int, int], step: int, shard: int) -> Feed:
-        """Rows of the home at this place; a new feed when workers have come or gone."""
-        if self._feed is None or place != self._place:
+    def feed(self, rank_of: tuple[int, int], step: int, shard: int) -> Feed:
+        """Rows of the home shards of this rank; a new feed when workers have come or gone."""
+        if self._feed is None or rank_of != self._rank_of:
             self.close()
-            self._feed = self.job.feed(place, (step, shard), self._moves_to)
-            self._place = place
+            self._feed = self.job.feed(rank_of, (step, shard), self._moves_to)
+            self._rank_of = rank_of
         return self._feed
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class _Loop:
             result = work.job.compute(
                 self._replica,
                 stream,
-                work.feed(tuple(message["place"]), step, shard),
+                work.feed(tuple(message["rank_of"]), step, shard),
                 task,
                 snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
                 is_only=True,
