@@ -79,7 +79,7 @@ class FaultPlan(threading.Thread):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _able(self) -> list[tuple[Any, Any]]:
-        transport: Processes = trainer._transport
+        transport: Processes = trainer._loop.transport
         lives = [(m, m.life) for m in transport._members]
         return [(m, life) for m, life in lives if life is not None and life.joined]
 
@@ -108,7 +108,7 @@ trainer: Any = quorate.Trainer(
     ),
     batch_size=BATCH,
 )
-WORKERS = len(trainer._devices)
+WORKERS = len(trainer._crew.groups)
 data = TensorDataset(torch.randn(ROWS, 3), torch.arange(ROWS, dtype=torch.float64))
 plan = FaultPlan()
 if here() is None:

@@ -59,7 +59,7 @@ if __name__ == "__main__":
         now = time.monotonic()
         step = update.global_step - 1
         times_s[next(part for part, steps in PARTS.items() if step in steps)].append(now - last)
-        crew = trainer._transport
+        crew = trainer._loop.transport
         if isinstance(crew, Processes) and crew._members[2].life is not None:
             member = crew._members[2]
             pid = member.life.pid
