@@ -18,7 +18,8 @@ from quorate.replica.computing import Computing
 from quorate.replica.digest import digest
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])

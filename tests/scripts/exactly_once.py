@@ -102,8 +102,10 @@ torch.manual_seed(0)
 trainer: Any = quorate.Trainer(
     nn.Linear(3, 1),
     loss,
-    optimizer=lambda params: torch.optim.SGD(params, lr=1e-3),
-    schedule=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, constant),
+    optimizer=quorate.Optimize(
+        lambda params: torch.optim.SGD(params, lr=1e-3),
+        schedule=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, constant),
+    ),
     batch_size=BATCH,
 )
 WORKERS = len(trainer._devices)

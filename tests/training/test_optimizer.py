@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from quorate.errors import SettingError, UserError
+from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Layout
-from quorate.replica.replica import Buffers, bind, trainable
+from quorate.replica.model import bind, trainable
 from quorate.replica.shard_sum import ShardSum
 from quorate.training import update
 from quorate.training.optimizer import ELEMENTWISE, FlatOptimizer

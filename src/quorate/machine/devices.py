@@ -7,25 +7,19 @@ dealt over the list in turn. TensorFlow's names (``gpu:1``, ``/device:GPU:1``) a
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from quorate.errors import SettingError
-from quorate.machine import container as control_group
+from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.environment import device_environment
 from quorate.machine.visible_devices import VARIABLE, why_none
-from quorate.replica.nested import mapped
 from quorate.settings import whole
-
-MOST_CPU_WORKERS = 8
 
 # There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -97,25 +91,6 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return (
         nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index or 0)
     )
-
-
-def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device."""
-    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
-
-
-def usable_cores() -> int:
-    """Cores this process may run on: by its affinity, and by the limit of its container."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    limit = _container_cores()
-    return cores if limit is None else max(1, min(cores, int(limit)))
-
-
-@cache
-def _container_cores() -> float | None:
-    return control_group.cores()  # it reads files, and an update asks
 
 
 def _default_devices(workers: int | None) -> list[Group]:

@@ -9,72 +9,33 @@ Legend: V shards of a step, P elements of the flat parameter vector.
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 
-from quorate.errors import CopyError, LossError
+from quorate.errors import LossError
 from quorate.machine.devices import Group
 from quorate.replica import loss
+from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
+from quorate.replica.model import bind, copy_of, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.spread import Scattered, Spread
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.streams import Stream
 from quorate.replica.transfer import Transfers
-
-
-def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that want a gradient, by the user's names; tied ones once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that want none."""
-    return {name: p for name, p in model.named_parameters() if not p.requires_grad}
-
-
-@contextmanager
-def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Within the block a replica may be made of the model itself; afterwards it is as it was.
-
-    That is its modes, its buffers, its frozen parameters of up to ``MOST_KEPT`` elements, and where
-    the trainable ones lie.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    lies_in = [(parameter, parameter.data) for parameter in trainable(model).values()]
-    tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
-    before = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, data in lies_in:
-            parameter.data = data
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.data.copy_(value)
-
-
-def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -> None:
-    """Make parameters views of the flat vectors."""
-    for name, parameter in parameters.items():
-        parameter.data = flat.views[name]
-
-
-MOST_KEPT = 1 << 20
+from quorate.replica.turns import Turns
 
 T = TypeVar("T")
 Reseed = Callable[[int], None]
@@ -85,84 +46,6 @@ def no_phase(_name: str) -> None:
     """Tell nobody."""
 
 
-class Buffers:
-    """The buffers of one module, as vectors: floating-point ones, and the bytes of all others.
-
-    Args:
-        model: the module.
-        written: numbers of the parameters, in the model's order, that its forward pass writes:
-            Keras keeps its statistics in such. They are buffers by another name.
-    """
-
-    def __init__(self, model: torch.nn.Module, written: Collection[int] = ()) -> None:
-        slots = [
-            (module._buffers, name)
-            for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if buffer is not None
-        ]
-        parameters = [p for number, p in enumerate(model.parameters()) if number in written]
-        slots += [({"": parameter}, "") for parameter in parameters]
-        seen: set[int] = set()
-        self._floats: list[tuple[_Slots, str]] = []
-        self._others: list[tuple[_Slots, str]] = []
-        for holder, name in slots:
-            buffer = holder[name]
-            assert buffer is not None
-            if id(buffer) in seen:
-                continue
-            seen.add(id(buffer))
-            (self._floats if buffer.is_floating_point() else self._others).append((holder, name))
-
-    def floats(self) -> list[torch.Tensor]:
-        return [_buffer(*slot) for slot in self._floats]
-
-    def others(self) -> list[torch.Tensor]:
-        return [_buffer(*slot) for slot in self._others]
-
-    def copy_(self, source: Buffers) -> None:
-        """Take the values of the same model's buffers elsewhere."""
-        for mine, theirs in ((self.floats(), source.floats()), (self.others(), source.others())):
-            if mine:
-                torch._foreach_copy_(mine, theirs)
-
-    def weighted(self, weight: float) -> torch.Tensor | None:
-        """Weight * values of the floating-point buffers, one float64 vector.
-
-        In float64 the product of a float32 value and a row count, and sums of such, are exact, so
-        that a buffer that no shard changed (a table of positions) comes back bit for bit.
-        """
-        values = _together(self.floats())
-        if not values:
-            return None
-        if values[0].device.type == "mps":  # it has no float64
-            values = [value.cpu() for value in values]
-        flat = torch.cat([v.reshape(-1).to(torch.float64) for v in values])
-        return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
-
-    def counts(self) -> torch.Tensor | None:
-        """The bytes of all other buffers."""
-        values = _together(self.others())
-        if not values:
-            return None
-        return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
-
-    def set(self, floats: torch.Tensor | None, counts: torch.Tensor | None) -> None:
-        """Take values as ``weighted(1.0)`` and ``counts()`` would give them."""
-        if floats is not None:
-            values = self.floats()
-            for value, part in zip(
-                values, _split(floats, [v.numel() for v in values]), strict=True
-            ):
-                value.copy_(part.view(value.shape))
-        if counts is not None:
-            values = self.others()
-            sizes = [v.numel() * v.element_size() for v in values]
-            for value, part in zip(values, _split(counts, sizes), strict=True):
-                value.copy_(part.clone().view(value.dtype).view(value.shape))
-
-
-_Slots = Mapping[str, torch.Tensor | None]
 _Grads = dict[str, torch.Tensor]
 
 
@@ -213,7 +96,7 @@ class Replica:
         self._is_copy = self._flat is not parameters
         # What a copy that is spread shared with the model would be moved away under it.
         shares = self.device if spread is None else None
-        self.model = model if own else _copy_of(model, self._flat.views, shares, written)
+        self.model = model if own else copy_of(model, self._flat.views, shares, written)
         if spread is None:
             self.model.to(self.device)
         else:
@@ -224,7 +107,7 @@ class Replica:
             self.model.train()  # as loaded for inference; in a training model, eval() parts stay so
         self._modes = [(module, module.training) for module in self.model.modules()]
         self._buffers = Buffers(self.model, written)
-        self._set_buffers = set_buffers or _copier(Buffers(model, written), snapshot=own)
+        self._set_buffers = set_buffers or copier(Buffers(model, written), snapshot=own)
         self._set_pulled = self._set_buffers
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
@@ -497,68 +380,3 @@ def _alone_on(group: Group) -> Iterator[None]:
 @cache
 def _lock_of(_device: torch.device) -> threading.Lock:
     return threading.Lock()
-
-
-def _copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
-    if not snapshot:
-        return lambda buffers: buffers.copy_(source)
-    # The replica's own buffers are the source: what they are now is kept apart.
-    floats, counts = source.weighted(1.0), source.counts()
-    return lambda buffers: buffers.set(floats, counts)
-
-
-def _copy_of(
-    model: torch.nn.Module,
-    parameters: Mapping[str, torch.Tensor],
-    shares: torch.device | None,
-    written: Collection[int],
-) -> torch.nn.Module:
-    """A deep copy whose trainable parameters are the given ones.
-
-    Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
-    written.
-    """
-    memo: dict[int, Any] = {
-        id(p): p
-        for number, p in enumerate(model.parameters())
-        if p.device == shares and not p.requires_grad and number not in written
-    }
-    for name, parameter in trainable(model).items():
-        memo[id(parameter)] = torch.nn.Parameter(parameters[name])
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module that copy.deepcopy can copy, as every tower has a copy of its own",
-            f"use engine='processes', where none is needed; deepcopy said: {error}",
-        ) from error
-    # A model with a way of its own to be copied may make its parameters anew (Keras).
-    theirs = trainable(copied)
-    if [*theirs] != [*parameters] or any(
-        theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.items()
-    ):
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module whose deep copy has the parameters that deepcopy is told to give it",
-            "use engine='processes', where no copy is needed",
-        )
-    return copied
-
-
-def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same, on one device."""
-    devices = {value.device for value in values}
-    return values if len(devices) <= 1 else [value.cpu() for value in values]
-
-
-def _split(vector: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
-    return torch.split_with_sizes(vector, sizes)
-
-
-def _buffer(holder: _Slots, name: str) -> torch.Tensor:
-    buffer = holder[name]
-    assert buffer is not None
-    return buffer.detach()  # a parameter's, too, is written here

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
-from quorate.replica.replica import Buffers
 
 
 class Values(NamedTuple):

@@ -1,4 +1,4 @@
-"""Random streams: a thread's own default generator, and turns on the generators a process shares.
+"""Random streams: a default generator of torch's for each thread.
 
 torch's default CPU generator is one per process. Two towers that draw dropout masks from it get
 masks that depend on who was first. A ``Stream`` gives the thread that enters it a generator of its
@@ -6,23 +6,17 @@ own: every random operation of torch that this thread runs without naming a gene
 the stream, also deep inside C++ (the dropout of an LSTM) and in a backward pass on the CPU. Other
 threads are untouched, and the lock of the process-wide generator, which makes towers wait for each
 other, is not taken.
-
-Python's ``random`` and NumPy's legacy functions cannot be given to a thread. ``Turns`` notices code
-that draws from them, so that such code, and only such code, takes turns.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 
 # The operations that draw random numbers on the CPU, with the position of their generator: every
@@ -64,8 +58,6 @@ RANDOM_OPERATORS: dict[str, int] = {
 _KEY = "PreDispatch"
 
 _local = threading.local()
-
-T = TypeVar("T")
 
 
 class Stream:
@@ -181,105 +173,3 @@ def _kernel(operator: Any, position: int, off: torch._C.DispatchKeySet) -> Calla
             return operator(*args, **kwargs)
 
     return draw
-
-
-class Turns:
-    """Lets code that draws from the process's shared generators (Python's ``random``, NumPy's
-    legacy functions) do so repeatably, whatever other threads do.
-
-    One ``Turns`` watches one kind of code: a model, a dataset. Code that draws nothing is left
-    alone. Once it is seen to draw, it is run again, and from then on always, with a seed of its own
-    and while nobody else has a turn.
-
-    Args:
-        side_by_side: whether code that drew nothing in its first run goes on outside of turns. Its
-            draws later on are then noticed unless other code is having a turn just then.
-    """
-
-    def __init__(self, *, side_by_side: bool = False) -> None:
-        self.draws = False
-        self._side_by_side = side_by_side
-        self._first = True
-
-    def run(self, work: Callable[[Callable[[int], None]], T]) -> T:
-        """Run ``work(reseed)``, which must give the same result when it is run again.
-
-        ``reseed`` takes a 64-bit key and does nothing as long as nothing is drawn. The states of
-        the generators are afterwards what they were before.
-        """
-        if self._side_by_side and not self._first and not self.draws:
-            turns = _turn.begun
-            before = _shared_state()
-            result = work(_leave_alone)
-            if _same(_shared_state(), before) or _turn.active or _turn.begun != turns:
-                return result
-            self.draws = True
-        with _turn.lock:
-            before = _shared_state()
-            if not self.draws:
-                # A first run is a turn already: other code must not take its draws for its own.
-                with _turn if self._first else nullcontext():
-                    result = work(_leave_alone)
-                    self._first = False
-                    if _same(_shared_state(), before):
-                        return result
-                    self.draws = True
-            with _turn:
-                try:
-                    return work(_reseed_shared)
-                finally:
-                    random.setstate(before[0])
-                    np.random.set_state(before[1])
-
-
-class _Turn:
-    """The generators are the process's, and so is the turn on them."""
-
-    def __init__(self) -> None:
-        self._reset()
-        # A fork may come while another thread has its turn, which then never ends in the child.
-        os.register_at_fork(after_in_child=self._reset)
-
-    def _reset(self) -> None:
-        self.lock = threading.RLock()
-        self.begun = 0  # turns that may draw, so far
-        self.active = 0  # of these, not yet ended
-
-    def __enter__(self) -> None:
-        self.begun += 1
-        self.active += 1
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.active -= 1
-
-
-_turn = _Turn()
-_SharedState = tuple[Any, dict[str, Any]]
-
-
-def _shared_state() -> _SharedState:
-    return random.getstate(), np.random.get_state(legacy=False)
-
-
-def _same(one: _SharedState, other: _SharedState) -> bool:
-    numpy, numpy_other = one[1]["state"], other[1]["state"]
-    return (
-        one[0] == other[0]
-        and bool(numpy["pos"] == numpy_other["pos"])
-        and np.array_equal(numpy["key"], numpy_other["key"])
-        and bool(one[1]["has_gauss"] == other[1]["has_gauss"])  # a second half of a pair
-    )
-
-
-def _leave_alone(_seed: int) -> None:
-    pass
-
-
-def _reseed_shared(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)

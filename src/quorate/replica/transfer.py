@@ -11,8 +11,12 @@ from typing import Any
 
 import torch
 
-from quorate.machine import devices
 from quorate.replica.nested import mapped, tensors
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """Return the batch with every tensor in it on the device; those that are there stay."""
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def pinned(batch: Any, device: torch.device) -> Any:
@@ -42,7 +46,7 @@ class Transfers:
             if self._side is None:
                 self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             with torch.cuda.stream(self._side):
-                moved = devices.move(batch, self._device)
+                moved = move(batch, self._device)
                 self._begun.append((batch, moved, self._side.record_event()))
 
     def take(self, batch: Any) -> Any:
@@ -50,7 +54,7 @@ class Transfers:
         self.begin(batch)
         begun = next((each for each in self._begun if each[0] is batch), None)
         if begun is None:
-            return devices.move(batch, self._device)
+            return move(batch, self._device)
         self._begun = deque((each for each in self._begun if each is not begun), maxlen=2)
         _, moved, event = begun
         current = torch.cuda.current_stream(self._device)

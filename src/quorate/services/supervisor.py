@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from quorate.services import Service
 from quorate.services.report import Report
@@ -43,12 +42,7 @@ class Supervisor:
             clock.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for clock in self._clocks:
             clock.over.set()
         for clock in self._clocks:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from quorate.coordination.plan import abridged
-from quorate.data.feed import Source
-from quorate.replica.replica import Replica, unchanged
+from quorate.data.source import Source
+from quorate.replica.model import unchanged
+from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Share
 from quorate.replica.streams import Stream
 from quorate.training.not_finite import is_finite

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
-from quorate.replica.replica import trainable
+from quorate.replica.model import trainable
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
 

@@ -13,13 +13,15 @@ from torch.nn.parameter import is_lazy
 
 from quorate.coordination.keys import key
 from quorate.coordination.plan import abridged
-from quorate.data.feed import Batch
+from quorate.data.source import Batch
 from quorate.errors import SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
-from quorate.replica.replica import Replica, unchanged
-from quorate.replica.streams import Stream, Turns
+from quorate.replica.model import unchanged
+from quorate.replica.replica import Replica
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
-from quorate.coordination.tree import Node
-from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shard_sum import Part
 from quorate.transports.job import Job
 from quorate.transports.worker_status import WorkerStatus
-
-Part = tuple[Node, ShardSum]
 
 
 class Channel(Protocol):

@@ -15,7 +15,6 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import google_crc32c
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, length_in
 from quorate.errors import DataError
+from quorate.machine.atomic_file import write_atomically
 from quorate.machine.environment import cache_dir
 
 _PIECE_BYTES = 1 << 14  # read at a time while looking for lengths: large records are jumped over
@@ -167,10 +167,7 @@ def _keep(found: Index) -> None:
         try:
             if place is cached:
                 place.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix=".index-", dir=place.parent) as temporary:
-                new = Path(temporary) / "index"
-                new.write_bytes(_TOP.pack(*top) + body)
-                os.replace(new, place)
+            write_atomically(place, _TOP.pack(*top) + body)
             return
         except OSError as error:
             reasons.append(f"{place}: {error.strerror or error}")

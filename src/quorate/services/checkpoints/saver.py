@@ -75,7 +75,7 @@ class Checkpoints:
         )
 
     @property
-    def room(self) -> Contents | None:
+    def spare(self) -> Contents | None:
         """The last copy of the state, if its memory may be used again."""
         return self._last if self._idle.is_set() else None
 

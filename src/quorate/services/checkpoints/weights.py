@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -17,14 +18,20 @@ from quorate.services.checkpoints import files as checkpoint
 # What DataParallel, DDP and torch.compile put before every name.
 PREFIXES = ("module.", "_orig_mod.")
 
+LOG = logging.getLogger("quorate").warning
+
 # Under which many scripts save the state dict among other things.
 NESTED = ("state_dict", "model_state_dict", "model")
 
 
-def initialize(model: torch.nn.Module, path: Path, say: Callable[[str], None]) -> None:
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def load_weights(model: Model, path: Path | str, say: Callable[[str], None] = LOG) -> Model:
     """Give a model the weights of a file, a checkpoint's directory, or a run directory.
 
     Args:
+        model: any module; it is changed, and returned.
         path: .safetensors, or what ``torch.save`` made of a state dict (read with weights_only).
         say: shows a line to the user: that prefixes were taken off.
 
@@ -32,6 +39,7 @@ def initialize(model: torch.nn.Module, path: Path, say: Callable[[str], None]) -
         CheckpointError: it cannot be read, or is of another model: each key that does not fit is
             named, with both shapes.
     """
+    path = Path(path)
     found = _read(path)
     for prefix in _prefixes_of(found):
         say(f"{path}: the prefix {prefix!r} was taken off every name")
@@ -45,11 +53,12 @@ def initialize(model: torch.nn.Module, path: Path, say: Callable[[str], None]) -
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
-            f"init_from {path}: {'; '.join(wrong[:5])}{more}; give weights of this model"
+            f"weights of {path}: {'; '.join(wrong[:5])}{more}; give weights of this model"
         )
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(found[name])
+    return model
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
@@ -62,7 +71,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     except (OSError, RuntimeError, SafetensorError, UnpicklingError, EOFError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"init_from {path}: got {said}; expected a .safetensors file, or a state dict of "
+            f"weights of {path}: got {said}; expected a .safetensors file, or a state dict of "
             "tensors by torch.save"
         ) from error
     return _state_dict(found, path)
@@ -88,7 +97,7 @@ def _state_dict(found: Any, path: Path) -> dict[str, torch.Tensor]:
     ):
         kind = type(found).__name__
         raise CheckpointError(
-            f"init_from {path}: got a {kind}, expected a state dict: tensors by name; save "
+            f"weights of {path}: got a {kind}, expected a state dict: tensors by name; save "
             "model.state_dict()"
         )
     return dict(found)

@@ -1,4 +1,4 @@
-"""Progress a person can follow: a live bar on a terminal, plain lines elsewhere."""
+"""The display: a run that a person can follow, by a live bar on a terminal, by lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.straggler import SlowWorkers
-from quorate.services.display.worker_rows import Row, WorkerTable, plain, rendered
+from quorate.services.display.worker_rows import Row, WorkerRows, plain, rendered
 from quorate.services.report import Report
 from quorate.transports.worker_status import WorkerStatus
 
@@ -25,23 +25,24 @@ class Display(Protocol):
     """Shows a run as it goes. The loop's thread and a service's may call it at the same time."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
 
     def update(self, report: Report) -> None:
-        """Called after every update; decides itself how often it shows something."""
+        """Take note of an update; how often something is shown, the display decides."""
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
-        """What all workers are at, every few seconds, from one thread; names those that are slow.
+        """Show what all workers are at, and name those that are slow.
 
-        What is shown of their speed is over the time since the call before.
+        To be called every few seconds, by one thread: what is shown of their speed is over the time
+        since the call before.
         """
 
     def close(self) -> None:
-        """The run is over."""
+        """Show what is left to show: the run is over."""
 
 
 def display(stream: TextIO | None = None) -> Display:
-    """The display that fits the stream, standard output by default."""
+    """Return the display that fits a stream, standard output by default."""
     stream = stream or sys.stdout
     return Bar(stream) if stream.isatty() else Lines(stream)
 
@@ -57,7 +58,7 @@ class Lines:
         self._writing = threading.RLock()  # again by a signal handler of the thread that has it
         self._shown_at = self._table_at = time.monotonic()
         self._first = True
-        self._table = WorkerTable()
+        self._table = WorkerRows()
         self._slow = SlowWorkers()
         self._rows: list[Row] = []  # the newest ones, not shown yet
         self._shows_tables = False  # it has shown one
@@ -108,7 +109,7 @@ class Bar:
             refresh_per_second=4,
         )
         self._task: TaskID | None = None
-        self._table = WorkerTable()
+        self._table = WorkerRows()
         self._slow = SlowWorkers()
 
     def say(self, text: str) -> None:
@@ -136,7 +137,7 @@ class Bar:
 
 
 class _BarAndTable(Progress):
-    """Drawn four times a second, in a thread of its own."""
+    """What rich draws four times a second, in a thread of its own."""
 
     below: RenderableType | None = None
 

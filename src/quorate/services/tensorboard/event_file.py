@@ -21,6 +21,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from quorate.machine.atomic_file import write_atomically
+
 SUFFIX = ".quorate"  # of files that this wrote, and may cut
 KEPT_BYTES = 64 << 20  # how much waits while nothing can be written; what is older is dropped
 
@@ -115,10 +117,8 @@ def drop_after(path: Path, global_step: int) -> None:
             if whole == path.stat().st_size:
                 return
         file.seek(0)
-        cut = path.parent / ".cut"  # one that a kill left is written over
-        with cut.open("wb") as new:
-            new.writelines(record for record, event in _records(file) if event.step <= global_step)
-        os.replace(cut, path)
+        kept = (record for record, event in _records(file) if event.step <= global_step)
+        write_atomically(path, kept)
 
 
 def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:

@@ -17,9 +17,10 @@ import torch
 
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment, require
+from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.replica import Buffers, bind, trainable
+from quorate.replica.model import bind, trainable
 from quorate.replica.snapshots import Values
 from quorate.transports.worker_status import Doing, Timesheet
 

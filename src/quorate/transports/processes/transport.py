@@ -24,22 +24,25 @@ import torch
 
 from quorate.coordination.plan import abridged
 from quorate.errors import UserError, WorkerError
+from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
-from quorate.machine.devices import Group, current, kinds, usable_cores
+from quorate.machine.devices import Group, current, kinds
 from quorate.machine.memory_fraction import free_cache
 from quorate.machine.shared_memory import Segment
+from quorate.replica.buffers import Buffers
 from quorate.replica.fingerprint import fingerprint
+from quorate.replica.model import unchanged
 from quorate.replica.notes import Notes
-from quorate.replica.replica import Buffers, Replica, unchanged
+from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
-from quorate.transports.job import Job, Training, probe_fingerprint
+from quorate.transports.job import Job, Training, class_name, probe_fingerprint
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
 from quorate.transports.processes.restarts import Restarts
 from quorate.transports.processes.script import Script
-from quorate.transports.processes.starter import births
+from quorate.transports.processes.starter import new_starter
 from quorate.transports.processes.wire import Message
-from quorate.transports.processes.worker_process import Life
+from quorate.transports.processes.worker_process import WorkerProcess
 from quorate.transports.worker_status import WorkerStatus
 
 # How long workers may take to end when they are told to; then they are killed.
@@ -125,7 +128,7 @@ class Processes:
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         self._members = [_Member(number) for number in range(len(groups))]
-        self._births = births(script, spins=threads * len(groups) <= usable_cores())
+        self._starter = new_starter(script, spins=threads * len(groups) <= usable_cores())
         try:
             for member in self._members:
                 self._start(member)
@@ -225,7 +228,7 @@ class Processes:
         for member in self._members:
             if member.life is not None:
                 self._release(member)
-        self._births.close()
+        self._starter.close()
         if self._wake_write >= 0:
             self._selector.close()
             write, self._wake_write = self._wake_write, -1
@@ -236,13 +239,13 @@ class Processes:
 
     def _start(self, member: _Member) -> None:
         member.retry_at = None
-        life = Life(member.number, self._script, self._births)
+        life = WorkerProcess(member.number, self._script, self._starter)
         member.life = life
         self._selector.register(life.wire.socket, selectors.EVENT_READ, lambda: self._hear(member))
         if life.exit is not None:
             self._selector.register(life.exit, selectors.EVENT_READ, lambda: self._look(member))
 
-    def _ask(self, life: Life, channel: ProcessesChannel) -> None:
+    def _ask(self, life: WorkerProcess, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
         job = channel.job
         key = self._key(job)
@@ -256,7 +259,7 @@ class Processes:
             {
                 "kind": "open",
                 "job": channel.number,
-                "work": job.name,
+                "work": class_name(job),
                 "dataset": self._name_of(job),
                 "checks": checks,
                 "averaged": job.parameters is self.arena.average,
@@ -319,7 +322,7 @@ class Processes:
             return None
         return found[0] if found else None
 
-    def _check(self, life: Life, channel: ProcessesChannel, answer: Message) -> None:
+    def _check(self, life: WorkerProcess, channel: ProcessesChannel, answer: Message) -> None:
         key, name = self._key(channel.job), self._name_of(channel.job)
         if "data" in answer:
             life.checked.add(key)
@@ -368,7 +371,7 @@ class Processes:
             self._selector.unregister(life.wire.socket)
             life.is_deaf_since = time.monotonic()
 
-    def _handle(self, member: _Member, life: Life, message: Message) -> None:
+    def _handle(self, member: _Member, life: WorkerProcess, message: Message) -> None:
         channel = self._channels.get(message.get("job", 0))
         life.asked = dict.fromkeys(life.asked, time.monotonic())  # it is alive
         match message["kind"]:
@@ -471,7 +474,7 @@ class Processes:
             elif member.life is not None and member.life.kill_reason is None:
                 yield from self._answers_due(member.life)
 
-    def _answers_due(self, life: Life) -> list[float]:
+    def _answers_due(self, life: WorkerProcess) -> list[float]:
         """When it has to have reached the loop, or joined what it was asked to."""
         if any(channel.is_computing(life.number) for channel in self._channels.values()):
             return []  # it comes to that when it is done, and the coordinator looks after it
@@ -494,7 +497,7 @@ class Processes:
             elif life.kill_reason is None and any(at <= now for at in self._answers_due(life)):
                 life.kill(f"took more than worker_timeout_s={self._timeout_s:g} s to start")
 
-    def _see_whether_it_ends(self, member: _Member, life: Life, now: float) -> None:
+    def _see_whether_it_ends(self, member: _Member, life: WorkerProcess, now: float) -> None:
         assert life.is_deaf_since is not None
         if life.exit is None and life.wait(GRACE_S):
             self._ended(member)
@@ -519,7 +522,7 @@ class _Member:
     """A worker's number, through all its lives."""
 
     number: int
-    life: Life | None = None
+    life: WorkerProcess | None = None
     ready: set[int] = field(default_factory=set)  # jobs that this life may join
     restarts: Restarts = field(default_factory=Restarts)
     retry_at: float | None = None

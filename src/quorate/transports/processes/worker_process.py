@@ -1,4 +1,4 @@
-"""One life of a worker: a process, from its start to its exit, and what belongs to it."""
+"""A worker's process, from its start to its exit, and what belongs to it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import asdict
 from typing import IO
 
 from quorate.transports.processes.script import Script
-from quorate.transports.processes.starter import Births
+from quorate.transports.processes.starter import Starter
 from quorate.transports.processes.wire import Wire
 
 
-class Life:
+class WorkerProcess:
     """A worker's process. ``close`` when it has ended, or to end it.
 
     Args:
         number: of the worker.
         script: what it runs.
-        births: start its process.
+        starter: start its process.
 
     Raises:
         OSError: it cannot be started; nothing is left of it.
     """
 
-    def __init__(self, number: int, script: Script, births: Births) -> None:
+    def __init__(self, number: int, script: Script, starter: Starter) -> None:
         self.number = number
         self.started_at = time.monotonic()
         self.is_here = False  # it has reached the training loop
@@ -38,7 +38,7 @@ class Life:
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  before the loop
         self.wire, theirs = Wire.pair()
         try:
-            self._process = births.start(theirs, self.output)
+            self._process = starter.start(theirs, self.output)
         except BaseException:
             self.wire.close()
             self.output.close()

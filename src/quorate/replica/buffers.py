@@ -1,0 +1,113 @@
+"""The buffers of a model: BatchNorm's averages, counters, tables. What a shard reads and may write.
+
+Of a step's shards the floating-point ones are averaged, weighted; all others are the first shard's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+
+_Slots = Mapping[str, torch.Tensor | None]
+
+
+class Buffers:
+    """The buffers of one module, as vectors: floating-point ones, and the bytes of all others.
+
+    Args:
+        model: the module.
+        written: numbers of the parameters, in the model's order, that its forward pass writes:
+            Keras keeps its statistics in such. They are buffers by another name.
+    """
+
+    def __init__(self, model: torch.nn.Module, written: Collection[int] = ()) -> None:
+        slots = [
+            (module._buffers, name)
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer is not None
+        ]
+        parameters = [p for number, p in enumerate(model.parameters()) if number in written]
+        slots += [({"": parameter}, "") for parameter in parameters]
+        seen: set[int] = set()
+        self._floats: list[tuple[_Slots, str]] = []
+        self._others: list[tuple[_Slots, str]] = []
+        for holder, name in slots:
+            buffer = holder[name]
+            assert buffer is not None
+            if id(buffer) in seen:
+                continue
+            seen.add(id(buffer))
+            (self._floats if buffer.is_floating_point() else self._others).append((holder, name))
+
+    def floats(self) -> list[torch.Tensor]:
+        return [_buffer(*slot) for slot in self._floats]
+
+    def others(self) -> list[torch.Tensor]:
+        return [_buffer(*slot) for slot in self._others]
+
+    def copy_(self, source: Buffers) -> None:
+        """Take the values of the same model's buffers elsewhere."""
+        for mine, theirs in ((self.floats(), source.floats()), (self.others(), source.others())):
+            if mine:
+                torch._foreach_copy_(mine, theirs)
+
+    def weighted(self, weight: float) -> torch.Tensor | None:
+        """Weight * values of the floating-point buffers, one float64 vector.
+
+        In float64 the product of a float32 value and a row count, and sums of such, are exact, so
+        that a buffer that no shard changed (a table of positions) comes back bit for bit.
+        """
+        values = _together(self.floats())
+        if not values:
+            return None
+        if values[0].device.type == "mps":  # it has no float64
+            values = [value.cpu() for value in values]
+        flat = torch.cat([v.reshape(-1).to(torch.float64) for v in values])
+        return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
+
+    def counts(self) -> torch.Tensor | None:
+        """The bytes of all other buffers."""
+        values = _together(self.others())
+        if not values:
+            return None
+        return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
+
+    def set(self, floats: torch.Tensor | None, counts: torch.Tensor | None) -> None:
+        """Take values as ``weighted(1.0)`` and ``counts()`` would give them."""
+        if floats is not None:
+            values = self.floats()
+            for value, part in zip(
+                values, _split(floats, [v.numel() for v in values]), strict=True
+            ):
+                value.copy_(part.view(value.shape))
+        if counts is not None:
+            values = self.others()
+            sizes = [v.numel() * v.element_size() for v in values]
+            for value, part in zip(values, _split(counts, sizes), strict=True):
+                value.copy_(part.clone().view(value.dtype).view(value.shape))
+
+
+def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
+    if not snapshot:
+        return lambda buffers: buffers.copy_(source)
+    # The replica's own buffers are the source: what they are now is kept apart.
+    floats, counts = source.weighted(1.0), source.counts()
+    return lambda buffers: buffers.set(floats, counts)
+
+
+def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, on one device."""
+    devices = {value.device for value in values}
+    return values if len(devices) <= 1 else [value.cpu() for value in values]
+
+
+def _split(vector: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
+    return torch.split_with_sizes(vector, sizes)
+
+
+def _buffer(holder: _Slots, name: str) -> torch.Tensor:
+    buffer = holder[name]
+    assert buffer is not None
+    return buffer.detach()  # a parameter's, too, is written here
