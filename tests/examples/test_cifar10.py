@@ -82,6 +82,7 @@ def accuracies(said: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+@pytest.mark.slow
 def test_both_programs_learn_and_the_bits_do_not_depend_on_the_workers(
     data: Path, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def run(folder: Path, workers: int, data: Path, *arguments: str) -> tuple[int, s
     return code, out
 
 
+@pytest.mark.slow
 def test_one_digest_on_one_and_two_workers(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +88,7 @@ def test_one_digest_on_one_and_two_workers(
     assert max(curves["loss_0"], curves["loss_1"]) >= curves["loss"]
 
 
+@pytest.mark.slow
 def test_the_plain_loop(data: Path) -> None:
     """It logs as the tutorial did, and ends in the same way."""
     command = ["run", str(EXAMPLE / "single.py"), "--data", str(data), "--num-epochs", "1"]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from support import front_door
-from support.small import DATA, Small, digest_of, loss, trainer
+from support.digests import digest_of
+from support.small import DATA, Small, loss, trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import command, last_json, on_a_tower, processes_of, run_all
+from support.references import References
+from support.runs import command, last_json, processes_of, run_all
 
 from quorate.transports.processes import fork_server
 from quorate.transports.processes.script import Script
@@ -280,12 +281,12 @@ def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, starter: Fo
             os.close(fd)
 
 
+@pytest.mark.slow
 def test_the_same_bits_though_the_fork_server_is_killed_and_without_one(
-    capfd: pytest.CaptureFixture[str],
+    references: References,
 ) -> None:
     updates = "30"
-    on_a_tower("orphans.py", "none", updates)
-    expected = last_json(capfd.readouterr().out)["digest"]
+    expected = references.on_a_tower("orphans.py", "none", updates).json["digest"]
     options = ("--workers", "2")
     ended = run_all(
         {how: command("orphans.py", how, updates, options=options) for how in ("server", "alone")}

@@ -24,8 +24,9 @@ import torch
 
 from quorate.coordination.plan import abridged
 from quorate.errors import UserError, WorkerError
+from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
-from quorate.machine.devices import Group, current, kinds, usable_cores
+from quorate.machine.devices import Group, current, kinds
 from quorate.machine.memory_fraction import free_cache
 from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
