@@ -1,4 +1,4 @@
-"""The pages for those who come from another trainer: our scripts train, and what is shown is what is run."""
+"""Pages for those who come from another trainer: our scripts train, and what is shown is run."""
 
 from __future__ import annotations
 
