@@ -43,9 +43,7 @@ COORDINATION_IMPORTS = {"coordination", "errors"}
 
 # What is left of before the move, and is to go.
 AGAINST: set[tuple[str, str]] = set()
-TOO_LONG = {
-    "transports.processes.transport",
-}
+TOO_LONG: set[str] = set()
 TOO_MANY_IMPORTS: set[str] = set()
 
 
