@@ -69,7 +69,7 @@ class Job(ABC):
         self.loading = {"loader_workers": loader_workers, "threads": threads}
 
     def options(self) -> dict[str, Any]:
-        """What a worker process needs to make the same job, beside data and parameters."""
+        """Return what a worker process needs to make the same job, beside data and parameters."""
         return self.loading
 
     def feed(
@@ -187,7 +187,7 @@ def class_of(name: str) -> type[Job]:
 
 
 def shard_seed(plan: Plan, step: int, shard: int) -> int:
-    """Of the random stream of a training shard."""
+    """Return the seed of a training shard's random stream."""
     return key("shard", plan.seed, step, shard)
 
 
@@ -214,7 +214,7 @@ class Evaluation(Job):
 
 
 def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
-    """A hash over what shard 0 of step 0 yields: whether two processes compute the same."""
+    """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
     batch = source.load((0, 0))
     seed = key("probe", source.plan.seed)
     found = replica.gradient(batch.data, len(batch.rows), stream, seed)

@@ -68,9 +68,11 @@ class Towers:
         self._started = False
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
+        """Return True: towers have what this process has."""
         return True
 
     def open(self, job: Job) -> TowersChannel:
+        """Begin a job; the first one starts the threads."""
         channel = TowersChannel(job, self.towers, self._buffers)
         if not self._started:  # only now: the feed may have forked, which is no good with threads
             self._started = True
@@ -79,12 +81,14 @@ class Towers:
         return channel
 
     def status(self) -> list[WorkerStatus]:
+        """Return what each tower is at. Any thread may."""
         return [
             WorkerStatus(t.number, str(t.replica.group), None, t.native_id, *t.sheet.read())
             for t in self.towers
         ]
 
     def close(self) -> None:
+        """End the threads; one that is busy ends with its shard, and nobody waits for it long."""
         if not self._started:
             return
         for tower in self.towers:
@@ -117,6 +121,7 @@ class TowersChannel:
             self._events.put(Joined(tower.number))
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        """Put work into a tower's mailbox. Does not block."""
         assert not isinstance(effect, Replace)
         tower, held = self._towers[effect.worker], self._held[effect.worker]
         step, shard = effect.step, effect.shard
@@ -135,6 +140,7 @@ class TowersChannel:
                 held.cancelled = (step, shard)
 
     def receive(self, timeout_s: float | None) -> Event | None:
+        """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
         try:
             event = self._events.get(timeout=timeout_s)
         except Empty:
@@ -146,9 +152,11 @@ class TowersChannel:
         return event
 
     def post(self, event: Event) -> None:
+        """Add an event of the coordinator's own. Any thread, also a signal handler, may."""
         self._events.put(event)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        """Return the sums of a step. What towers have not added yet is added here; blocks."""
         # A holder may be computing another shard: what is left to add is added here.
         for worker in holders:
             self._add(self._held[worker])
@@ -159,6 +167,7 @@ class TowersChannel:
         return [(node, value) for _, node, value in parts]
 
     def publish(self) -> None:
+        """Give the vectors of what was collected back to the replicas."""
         for replica, part in self._collected:
             replica.recycle(part)
         self._collected = []
@@ -166,9 +175,11 @@ class TowersChannel:
             self._snapshots.take()
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
+        """Return what was raised in a shard."""
         return self._errors[worker, step, shard]
 
     def close(self) -> None:
+        """End the job. Towers stay."""
         self._feed.close()
 
     def _compute(
@@ -238,7 +249,7 @@ class _Held:
         self._replica.recycle(self.pending.pop((step, shard)))
 
     def take(self, step: int) -> list[Part]:
-        """The parts of a step, which are held no longer."""
+        """Return the parts of a step, which are held no longer."""
         return list(self._sums.pop(step).parts.items())
 
 

@@ -69,7 +69,7 @@ class Timesheet:
         self._copies = (start, start + _ENTRY.size)
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
-        """A phase begins, of the same shard as before if none is named; it may have begun already.
+        """Note that a phase begins, or goes on; of the same shard as before if none is named.
 
         Does not block.
         """
@@ -91,7 +91,7 @@ class Timesheet:
         self._memory[start : start + _VERSION.size] = entry[: _VERSION.size]
 
     def read(self) -> Doing:
-        """What it is at. Any thread of any process may ask; does not block."""
+        """Return what it is at. Any thread of any process may ask; does not block."""
         _, phase, step, shard, since, shards, *seconds = self._newest()
         seconds[phase] += max(0.0, time.monotonic() - since)
         spent = dict(zip(PHASES, seconds, strict=True))

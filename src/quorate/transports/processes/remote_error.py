@@ -25,7 +25,7 @@ MOST_CAUSES = 10
 
 
 def to_json(error: BaseException, depth: int = 0) -> Raised:
-    """What ``from_json`` needs."""
+    """Return what ``from_json`` needs."""
     kind = type(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     os_error = None
@@ -45,7 +45,7 @@ def to_json(error: BaseException, depth: int = 0) -> Raised:
 
 
 def from_json(raised: Raised) -> BaseException:
-    """An exception to raise; its traceback begins with the worker's frames."""
+    """Return an exception to raise; its traceback begins with the worker's frames."""
     error = _made(raised).with_traceback(_traceback(raised["frames"]))
     for note in raised["notes"]:
         error.add_note(note)
