@@ -57,6 +57,10 @@ class WrappedChannel:
         """Take an event from the inner channel. Blocks."""
         return self._inner.receive(timeout_s)
 
+    def now(self) -> float:
+        """Ask the inner channel for the time."""
+        return self._inner.now()
+
     def post(self, event: Event) -> None:
         """Post to the inner channel. Any thread may."""
         self._inner.post(event)

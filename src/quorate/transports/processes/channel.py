@@ -121,6 +121,10 @@ class ProcessesChannel:
             self._ends[event.worker] -= 1
         return event
 
+    def now(self) -> float:
+        """Return the time of a monotonic clock, in seconds."""
+        return time.monotonic()
+
     def post(self, event: Event) -> None:
         """Add an event of the coordinator's own. Any thread, also a signal handler, may."""
         self._events.append(event)
