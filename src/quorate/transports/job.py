@@ -217,7 +217,7 @@ def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
     batch = source.load((0, 0))
     seed = key("probe", source.plan.seed)
-    found = replica.gradient(batch.data, len(batch.rows), stream, seed)
-    assert found.gradient is not None
-    vectors = found.gradient.vectors
-    return fingerprint((found.weight, found.metrics, vectors, found.buffers, found.counts))
+    result = replica.gradient(batch.data, len(batch.rows), stream, seed)
+    assert result.gradient is not None
+    vectors = result.gradient.vectors
+    return fingerprint((result.weight, result.metrics, vectors, result.buffers, result.counts))

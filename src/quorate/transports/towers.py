@@ -116,8 +116,8 @@ class TowersChannel:
         self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
-            room = {n: new_values(job.parameters, buffers) for n in range(len(towers) + 1)}
-            self._snapshots = Snapshots(job.parameters, buffers, room)
+            slots = {n: new_values(job.parameters, buffers) for n in range(len(towers) + 1)}
+            self._snapshots = Snapshots(job.parameters, buffers, slots)
         for tower in towers:
             self._events.put(Joined(tower.number))
 

@@ -100,9 +100,9 @@ class Timesheet:
     def _newest(self) -> tuple[Any, ...]:
         while True:
             both = _BOTH.unpack_from(self._memory, self._copies[0])
-            entry, other = both[:_COUNT], 1
+            entry, older = both[:_COUNT], 1
             if both[_COUNT] > both[0]:
-                entry, other = both[_COUNT:], 0
+                entry, older = both[_COUNT:], 0
             # A copy is written again only when the other one has been.
-            if _VERSION.unpack_from(self._memory, self._copies[other])[0] <= entry[0]:
+            if _VERSION.unpack_from(self._memory, self._copies[older])[0] <= entry[0]:
                 return entry

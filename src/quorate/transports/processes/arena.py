@@ -265,14 +265,14 @@ def _is_channels_last(_name: str, _dtype: str, shape: list[int], stride: list[in
 
 def _compare(coordinators: _Description, own: _Description) -> None:
     """Refuse another model. Strides do not count: the coordinator chose the memory format."""
-    for theirs, mine in zip(coordinators, own, strict=False):
-        if theirs[:3] != mine[:3]:
-            raise UserError(_other_model(f"parameter {mine[:3]}", f"{theirs[:3]}"))
+    for expected, got in zip(coordinators, own, strict=False):
+        if expected[:3] != got[:3]:
+            raise UserError(_another_model(f"parameter {got[:3]}", f"{expected[:3]}"))
     if len(coordinators) != len(own):
-        raise UserError(_other_model(f"{len(own)} parameters", f"{len(coordinators)}"))
+        raise UserError(_another_model(f"{len(own)} parameters", f"{len(coordinators)}"))
 
 
-def _other_model(got: str, expected: str) -> str:
+def _another_model(got: str, expected: str) -> str:
     return (
         f"a worker that ran the script again made another model: got {got}, expected {expected} as "
         "in the coordinator; make the script repeatable, or use engine='towers'"

@@ -81,8 +81,8 @@ class ProcessesChannel:
         self._free = list(range(arena.slots))  # a heap: low ones first, so that few are used
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
-            room = {number: arena.slot(number) for number in arena.snapshots}
-            self._snapshots = Snapshots(arena.parameters, transport.buffers, room)
+            slots = {number: arena.slot(number) for number in arena.snapshots}
+            self._snapshots = Snapshots(arena.parameters, transport.buffers, slots)
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         """Carry out an effect. Does not block."""
