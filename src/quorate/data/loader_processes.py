@@ -7,13 +7,11 @@ waits for those rows waits for ever: so it is looked at before the first step.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from quorate.errors import UserError
+from quorate.replica.nested import tensors
 
 SHM = Path("/dev/shm")
 MIB = 1 << 20
@@ -37,7 +35,7 @@ def require_loader_memory(
     if not shm.is_dir():  # not on this system
         return
     found = os.statvfs(shm)
-    free, each = found.f_bavail * found.f_frsize, _nbytes(batch)
+    free, each = found.f_bavail * found.f_frsize, sum(t.nbytes for t in tensors(batch))
     batches = _PREFETCHED * loader_workers * feeds + 2 * max(shards, feeds)
     if batches * each > free:
         raise UserError(
@@ -46,14 +44,3 @@ def require_loader_memory(
             "(docker --shm-size 8g, or mount -o remount,size=8g /dev/shm), more shards, fewer "
             "loader_workers, or loader_workers=0"
         )
-
-
-def _nbytes(batch: Any) -> int:
-    """Of the tensors in it: in lists, tuples, dicts, nested."""
-    if isinstance(batch, torch.Tensor):
-        return batch.nbytes
-    if isinstance(batch, Mapping):
-        return sum(map(_nbytes, batch.values()))
-    if isinstance(batch, (list, tuple)):
-        return sum(map(_nbytes, batch))
-    return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 
@@ -17,6 +18,13 @@ def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors:
         total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        total.update(flat.view(torch.uint8).numpy().data)
+        total.update(content(tensor).data)
     return total.hexdigest()
+
+
+def content(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Return the raw bytes of a tensor's elements, (bytes,) uint8, in row-major order."""
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    # A conjugate may be the elements with a note that they are to be read as such.
+    flat = dense.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
