@@ -69,8 +69,7 @@ def contend(workers: int, steps: int, folder: Path) -> dict[str, float]:
         batch_size=2 * ROWS,
         shards=2,
         devices="cpu",
-        workers=workers,
-        engine="processes",
+        workers=quorate.Workers(workers, engine="processes"),
         update="async",
     )
     begun = 0.0

@@ -51,9 +51,8 @@ def contender(network: str, steps: int, *, is_compiled: bool) -> dict[str, float
         batch_size=PER_WORKER * WORKERS,
         shards=WORKERS,
         devices="cpu",
-        workers=WORKERS,
-        engine="processes",
-        compile=is_compiled,
+        workers=quorate.Workers(WORKERS, engine="processes"),
+        compute=quorate.Compute(compile=is_compiled),
     )
     began = time.perf_counter()
     updates = trainer.updates(TensorDataset(images, labels), steps=WARM_UP + steps)

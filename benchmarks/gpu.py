@@ -176,7 +176,11 @@ def with_quorate(name: str, device: torch.device, precision: str, how: str, step
     """Examples per second of one tower."""
     work = WORKS[name]
     one = trainer(
-        name, devices=str(device), shards=1, precision=precision, compile=how == "compile"
+        name,
+        devices=str(device),
+        shards=1,
+        precision=precision,
+        compute=quorate.Compute(compile=how == "compile"),
     )
     updates = one.updates(TensorDataset(*work.tensors()), steps=WARM_UP + steps)
 
@@ -191,7 +195,10 @@ def with_quorate(name: str, device: torch.device, precision: str, how: str, step
 
 def bits(name: str, device: torch.device, steps: int, **options: Any) -> str:
     """The digest after so many updates."""
-    one = trainer(name, devices=str(device), shards=SHARDS, **options)
+    workers = quorate.Workers(options.pop("workers"), engine=options.pop("engine"))
+    compute = quorate.Compute(compile=options.pop("compile", False))
+    settings = {"devices": str(device), "workers": workers, "compute": compute} | options
+    one = trainer(name, shards=SHARDS, **settings)
     for _ in one.updates(TensorDataset(*WORKS[name].tensors()), steps=steps):
         pass
     return of(one)
@@ -208,7 +215,9 @@ def killed(name: str, device: torch.device, steps: int) -> dict[str, Any]:
     The digest is that after ``steps`` updates; seconds from the kill to the next update, and to an
     update to which the new process has brought a shard.
     """
-    one = trainer(name, devices=str(device), workers=2, shards=SHARDS, engine="processes")
+    one = trainer(
+        name, devices=str(device), workers=quorate.Workers(2, engine="processes"), shards=SHARDS
+    )
     found: dict[str, Any] = {}
     at, old = 0.0, 0
     begun: int | None = None  # shards of the new process when it was first seen
@@ -221,8 +230,7 @@ def killed(name: str, device: torch.device, steps: int) -> dict[str, Any]:
     dataset = TensorDataset(*WORKS[name].tensors())
     for number, _ in enumerate(one.updates(dataset, steps=10**9), start=1):
         now = time.monotonic()
-        assert one._transport is not None
-        victim = one._transport.status()[1]
+        victim = one.workers[1]
         if number == steps // 2:
             assert victim.pid is not None
             old = victim.pid
@@ -260,9 +268,7 @@ def bounded(
         batch_size=rows,
         shards=workers,
         devices=str(device),
-        workers=workers,
-        engine="processes",
-        memory_fraction=fraction,
+        workers=quorate.Workers(workers, engine="processes", memory_fraction=fraction),
     )
     images, labels = data()
     times = -(-rows // len(images))

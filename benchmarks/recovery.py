@@ -47,8 +47,7 @@ def quorate_role(kills: int) -> None:
         batch_size=2 * PER_WORKER,
         shards=2,
         devices="cpu",
-        workers=2,
-        engine="processes",
+        workers=quorate.Workers(2, engine="processes"),
     )
     chance = random.Random(0)
     killed_at: list[float] = []
@@ -57,8 +56,7 @@ def quorate_role(kills: int) -> None:
     calm = 0
     for _ in trainer.updates(TensorDataset(*data()), steps=10**9):
         now = time.monotonic()
-        members = trainer._transport._members  # type: ignore[union-attr]
-        alive = [m.life for m in members if m.life is not None and m.life.joined]
+        alive = [w.pid for w in trainer.workers if w.pid is not None and w.phase != "starting"]
         if len(killed_at) > len(stalls):
             stalls.append(now - killed_at[-1])
         if len(stalls) > len(whole) and len(alive) == 2:
@@ -69,7 +67,7 @@ def quorate_role(kills: int) -> None:
             break
         if calm == SETTLED:
             calm += 1
-            pid = chance.choice(alive).pid  # type: ignore[union-attr]
+            pid = chance.choice(alive)
 
             def kill(pid: int = pid) -> None:
                 killed_at.append(time.monotonic())

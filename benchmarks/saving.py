@@ -15,7 +15,9 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -23,8 +25,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.services.checkpoints import files as checkpoint
 from quorate.services.checkpoints.saver import Checkpoints, Policy
+from quorate.training.observer import observing
+from quorate.training.state import State
+from quorate.transports import Transport
+
+if TYPE_CHECKING:
+    from quorate.training.observer import Observe
+from quorate.training.saved_state import contents
 
 WIDTH, LAYERS, ROWS = 2048, 4, 64
 
@@ -51,17 +59,23 @@ def main() -> None:
         batch_size=ROWS,
         shards=2,
         devices="cpu",
-        workers=2,
-        engine=options.engine,
+        workers=quorate.Workers(2, engine=options.engine),
         run_dir=run_dir,
     )
+    seen: list[tuple[State, dict[str, Any]]] = []
+
+    def look(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+        seen.append((state, dict(facts)))
+        return transport
+
     rates: dict[bool, list[float]] = {True: [], False: []}  # updates per second
     copies_s: list[float] = []
     state_bytes = 0
     saver = Checkpoints(run_dir, Policy(every_s=None, keep=2))
     began, updates, window = 0.0, 0, -1
+    updating = observed_updates(trainer, data, look)
     try:
-        for report in trainer.updates(data, steps=1_000_000):
+        for report in updating:
             now = time.monotonic()
             updates += 1
             if window < 0:
@@ -78,13 +92,10 @@ def main() -> None:
             if window == 2 * options.pairs:
                 break
             if _saves(window):
-                assert trainer._state is not None
-                contents = checkpoint.contents(
-                    trainer._state, trainer._facts(trainer._state), saver.room
-                )
-                state_bytes = contents.nbytes
-                saver.save(contents)
-                del contents
+                copied = contents(*seen[0], saver.spare)
+                state_bytes = copied.nbytes
+                saver.save(copied)
+                del copied
                 copies_s.append(time.monotonic() - began)
     finally:
         writer_s = _writer_s()
@@ -97,6 +108,14 @@ def main() -> None:
     print(f"stall: mean {mean:.2%} +- {error:.2%}, quartiles {low:.2%} {middle:.2%} {high:.2%}")
     print(f"writer: {writer_s / len(copies_s):.2f} s of a core per save")
     print(f"copy: median {statistics.median(copies_s) * 1e3:.0f} ms of {len(copies_s)} saves")
+
+
+def observed_updates(
+    trainer: quorate.Trainer, data: TensorDataset, look: Observe
+) -> Iterator[quorate.Report]:
+    """The updates of a loop whose state is looked at."""
+    with observing(look):
+        yield from trainer.updates(data, steps=1_000_000)
 
 
 def _writer_s() -> float:

@@ -89,8 +89,7 @@ def contend(name: str, seconds: float, rows: int) -> dict[str, float]:
         batch_size=256,
         shards=4,
         devices="cpu",
-        workers=4,
-        engine="processes",
+        workers=quorate.Workers(4, engine="processes"),
         update=update,
     )
     found: dict[str, float] = {}

@@ -121,8 +121,7 @@ def quorate_on(
         batch_size=PER_WORKER * workers,
         shards=workers,
         devices="cpu",
-        workers=workers,
-        engine=engine,
+        workers=quorate.Workers(workers, engine=engine),
         precision=precision,
     )
     updates = trainer.updates(TensorDataset(*data()), steps=WARM_UP + steps)

@@ -91,18 +91,19 @@ def main() -> None:
     trainer = quorate.Trainer(
         Net,
         loss,
-        optimizer=lambda params: torch.optim.SGD(
-            params,
-            lr=options.lr,
-            momentum=options.momentum,
-            nesterov=options.momentum > 0,
-            weight_decay=1e-4,
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.SGD(
+                params,
+                lr=options.lr,
+                momentum=options.momentum,
+                nesterov=options.momentum > 0,
+                weight_decay=1e-4,
+            ),
+            schedule=schedule,
         ),
-        schedule=schedule,
         batch_size=options.batch_size,
         shards=options.shards,
-        run_dir=options.run_dir,
-        save_every_s=20.0,  # the whole run takes minutes
+        run_dir=quorate.RunDir(options.run_dir, save_every_s=20.0),
     )
     trainer.fit(train, epochs=options.epochs, validation=test)
     accuracy = trainer.evaluate(test)["accuracy"]

@@ -67,7 +67,7 @@ def main() -> None:
         batch_size=24,
         shards=2,
         devices="+".join(dict.fromkeys(names)),
-        log_placement=True,
+        compute=quorate.Compute(log_placement=True),
     )
     trainer.fit(TensorDataset(matrices, 2 * NUMBERS.view(2, 3) @ matrices))
     found = trainer.model(NUMBERS.view(3, 2)).detach()

@@ -44,21 +44,9 @@ IMPURE = {"torch", "time", "threading", "socket", "multiprocessing", "asyncio", 
 COORDINATION_IMPORTS = {"coordination", "errors"}
 
 # What is left of before the move, and is to go.
-AGAINST = {
-    ("machine.host", "commands.doctor.facts"),
-    ("services.checkpoints.files", "training.state"),
-    ("trainer", "commands.bench.profile"),
-    ("trainer", "commands.verify.recorder"),
-    ("transports.processes.worker", "commands.verify.recorded_training"),
-}
-TOO_LONG = {
-    "commands.doctor.verdicts",
-    "coordination.coordinator",
-    "trainer",
-    "transports.processes.transport",
-}
-TOO_MANY_IMPORTS = {"trainer", "transports.processes.transport", "transports.processes.worker"}
-TOO_MANY_PARAMETERS = 36
+AGAINST: set[tuple[str, str]] = set()
+TOO_LONG: set[str] = set()
+TOO_MANY_IMPORTS: set[str] = set()
 
 
 def name_of(path: Path) -> str:
@@ -141,7 +129,7 @@ def test_nobody_knows_everybody() -> None:
 def test_the_front_door() -> None:
     parameters = inspect.signature(quorate.Trainer.__init__).parameters.values()
     named = [p for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
-    assert len(named) <= max(MOST_PARAMETERS, TOO_MANY_PARAMETERS)
+    assert len(named) <= MOST_PARAMETERS
 
 
 def test_coordination_is_pure() -> None:
@@ -223,4 +211,4 @@ def test_importing_starts_nothing() -> None:
 def test_the_command_says_what_it_can() -> None:
     command = [sys.executable, "-m", "quorate", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "run | inspect" in ended.stdout
+    assert "\n  inspect  show a run's state\n" in ended.stdout

@@ -13,8 +13,8 @@ from model import Seq2Seq
 from vocabulary import Vocabulary
 from whole import write_whole
 
+from quorate import load_weights
 from quorate.errors import DataError
-from quorate.services.checkpoints.weights import initialize
 
 VOCABULARY, NETWORK, QUESTIONS = "vocabulary.txt", "network.json", "held_out.txt"
 WEIGHTS = "model.safetensors"
@@ -72,5 +72,5 @@ def load(run_dir: Path) -> SavedRun:
             fix="name the directory of a run",
         ) from error
     weights = run_dir / WEIGHTS  # of single.py
-    initialize(model, weights if weights.exists() else run_dir, print)
+    load_weights(model, weights if weights.exists() else run_dir, print)
     return SavedRun(model.eval(), Vocabulary.load(run_dir / VOCABULARY), language)

@@ -45,23 +45,22 @@ def main() -> None:
         lambda: Seq2Seq(**shape),
         Loss(data.vocabulary, data.language),
         totals={"bleu": bleu.finish},
-        optimizer=lambda params: torch.optim.Adam(params, lr=options.lr),
-        schedule=schedule,
-        clip_norm=5.0,
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.Adam(params, lr=options.lr), schedule=schedule, clip_norm=5.0
+        ),
         batch_size=options.batch_size,
         shards=2,
-        collate=collate,
-        order=ByLength(data.train.lengths, options.batch_size),
-        run_dir=options.run_dir,
-        save_every_s=60.0,
-        callbacks=[Samples(data, shape)],
+        loading=quorate.Loading(
+            collate=collate, order=ByLength(data.train.lengths, options.batch_size)
+        ),
+        run_dir=quorate.RunDir(options.run_dir, save_every_s=60.0),
     )
     trainer.fit(
         data.train,
         epochs=options.epochs,
         steps=options.steps,
-        validation=data.validation,
-        evaluate_every_epochs=2,  # answers are searched for, which takes a while
+        validation=quorate.Validation(data.validation, every_epochs=2),
+        callbacks=[Samples(data, shape)],
     )
     good = reached(trainer.evaluate, data)
     print(f"results: {trainer.run_dir}  (python examples/chatbot/chat.py {trainer.run_dir})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,13 +58,7 @@ def decay(optimizer: Optimizer) -> LambdaLR:
     return LambdaLR(optimizer, lambda updates: 0.99 ** (updates / 64))
 
 
-# By the names of Trainer's arguments.
-RECIPE: dict[str, Any] = {
-    "optimizer": adam,
-    "schedule": decay,
-    "ema_decay": 0.99,
-    "batch_size": 128,
-}
+BATCH_SIZE, EMA_DECAY = 128, 0.99
 
 
 @torch.no_grad()

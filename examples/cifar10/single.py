@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from data import distorted, load
-from model import RECIPE, LeNet5, accuracy, loss
+from model import BATCH_SIZE, EMA_DECAY, LeNet5, accuracy, adam, decay, loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
@@ -32,11 +32,11 @@ def main() -> None:
     train, test = load(options.data)
     torch.manual_seed(0)
     model = LeNet5()
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(RECIPE["ema_decay"]))
-    optimizer = RECIPE["optimizer"](model.parameters())
-    schedule = RECIPE["schedule"](optimizer)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
+    optimizer = adam(model.parameters())
+    schedule = decay(optimizer)
     for epoch in range(options.epochs):
-        for batch in distorted(train, RECIPE["batch_size"], epoch):
+        for batch in distorted(train, BATCH_SIZE, epoch):
             optimizer.zero_grad()
             loss(model, batch)["loss"].backward()
             optimizer.step()

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from data import distort, load
-from model import RECIPE, LeNet5, accuracy, loss
+from model import BATCH_SIZE, EMA_DECAY, LeNet5, accuracy, adam, decay, loss
 
 import quorate
 
@@ -31,7 +31,13 @@ def main() -> None:
 
     train, test = load(options.data)
     trainer = quorate.Trainer(
-        LeNet5, loss, augment=distort, shards=4, run_dir="runs/cifar10", **RECIPE
+        LeNet5,
+        loss,
+        optimizer=quorate.Optimize(adam, schedule=decay, ema_decay=EMA_DECAY),
+        batch_size=BATCH_SIZE,
+        shards=4,
+        loading=quorate.Loading(augment=distort),
+        run_dir="runs/cifar10",
     )
     trainer.fit(train, epochs=options.epochs, validation=test)
     model, averaged = trainer.model, trainer.averaged_model

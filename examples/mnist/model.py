@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +68,7 @@ def falling(updates: int) -> Callable[[Optimizer], LRScheduler]:
 
 
 # By the names of Trainer's arguments.
-RECIPE: dict[str, Any] = {"optimizer": nesterov, "batch_size": 128}
+BATCH_SIZE = 128
 
 
 @torch.no_grad()

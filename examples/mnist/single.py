@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from data import load
 from log import Log
-from model import RECIPE, Net, accuracy, falling, loss
+from model import BATCH_SIZE, Net, accuracy, falling, loss, nesterov
 from torch.utils.data import DataLoader
 
 
@@ -33,13 +33,13 @@ def main() -> None:
 
     train, test = load(options.data)
     log = Log(options.log_every)
-    decay = falling(options.num_epochs * math.ceil(len(train) / RECIPE["batch_size"]))
+    decay = falling(options.num_epochs * math.ceil(len(train) / BATCH_SIZE))
     torch.manual_seed(0)
     model = Net()
-    optimizer = RECIPE["optimizer"](model.parameters())
+    optimizer = nesterov(model.parameters())
     schedule = decay(optimizer)
     for epoch in range(options.num_epochs):
-        for batch in DataLoader(train, RECIPE["batch_size"], shuffle=True):
+        for batch in DataLoader(train, BATCH_SIZE, shuffle=True):
             mean = loss(model, batch)["loss"]
             optimizer.zero_grad()
             mean.backward()

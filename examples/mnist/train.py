@@ -17,7 +17,7 @@ from pathlib import Path
 
 from data import load
 from log import Log
-from model import RECIPE, Net, accuracy, falling, loss
+from model import BATCH_SIZE, Net, accuracy, falling, loss, nesterov
 
 import quorate
 
@@ -33,11 +33,16 @@ def main() -> None:
 
     train, test = load(options.data)
     log = Log(options.log_every)
-    decay = falling(options.num_epochs * math.ceil(len(train) / RECIPE["batch_size"]))
+    decay = falling(options.num_epochs * math.ceil(len(train) / BATCH_SIZE))
     trainer = quorate.Trainer(
-        Net, loss, schedule=decay, shards=4, run_dir="runs/mnist", callbacks=[log], **RECIPE
+        Net,
+        loss,
+        optimizer=quorate.Optimize(nesterov, schedule=decay),
+        batch_size=BATCH_SIZE,
+        shards=4,
+        run_dir="runs/mnist",
     )
-    trainer.fit(train, epochs=options.num_epochs, validation=test)
+    trainer.fit(train, epochs=options.num_epochs, validation=test, callbacks=[log])
     model = trainer.model
     print(f"Done training for {options.num_epochs} epochs, {log.steps:,} steps.")
     reached = accuracy(model, test)

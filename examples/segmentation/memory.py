@@ -81,12 +81,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     trainer = quorate.Trainer(
         recipe.network,
         loss_with(tiles.class_weights(train)),
-        augment=turned,
+        loading=quorate.Loading(augment=turned),
         optimizer=recipe.optimizer,
         batch_size=recipe.batch_size,
         shards=shards,
         devices=devices,
-        engine="towers",
+        workers=quorate.Workers(engine="towers"),
     )
     gpus = [device for device in dict.fromkeys(devices.split(",")) if device != "cpu"]
     before = most_memory(gpus)

@@ -18,9 +18,9 @@ from data import CLASSES
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from quorate import load_weights
 from quorate.errors import DataError
 from quorate.services.checkpoints import files as checkpoint
-from quorate.services.checkpoints.weights import initialize
 
 WEIGHTS = "model.safetensors"
 
@@ -121,5 +121,5 @@ def network_of(run_dir: Path) -> UNet | OnePixel:
         model = OnePixel(shapes[OnePixel.FIRST][1])
     else:
         raise DataError(path, got="other weights", expected="those of this example")
-    initialize(model, path, print)
+    load_weights(model, path, print)
     return model.eval()

@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import default_collate
 
-from quorate.data.draws import Draws
+from quorate import Draws
 from quorate.data.images import turn
 
 

@@ -33,16 +33,18 @@ def main() -> None:
         recipe.network,
         loss_with(tiles.class_weights(train)),
         totals={"confusion": iou},
-        augment=turned,
-        optimizer=recipe.optimizer,
-        schedule=recipe.schedule,
+        loading=quorate.Loading(augment=turned),
+        optimizer=quorate.Optimize(recipe.optimizer, schedule=recipe.schedule),
         batch_size=recipe.batch_size,
         shards=recipe.shards,
-        run_dir=options.run_dir,
-        save_every_s=60.0,
+        run_dir=quorate.RunDir(options.run_dir, save_every_s=60.0),
+    )
+    trainer.fit(
+        train,
+        steps=options.updates,
+        validation=quorate.Validation(test, every_steps=100),
         callbacks=[Overlays(test)],
     )
-    trainer.fit(train, steps=options.updates, validation=test, evaluate_every_steps=100)
     found = trainer.evaluate(test)
     print(f"results: {trainer.run_dir}  (quorate inspect {trainer.run_dir})")
     if not reached(found, options.target, options.above, options.margin):

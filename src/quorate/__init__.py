@@ -1,9 +1,67 @@
-"""quorate: one PyTorch model, every device you have, the same bits on any number of them."""
+"""quorate: one PyTorch model, every device you have, the same bits on any number of them.
 
-from quorate.errors import QuorateError, UserError
-from quorate.services.report import Report
-from quorate.trainer import Trainer
-from quorate.training.callbacks import Callback
+Names are loaded when they are first asked for: ``import quorate`` does not import torch.
+"""
 
-__all__ = ["Callback", "QuorateError", "Report", "Trainer", "UserError"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quorate.data.draws import Draws
+    from quorate.data.loading import Loading
+    from quorate.errors import QuorateError, UserError
+    from quorate.replica.compute import Compute
+    from quorate.services.checkpoints.weights import load_weights
+    from quorate.services.report import Report
+    from quorate.services.run_dir import RunDir
+    from quorate.trainer import Trainer
+    from quorate.training.callbacks import Callback
+    from quorate.training.optimize import Optimize
+    from quorate.training.validation import Validation
+    from quorate.transports.workers import Workers
+
+__all__ = [
+    "Callback",
+    "Compute",
+    "Draws",
+    "Loading",
+    "Optimize",
+    "QuorateError",
+    "Report",
+    "RunDir",
+    "Trainer",
+    "UserError",
+    "Validation",
+    "Workers",
+    "load_weights",
+]
 __version__ = "0.1.0"
+
+_MODULES = {
+    "Callback": "training.callbacks",
+    "Compute": "replica.compute",
+    "Draws": "data.draws",
+    "Loading": "data.loading",
+    "Optimize": "training.optimize",
+    "QuorateError": "errors",
+    "Report": "services.report",
+    "RunDir": "services.run_dir",
+    "Trainer": "trainer",
+    "UserError": "errors",
+    "Validation": "training.validation",
+    "Workers": "transports.workers",
+    "load_weights": "services.checkpoints.weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,26 +1,106 @@
-"""Settings: what a user types at the command beats what the script passes to ``Trainer``."""
+"""Settings: fields of frozen dataclasses, each declared once with its help, its flag and its check.
+
+What a user types at the command beats what the script passes to ``Trainer``: a field that has a
+flag is replaced where the settings are put together (``resolved``). The command's flags, the
+comparison at a resume and the answers to former names are made from the same fields.
+"""
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from enum import Enum
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from quorate.errors import SettingError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+S = TypeVar("S", bound="Settings")
 
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides")
 
 
+class AtResume(Enum):
+    """What becomes of a run whose setting is not what its checkpoint says."""
+
+    REFUSED = "refused"  # with another value it is another run
+    SAID = "said"  # it goes on, and bits may differ from there on
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of a setting beside its value."""
+
+    name: str  # at the command ("--worker-timeout-s"), and formerly of a keyword of Trainer
+    help: str  # one line
+    kind: type | None  # int, float, str, bool; None: there is no flag
+    metavar: str | None
+    check: Callable[[str, Any], Any] | None  # from name and value to the value as it is kept
+    at_resume: AtResume | None  # None: it may change
+    recorded: str  # its name in a checkpoint
+    seen: Callable[[Any], Any]  # from the value to what a checkpoint has of it, for JSON
+    place: str = ""  # where it is in a script: "Workers(timeout_s=)"
+
+
+def about(
+    help: str,
+    *,
+    name: str = "",
+    kind: type | None = None,
+    metavar: str | None = None,
+    check: Callable[[str, Any], Any] | None = None,
+    at_resume: AtResume | None = None,
+    recorded: str = "",
+    seen: Callable[[Any], Any] = lambda value: value,
+) -> dict[str, Option]:
+    """Return the metadata of a dataclass's field; see ``Option``. Names default to the field's."""
+    return {"option": Option(name, help, kind, metavar, check, at_resume, recorded, seen)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of a group of settings, which checks itself."""
+
+    def __post_init__(self) -> None:
+        optional = {f.name for f in fields(self) if str(f.type).endswith("| None")}
+        for field, option in options(type(self)).items():
+            value = getattr(self, field)
+            if option.check is None or (value is None and field in optional):
+                continue
+            label = field if field == option.name else f"{type(self).__name__}.{field}"
+            object.__setattr__(self, field, option.check(label, value))
+
+
+def options(group: type[Settings], place: str = "") -> dict[str, Option]:
+    """Return a group's options by the names of its fields, in their order.
+
+    Args:
+        place: what a script calls; the name of the class if it is left out.
+    """
+    described = {field.name: option for field in fields(group) if (option := _option(field))}
+    return {
+        name: replace(
+            option,
+            name=option.name or name,
+            recorded=option.recorded or option.name or name,
+            place=f"{place or group.__name__}({name}=)",
+        )
+        for name, option in described.items()
+    }
+
+
 @contextmanager
-def overriding(options: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block every ``Trainer`` gets these options, whatever the script passes."""
-    token = _overrides.set(options)
+def overriding(values: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block settings have these values, by their options' names, whatever is passed."""
+    token = _overrides.set(values)
     try:
         yield
     finally:
@@ -28,9 +108,74 @@ def overriding(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def setting(name: str, passed: T) -> T:
-    """The value of an option: the command's, if one was given, else the script's."""
+    """Return the value of a setting: the command's, if one was typed, else the script's."""
     value: T = _overrides.get({}).get(name, passed)
     return value
+
+
+def resolved(group: type[S], value: object) -> S:
+    """Put a group together: what was passed, and over it what was typed at the command.
+
+    Args:
+        value: a group, or the plain value of its first field; None is a group of defaults where
+            all of its fields have one.
+
+    Raises:
+        SettingError: a value cannot work.
+    """
+    if isinstance(value, group):
+        passed = value
+    elif value is None and _has_defaults(group):
+        passed = group()
+    else:
+        passed = group(value)  # type: ignore[call-arg]
+    typed = _overrides.get({})
+    given = {
+        field: typed[option.name]
+        for field, option in options(group).items()
+        if option.name in typed
+    }
+    return replace(passed, **given) if given else passed
+
+
+def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function so that an unknown keyword is a user's mistake, and not a traceback.
+
+    Args:
+        places: from a former keyword to where its setting is now.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        code = function.__code__
+        known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for name, value in kwargs.items():
+                if name in known:
+                    continue
+                if name in places:
+                    raise SettingError(name, value, places[name], "it has moved there")
+                near = difflib.get_close_matches(name, [*known, *places], n=1)
+                fix = f"did you mean {near[0]}?" if near else "see help(quorate.Trainer)"
+                raise SettingError(name, value, "a keyword that there is", fix)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def _option(field: Field[Any]) -> Option | None:
+    option: Option | None = field.metadata.get("option")
+    return option
+
+
+def _has_defaults(group: type[Settings]) -> bool:
+    return all(f.default is not MISSING or f.default_factory is not MISSING for f in fields(group))
+
+
+# --- checks: from a name for messages and a value to the value as it is kept ----------------------
 
 
 def whole(name: str, value: object, *, least: int) -> int:
@@ -51,6 +196,11 @@ def whole(name: str, value: object, *, least: int) -> int:
     return number
 
 
+def at_least(least: int) -> Callable[[str, Any], int]:
+    """Return the check of a whole number."""
+    return lambda name, value: whole(name, value, least=least)
+
+
 def real(name: str, value: object, *, above: float, below: float = float("inf")) -> float:
     """Check a real number between two bounds, both excluded.
 
@@ -63,6 +213,11 @@ def real(name: str, value: object, *, above: float, below: float = float("inf"))
     if not above < value < below:
         raise SettingError(name, value, expected, "choose one between the bounds")
     return float(value)
+
+
+def between(above: float, below: float = float("inf")) -> Callable[[str, Any], float]:
+    """Return the check of a real number between two bounds, both excluded."""
+    return lambda name, value: real(name, value, above=above, below=below)
 
 
 def one_of(name: str, value: str, choices: Sequence[str]) -> str:
@@ -86,6 +241,16 @@ def function(name: str, value: T, expected: str) -> T:
         kind = type(value).__name__
         raise SettingError(name, kind, f"a function {expected}", "see help(quorate.Trainer)")
     return value
+
+
+def a_function(expected: str) -> Callable[[str, T], T]:
+    """Return the check of something that can be called; ``expected`` completes "a function ..."."""
+    return lambda name, value: function(name, value, expected)
+
+
+def switch(_name: str, value: object) -> bool:
+    """Return whether something is on."""
+    return bool(value)
 
 
 def directory(name: str, value: object) -> Path | None:

@@ -20,7 +20,9 @@ from quorate.commands.doctor.facts import (
     Torch,
 )
 from quorate.commands.doctor.table import shown
-from quorate.commands.doctor.verdicts import BEWARE, FAILS, Verdict, Wanted, verdicts
+from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
+from quorate.commands.doctor.verdicts import verdicts
+from quorate.commands.doctor.wanted import Wanted
 from quorate.machine.visible_devices import Selection, Visible
 
 GIB, MIB = 1 << 30, 1 << 20

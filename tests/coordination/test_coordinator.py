@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.simulator import Simulation
 
 from quorate.coordination.coordinator import Coordinator, Phase
-from quorate.coordination.plan import home
+from quorate.coordination.plan import home_shards
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -143,8 +143,8 @@ def test_a_join_during_an_update_waits_for_the_next_step() -> None:
 
 
 def test_with_more_workers_than_shards_the_first_have_a_home_each() -> None:
-    assert [list(home((rank, 5), 3)) for rank in range(5)] == [[0], [1], [2], [], []]
-    assert [list(home((rank, 3), 8)) for rank in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [list(home_shards((rank, 5), 3)) for rank in range(5)] == [[0], [1], [2], [], []]
+    assert [list(home_shards((rank, 3), 8)) for rank in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
     c = coordinator(shards=2, steps=2, joined=3)
     handle_all(c, 1.0, Done(0, 0, 0), Done(1, 0, 1))
     assert c.handle(Applied(0), 2.0)[:2] == [Compute(0, 1, 0, HOME), Compute(1, 1, 1, HOME)]
@@ -154,11 +154,11 @@ def test_a_worker_is_told_its_place_among_those_who_are_there() -> None:
     c = coordinator(shards=4, joined=2)  # w0 computes shard 0, w1 shard 2
     [_, first] = c.handle(Done(0, 0, 0), 1.0)
     assert isinstance(first, Compute)
-    assert first.place == (0, 2)
+    assert first.rank_of == (0, 2)
     c.handle(Left(0, "killed"), 1.5)
     [_, second] = c.handle(Done(1, 0, 2), 2.0)
     assert isinstance(second, Compute)
-    assert second.place == (0, 1)
+    assert second.rank_of == (0, 1)
 
 
 def test_a_run_of_no_steps_is_over_when_the_first_worker_joins() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import front_door
 from support.warm import WARM
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -21,7 +22,7 @@ from quorate.coordination.keys import hashes
 from quorate.coordination.plan import Plan
 from quorate.data import images as ops
 from quorate.data.draws import Draws
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.errors import DataError, SettingError
 from quorate.replica.digest import digest
 
@@ -311,12 +312,12 @@ def seen(dataset: Any = NUMBERS, augment: Any = noisy, **options: Any) -> set[tu
             assert torch.equal(x[:, 0], rows.float())
         return model(x).mean()
 
-    trainer = quorate.Trainer(
+    trainer = front_door.trainer(
         nn.Linear(1, 1),
         loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=1e-6),
         devices="cpu",
-        augment=augment,
+        loading=quorate.Loading(augment=augment),
         **{"batch_size": 16, "shards": 4, "workers": 2} | options,
     )
     trainer.evaluate(dataset)
@@ -382,7 +383,7 @@ def test_the_digest_is_one_on_any_number_of_towers_and_after_a_resume(tmp_path: 
             shards=4,
             devices="cpu",
             workers=workers,
-            augment=distort,
+            loading=quorate.Loading(augment=distort),
             run_dir=run_dir,
         )
         for _ in trainer.updates(dataset, steps=steps):
@@ -407,7 +408,7 @@ def test_a_resume_without_augmentation_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train(steps: int, **options: Any) -> str:
-        trainer = quorate.Trainer(
+        trainer = front_door.trainer(
             nn.Linear(1, 1), lambda model, batch: model(batch[0]).mean(), optimizer=torch.optim.SGD,
             batch_size=16, shards=2, devices="cpu", workers=1, run_dir=tmp_path, **options,
         )  # fmt: skip
@@ -438,6 +439,7 @@ def test_what_it_raises_reaches_the_caller_with_the_rows() -> None:
     assert "rows [" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_worker_processes_augment_alike_and_are_compared(tmp_path: Path) -> None:
     def run(name: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
         where = ("--run-dir", str(tmp_path / name))

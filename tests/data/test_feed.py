@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing.process
-import tempfile
 import threading
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from quorate.coordination.plan import Plan
-from quorate.data.feed import LONGEST_TEMPORARY, Feed, Source, check_loader_processes
-from quorate.errors import SettingError
+from quorate.data.feed import Feed
+from quorate.data.source import Source
 
 TICKETS = [(step, shard) for step in range(5) for shard in range(4)]
 
@@ -98,40 +94,3 @@ def test_what_a_dataset_raises_reaches_who_asked_with_the_row(loader_workers: in
                 assert "while loading row 17" in caught.value.__notes__[0]
             else:
                 assert feed.take(ticket).data.tolist() == rows.plan.shard(*ticket).tolist()
-
-
-def test_tensors_are_indexed_as_a_whole_and_equal_to_collated_rows() -> None:
-    tensors = TensorDataset(torch.arange(40), torch.rand(40, 3))
-    plan = Plan(rows=40, batch_size=8, shards=4, seed=0)
-    fast = Source(tensors, plan).load((2, 1)).data
-    slow = Source(list(tensors), plan).load((2, 1)).data
-    assert type(fast) is type(slow) is list
-    assert all(torch.equal(a, b) for a, b in zip(fast, slow, strict=True))
-
-
-def test_rows_are_asked_for_together_where_that_is_offered() -> None:
-    class Together(Slow):
-        def __getitems__(self, rows: list[int]) -> list[int]:
-            self.loaded.append(len(rows))
-            return rows
-
-    dataset = Together()
-    assert source(dataset).load((0, 0)).data.tolist() == source(dataset).load((0, 0)).rows.tolist()
-    assert dataset.loaded == [2, 2]
-
-
-def test_a_temporary_folder_that_is_too_long_for_sockets_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # pytest's own may be too long already
-        longest = Path(short, "x" * (LONGEST_TEMPORARY - len(short) - 1))
-        longest.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(longest))
-        monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)
-        check_loader_processes()
-        with closing(Feed(source(Slow()), TICKETS, ahead=8, loader_workers=1)) as feed:
-            for ticket in TICKETS:
-                feed.take(ticket)
-    monkeypatch.setattr(tempfile, "tempdir", str(longest) + "y")
-    with pytest.raises(SettingError, match="TMPDIR"):
-        check_loader_processes()

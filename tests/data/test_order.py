@@ -13,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import front_door
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.coordination.plan import Order, Plan, PlanApart, Rows, from_json, permutation
+from quorate.coordination.plan import Order, Plan, PlanByShard, Rows, from_json, permutation
 from quorate.errors import CheckpointError, SettingError
 from quorate.replica.digest import digest
 
@@ -34,7 +35,7 @@ def even_first(rows: Rows) -> Rows:
 
 
 @given(
-    st.sampled_from([Plan, PlanApart]),
+    st.sampled_from([Plan, PlanByShard]),
     st.integers(1, 100),
     st.integers(1, 40),
     st.integers(1, 8),
@@ -95,7 +96,7 @@ def test_rows_that_are_missing_or_there_twice_are_named(order: Order, got: str) 
 
 
 def trainer(run_dir: Path | None = None, workers: int = 1, **options: Any) -> quorate.Trainer:
-    return quorate.Trainer(
+    return front_door.trainer(
         lambda: torch.nn.Linear(1, 1),
         lambda model, batch: (model(batch[0] / 40) - batch[1]).square().mean(),
         optimizer=lambda params: torch.optim.Adam(params, lr=0.01),

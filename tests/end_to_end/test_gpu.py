@@ -100,7 +100,8 @@ def test_dropout_is_the_shards_own() -> None:
             lambda: nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 1)),
             lambda model, batch: model(batch[0]).square().mean(),
             optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-            batch_size=16, shards=4, devices=DEVICE, workers=2, engine="towers", seed=seed,
+            batch_size=16, shards=4, devices=DEVICE,
+            workers=quorate.Workers(2, engine="towers"), seed=seed,
         )  # fmt: skip
         for _ in trainer.updates(TensorDataset(ROWS), steps=3):
             if disturbed:  # what others draw from the device's generator does not count
@@ -125,7 +126,8 @@ def test_an_overflow_in_float16_costs_nothing() -> None:
         model,
         lambda model, batch: (model(batch[0]).float() * 32).mean(),
         optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
-        batch_size=4, shards=2, devices=DEVICE, workers=1, engine="towers", precision="fp16",
+        batch_size=4, shards=2, devices=DEVICE,
+        workers=quorate.Workers(1, engine="towers"), precision="fp16",
     )  # fmt: skip
     for _ in trainer.updates(TensorDataset(torch.full((4, 1), 16.0)), steps=1):
         pass
@@ -150,8 +152,8 @@ def test_float32_is_float32() -> None:
     rows[:, 0] = 1.0
     trainer = quorate.Trainer(
         model, loss, optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
-        batch_size=64, shards=1, devices=DEVICE, workers=1, engine="towers",
-    )  # fmt: skip
+        batch_size=64, shards=1, devices=DEVICE,
+        workers=quorate.Workers(1, engine="towers"), )  # fmt: skip
     torch.set_float32_matmul_precision("high")
     try:
         for _ in trainer.updates(TensorDataset(rows), steps=1):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import front_door
 from support.runs import command, run_all
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -34,15 +35,14 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]
 
 def trainer(run_dir: Path | None = None, workers: int = 3, **options: Any) -> quorate.Trainer:
     settings: dict[str, Any] = {"update": "async", "ema_decay": 0.9} | options
-    return quorate.Trainer(
+    return front_door.trainer(
         lambda: nn.Linear(1, 1),
         loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
         batch_size=4,
         shards=4,
         devices="cpu",
-        workers=workers,
-        engine="towers",
+        workers=quorate.Workers(workers, engine="towers"),
         run_dir=run_dir,
         **settings,
     )
@@ -96,6 +96,7 @@ def test_averaged_weights_are_those_of_the_updates_in_their_order() -> None:
     assert sum(count for age, count in ages.items() if age) > 10
 
 
+@pytest.mark.slow
 def test_a_long_evaluation_gets_no_worker_killed_and_a_stopped_one_is_replaced() -> None:
     """The evaluation takes longer than ``worker_timeout_s``, the stopped worker for ever."""
     ended = run_all(

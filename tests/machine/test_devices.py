@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +13,13 @@ import psutil
 import pytest
 import torch
 
-from quorate.data.loader_processes import require_loader_memory
 from quorate.errors import SettingError, UserError
 from quorate.machine import container as control_group
+from quorate.machine import cores as cores_of
 from quorate.machine import devices, out_of_memory
+from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
-from quorate.machine.devices import usable_cores, worker_devices
+from quorate.machine.devices import worker_devices
 from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
 
@@ -45,10 +46,33 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:0+cuda:1", None, ["cuda:0+cuda:1"]),  # one replica over two
         ("cuda:1 + cuda:0, cpu", 3, ["cuda:1+cuda:0", "cpu", "cuda:1+cuda:0"]),
         (["cuda"], 4, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
+        # TensorFlow's
+        ("gpu", None, ["cuda:0", "cuda:1"]),
+        ("/device:GPU", None, ["cuda:0", "cuda:1"]),
+        ("gpu:0", None, ["cuda:0"]),
+        ("/gpu:0,/device:GPU:1", None, ["cuda:0", "cuda:1"]),
+        ("GPU:1+gpu:0", None, ["cuda:1+cuda:0"]),
+        ("/cpu:0, /device:CPU:0", None, ["cpu", "cpu"]),
     ],
 )
 def test_names(names: Any, workers: int | None, found: list[str], two_gpus: None) -> None:
     assert [str(device) for device in worker_devices(names, workers)] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpu:2", "got 'gpu:2', expected cuda:0 to cuda:1"),
+        ("/device:GPU:2", "got '/device:GPU:2', expected cuda:0 to cuda:1"),
+        ("gpus:0", "got 'gpus:0', expected cpu, cuda, cuda:N"),
+        ("/job:worker/gpu:0", "expected cpu, cuda, cuda:N"),
+        ("gpu+cuda:0", "single devices around a +"),
+        ("/cpu:1", "there is one CPU"),
+    ],
+)
+def test_names_that_are_refused(name: str, said: str, two_gpus: None) -> None:
+    with pytest.raises(SettingError, match=re.escape(said)):
+        worker_devices(name, None)
 
 
 def test_other_accelerators_are_devices_like_any(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,14 +130,14 @@ def test_why_there_is_no_gpu(
 def test_cores_of_a_container(
     limit: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(cores_of.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setattr(control_group, "cores", lambda: limit)
-    devices._container_cores.cache_clear()
+    cores_of._container_cores.cache_clear()
     try:
         assert usable_cores() == cores
         assert len(worker_devices("cpu", None)) == 1
     finally:
-        devices._container_cores.cache_clear()
+        cores_of._container_cores.cache_clear()
 
 
 # --- descriptors ----------------------------------------------------------------------------------
@@ -136,24 +160,6 @@ def test_too_few_descriptors_are_refused_with_both_figures() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert said.startswith(f"descriptors: 2 workers need 15, and 14 of {opened + 14} are left (")
     assert "ulimit -n 256" in said
-
-
-def test_shared_memory_for_loader_processes(tmp_path: Path) -> None:
-    found = os.statvfs(tmp_path)
-    free = found.f_bavail * found.f_frsize
-    # 2 for each of 2 x 2 processes and 2 x 4 that are ready: 16; with 4 feeds 24.
-    each = free // 20
-    rows = torch.empty(each, dtype=torch.uint8, device="meta")
-    batch = {"images": [rows[: each // 2], (rows[each // 2 :],)], "names": ["a", "b"]}
-    given: dict[str, Any] = {"shards": 4, "loader_workers": 2, "shm": tmp_path}
-    require_loader_memory(batch, feeds=2, **given)
-    with pytest.raises(UserError) as error:
-        require_loader_memory(batch, feeds=4, **given)
-    said = str(error.value)
-    assert said.startswith("shared memory: loader_workers=2 hand over up to 24 shards of ")
-    assert f"MiB in {tmp_path}, and " in said
-    assert "docker --shm-size" in said
-    require_loader_memory(batch, feeds=4, **{**given, "shm": tmp_path / "none"})
 
 
 # --- memory ---------------------------------------------------------------------------------------

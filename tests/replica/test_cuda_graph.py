@@ -224,7 +224,7 @@ def test_graphs_on_a_gpu_change_no_bit(workers: int, monkeypatch: pytest.MonkeyP
             shards=3,
             devices="cuda:0",
             workers=workers,
-            compile=True,
+            compute=quorate.Compute(compile=True),
         )
         for _ in trainer.updates(data, epochs=4):
             pass

@@ -10,6 +10,7 @@ import torch
 from support.warm import WARM
 from torch import nn
 
+import quorate
 from quorate import Trainer
 from quorate.replica.placement import log as placement_log
 from quorate.replica.placement.log import PlacementLog
@@ -80,9 +81,8 @@ def fitted(*, log: bool, workers: int = 1) -> torch.Tensor:
         batch_size=8,
         shards=2,
         devices="cpu",
-        workers=workers,
-        engine="towers",
-        log_placement=log,
+        workers=quorate.Workers(workers, engine="towers"),
+        compute=quorate.Compute(log_placement=log),
     )
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(24, 3, generator=generator)
@@ -101,6 +101,7 @@ def test_towers_show_one_table_and_the_same_bits(capsys: pytest.CaptureFixture[s
     assert "_foreach" not in out  # quorate's own copies are no operators of the user's
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes look into /proc")
 def test_what_processes_note_is_said_once() -> None:
     """Of soft placement, too."""

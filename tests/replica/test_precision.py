@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from pathlib import Path
@@ -12,7 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.everything import EVERYTHING, SCRIPT, digest_of, trained
+from support import front_door
+from support.digests import digest_of
+from support.everything import EVERYTHING, SCRIPT, digest_on_one_tower, trained
+from support.references import References
+from support.runs import command, inspected, run
 from support.warm import WARM
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -39,7 +42,6 @@ from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])
-HUNDRED = SCRIPT.parent / "hundred.py"
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -143,7 +145,7 @@ def test_updates_are_those_of_float32_masters() -> None:
     model.weight.data.fill_(1.0)
     trainer = quorate.Trainer(
         model, loss, optimizer=lambda params: torch.optim.SGD(params, lr=2.0**-12), batch_size=4,
-        shards=2, devices="cpu", workers=2, engine="towers", precision="bf16",
+        shards=2, devices="cpu", workers=quorate.Workers(2, engine="towers"), precision="bf16",
     )  # fmt: skip
     for _ in trainer.updates(TensorDataset(torch.ones(4, 1)), steps=7):
         pass
@@ -152,25 +154,21 @@ def test_updates_are_those_of_float32_masters() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_one_digest_on_any_number_of_towers(precision: str) -> None:
-    expected = digest_of(trained(1, 4, precision=precision))
-    assert expected != digest_of(trained(1, 4, precision="fp32")) or precision == "tf32"
+def test_one_digest_on_any_number_of_towers(precision: str, references: References) -> None:
+    expected = digest_on_one_tower(references, 4, precision=precision)
+    assert expected != digest_on_one_tower(references, 4) or precision == "tf32"
     for workers in (2, 3):
         assert digest_of(trained(workers, 4, precision=precision)) == expected, workers
 
 
-def test_one_digest_on_worker_processes(tmp_path: Path) -> None:
-    def digest_by(engine: str, workers: int) -> object:
-        folder = str(tmp_path / engine)
-        words = ["run", "--devices", "cpu", "--workers", str(workers), "--engine", engine]
-        words += ["--precision", "bf16", "--run-dir", folder, str(HUNDRED), "10", "adam"]
-        code, out, err = WARM.run(words, os.environ, 120)
-        assert code == 0, out + err
-        code, shown, err = WARM.run(["inspect", "--json", folder], os.environ, 60)
-        assert code == 0, err
-        return json.loads(shown)["digest"]
-
-    assert digest_by("processes", 3) == digest_by("towers", 2)
+@pytest.mark.slow
+def test_one_digest_on_worker_processes(tmp_path: Path, references: References) -> None:
+    words, bf16 = ("hundred.py", "10", "adam"), ("--precision", "bf16")
+    expected = references.on_a_tower(*words, options=bf16)
+    three = ("--workers", "3", "--engine", "processes", "--run-dir", str(tmp_path))
+    ended = run(command(*words, options=(*three, *bf16)))
+    assert ended.code == 0, ended.said
+    assert inspected(tmp_path)["digest"] == expected.facts["digest"]
 
 
 def test_one_digest_after_a_resume_on_other_devices(tmp_path: Path) -> None:
@@ -178,7 +176,8 @@ def test_one_digest_after_a_resume_on_other_devices(tmp_path: Path) -> None:
         torch.manual_seed(3)
         trainer = quorate.Trainer(
             EVERYTHING.Everything(), EVERYTHING.loss, optimizer=torch.optim.Adam, batch_size=24,
-            shards=4, devices="cpu", workers=workers, engine="towers", precision="bf16",
+            shards=4, devices="cpu",
+            workers=quorate.Workers(workers, engine="towers"), precision="bf16",
             run_dir=run_dir,
         )  # fmt: skip
         trainer.fit(EVERYTHING.Sentences(110), steps=steps)
@@ -195,9 +194,10 @@ def mlp() -> nn.Module:
 
 
 def trained_mlp(workers: int, precision: str, **options: Any) -> quorate.Trainer:
-    trainer = quorate.Trainer(
+    trainer = front_door.trainer(
         mlp(), options.pop("loss", cross_entropy), optimizer=torch.optim.Adam, batch_size=12,
-        shards=4, devices="cpu", workers=workers, engine="towers", precision=precision, **options,
+        shards=4, devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"), precision=precision, **options,
     )  # fmt: skip
     for _ in trainer.updates(TensorDataset(IMAGES, LABELS), epochs=6):
         pass

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import quorate
 from quorate import Trainer
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
@@ -147,9 +148,8 @@ def test_a_dtype_without_a_kernel_on_the_cpu_is_named_too(
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=4,
         devices="cpu",
-        workers=1,
-        engine="towers",
-        soft_placement=True,
+        workers=quorate.Workers(1, engine="towers"),
+        compute=quorate.Compute(soft_placement=True),
     )
     with pytest.raises(NotImplementedError, match="not implemented for 'ComplexFloat'") as caught:
         trainer.fit(torch.utils.data.TensorDataset(torch.ones(4, 2)))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.warm import WARM
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import quorate
 from quorate.errors import LossError, SettingError, UserError
 from quorate.replica import totals
 from quorate.services.report import Report
@@ -51,15 +52,22 @@ def of_all_at_once(model: torch.nn.Module) -> dict[str, float]:
     return found | {"bleu": counted.bleu(counted.ngrams(true.tolist(), guess.tolist()))}
 
 
+@pytest.mark.slow
 def test_the_same_numbers_on_towers_and_processes(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         runs = {n: pool.submit(run, tmp_path / f"processes-{n}", n) for n in (1, 2)}
         ended = {n: each.result() for n, each in runs.items()}
     for workers in (1, 2, 3):
         trainer = counted.trainer_of(
-            run_dir=tmp_path / f"towers-{workers}", devices="cpu", workers=workers, engine="towers"
+            run_dir=tmp_path / f"towers-{workers}",
+            devices="cpu",
+            workers=quorate.Workers(workers, engine="towers"),
         )
-        trainer.fit(counted.rows(67, 1), epochs=2, validation=counted.rows(41, 2), best="max:bleu")
+        trainer.fit(
+            counted.rows(67, 1),
+            epochs=2,
+            validation=quorate.Validation(counted.rows(41, 2), best="max:bleu"),
+        )
         expected = of_all_at_once(trainer.model)
         found = trainer.evaluate(counted.rows(41, 2))
         assert {name: found[name] for name in expected} == expected
@@ -80,17 +88,25 @@ def test_the_same_numbers_on_towers_and_processes(tmp_path: Path) -> None:
 
 
 def test_the_best_checkpoint_by_a_finished_total(tmp_path: Path) -> None:
-    trainer = counted.trainer_of(run_dir=tmp_path, devices="cpu", workers=1, engine="towers")
-    trainer.fit(counted.rows(67, 1), epochs=2, validation=counted.rows(41, 2), best="max:iou_3")
+    trainer = counted.trainer_of(
+        run_dir=tmp_path, devices="cpu", workers=quorate.Workers(1, engine="towers")
+    )
+    trainer.fit(
+        counted.rows(67, 1),
+        epochs=2,
+        validation=quorate.Validation(counted.rows(41, 2), best="max:iou_3"),
+    )
     values = [line["validation"]["iou_3"] for line in logged(tmp_path) if "validation" in line]
     records = sorted((tmp_path / "checkpoints").rglob("*.json"))
     assert any(str(max(values)) in record.read_text() for record in records)
 
 
 def test_a_curve_is_finished_from_all_counts_of_its_interval(tmp_path: Path) -> None:
-    trainer = counted.trainer_of(run_dir=tmp_path, devices="cpu", workers=2, engine="towers")
+    trainer = counted.trainer_of(
+        run_dir=tmp_path, devices="cpu", workers=quorate.Workers(2, engine="towers")
+    )
     trainer.fit(counted.rows(67, 1), epochs=2, validation=counted.rows(41, 2))
-    again = counted.trainer_of(devices="cpu", workers=1, engine="towers")
+    again = counted.trainer_of(devices="cpu", workers=quorate.Workers(1, engine="towers"))
     reports: list[Report] = list(again.updates(counted.rows(67, 1), epochs=2))
     total = sum(report.totals["confusion"] for report in reports)
     assert int(total.sum()) == 2 * 67 * counted.LENGTH
@@ -116,7 +132,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_named(mistake: str) -> None:
-    trainer = counted.trainer_of(mistake, devices="cpu", workers=2, engine="towers")
+    trainer = counted.trainer_of(
+        mistake, devices="cpu", workers=quorate.Workers(2, engine="towers")
+    )
     with pytest.raises(LossError) as raised:
         trainer.evaluate(counted.rows(41, 2))
     said = str(raised.value)
@@ -125,7 +143,7 @@ def test_mistakes_are_named(mistake: str) -> None:
 
 def test_what_finish_raises_is_the_users_own_and_the_state_is_saved(tmp_path: Path) -> None:
     trainer = counted.trainer_of(
-        "raises", devices="cpu", workers=1, engine="towers", run_dir=tmp_path
+        "raises", devices="cpu", workers=quorate.Workers(1, engine="towers"), run_dir=tmp_path
     )
     with pytest.raises(ArithmeticError, match="no number from 207 counts") as raised:
         trainer.fit(counted.rows(67, 1))

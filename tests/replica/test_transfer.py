@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from quorate.coordination.plan import Plan
-from quorate.data.feed import Feed, Source
+from quorate.data.feed import Feed
+from quorate.data.source import Source
 from quorate.replica.nested import leaves, mapped, tensors
 from quorate.replica.transfer import Transfers, pinned
 

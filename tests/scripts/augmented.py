@@ -33,7 +33,6 @@ trainer = quorate.Trainer(
     optimizer=torch.optim.Adam,
     batch_size=8,
     shards=4,
-    augment=augment,
-    loader_workers=options.loader_workers,
+    loading=quorate.Loading(augment=augment, processes=options.loader_workers),
 )
 trainer.fit(data, epochs=2, validation=data, shuffle=False)

@@ -53,9 +53,8 @@ def trained(engine: str, workers: int, *, steps: int = 6, run_dir: str | None = 
         batch_size=24,
         shards=3,
         devices="cpu",
-        workers=workers,
-        engine=engine,
-        compile="plain" not in sys.argv,
+        workers=quorate.Workers(workers, engine=engine),
+        compute=quorate.Compute(compile="plain" not in sys.argv),
         run_dir=run_dir,
     )
     losses = [report.loss for report in trainer.updates(data(), steps=steps)]

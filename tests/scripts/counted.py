@@ -116,4 +116,8 @@ def trainer_of(mistake: str = "none", **options: Any) -> quorate.Trainer:
 if __name__ == "__main__":
     training, test = rows(67, 1), rows(41, 2)  # a last batch of 21, and of 18 rows
     trainer = trainer_of(sys.argv[1])
-    trainer.fit(training, epochs=2, validation=test, best="max:mean_iou")
+    trainer.fit(
+        training,
+        epochs=2,
+        validation=quorate.Validation(test, best="max:mean_iou"),
+    )

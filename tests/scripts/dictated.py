@@ -136,7 +136,7 @@ class Director:
     def drive(
         self, coordinator: Coordinator, channel: Channel, apply: Any, say: Any
     ) -> Iterator[Any]:
-        coordinator._next_copy = lambda *_: None  # type: ignore[method-assign]
+        coordinator._dealing._next_copy = lambda *_: None  # type: ignore[method-assign]
         seen: Any = _Seen(channel, self)
         self._channel = channel
         yield from drive(coordinator, seen, apply, lambda: len(self.log) + self._skipped_s, say)
@@ -258,7 +258,7 @@ class Director:
         transport = trainer._transport
         if not isinstance(transport, Processes):
             return False
-        os.kill(transport._members[worker].life.pid, signal.SIGKILL)
+        os.kill(transport.status()[worker].pid, signal.SIGKILL)
         self.wait(lambda: self.has("Left", worker), f"worker {worker} does not leave")
         return True
 

@@ -81,12 +81,14 @@ if __name__ == "__main__":
     trainer = quorate.Trainer(
         Everything(),
         loss,
-        optimizer=lambda params: torch.optim.Adam(params, lr=3e-3),
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.Adam(params, lr=3e-3),
+            clip_norm=1.0,
+            ema_decay=0.99,
+            schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20),
+        ),
         batch_size=24,
         shards=4,
-        clip_norm=1.0,
-        ema_decay=0.99,
-        schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20),
-        loader_workers=int(sys.argv[1]) if len(sys.argv) > 1 else 0,
+        loading=quorate.Loading(processes=int(sys.argv[1]) if len(sys.argv) > 1 else 0),
     )
     trainer.fit(Sentences(110), epochs=3, validation=Sentences(37))

@@ -37,7 +37,7 @@ if __name__ == "__main__":
         batch_size=4,
         shards=4,
         update="bounded:2",
-        worker_timeout_s=TIMEOUT_S,
+        workers=quorate.Workers(timeout_s=TIMEOUT_S),
     )
     data, more = TensorDataset(torch.ones(40, 3)), TensorDataset(torch.ones(80, 3))
     for report in trainer.updates(data, steps=40):

@@ -22,13 +22,15 @@ if __name__ == "__main__":
     trainer = quorate.Trainer(
         Everything,
         loss,
-        optimizer=OPTIMIZERS[name],
+        optimizer=quorate.Optimize(
+            OPTIMIZERS[name],
+            clip_norm=1.0,
+            ema_decay=0.99,
+            schedule=lambda opt: torch.optim.lr_scheduler.OneCycleLR(
+                opt, 0.05, total_steps=120, cycle_momentum=name == "momentum"
+            ),
+        ),
         batch_size=8,
         shards=4,
-        clip_norm=1.0,
-        ema_decay=0.99,
-        schedule=lambda opt: torch.optim.lr_scheduler.OneCycleLR(
-            opt, 0.05, total_steps=120, cycle_momentum=name == "momentum"
-        ),
     )
     trainer.fit(Sentences(110), steps=int(sys.argv[1]), validation=Sentences(37))

@@ -61,18 +61,17 @@ def train(run_dir: Path, workers: int, engine: str) -> None:
     trainer = quorate.Trainer(
         Model,
         loss,
-        optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
-        schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS),
-        ema_decay=0.99,
-        clip_norm=1.0,
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.Adam(params, lr=1e-3),
+            schedule=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS),
+            ema_decay=0.99,
+            clip_norm=1.0,
+        ),
         batch_size=16,
         shards=4,
         devices="cpu",
-        workers=workers,
-        engine=engine,
-        run_dir=run_dir,
-        save_every_steps=EVERY,
-        summary_every_s=None,
+        workers=quorate.Workers(workers, engine=engine),
+        run_dir=quorate.RunDir(run_dir, save_every_steps=EVERY, summary_every_s=None),
     )
     trainer.fit(Noisy(), steps=STEPS, validation=Noisy())
 

@@ -53,7 +53,7 @@ trainer = quorate.Trainer(
     optimizer=lambda params: torch.optim.SGD(params, lr=1e-12),
     batch_size=8,
     shards=4,
-    loader_workers=0 if what == "leave" else 1,
+    loading=quorate.Loading(processes=0 if what == "leave" else 1),
 )
 data = Rows()
 if what == "leave":

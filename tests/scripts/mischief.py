@@ -52,23 +52,23 @@ def wait_for_all() -> None:
 
 def disturb(step: int, shard: int, number: int) -> None:
     match mischief, step, shard:
-        case "once", 0, _:
+        case ["once", 0, _]:
             wait_for_all()
-        case "raise", 3, 2:
+        case ["raise", 3, 2]:
             print("a worker's own words")
             fail()
-        case "segfault", 3, 1:
+        case ["segfault", 3, 1]:
             ctypes.string_at(0)
-        case "memory", 3, 1:
+        case ["memory", 3, 1]:
             torch.empty(1 << 50)
-        case "once", 1, 2 if once("raised"):
+        case ["once", 1, 2] if once("raised"):
             fail()
         case (("once" | "hang"), 2, _) if once(f"hung-{number}"):
             while True:
                 time.sleep(0.01)
-        case "once", 3, 1 if once("ended"):
+        case ["once", 3, 1] if once("ended"):
             os._exit(3)
-        case "once", 4, 0 if once("crashed"):
+        case ["once", 4, 0] if once("crashed"):
             ctypes.string_at(0)
 
 
@@ -92,7 +92,7 @@ trainer = quorate.Trainer(
     optimizer=lambda params: torch.optim.Adam(params, lr=1e-2),
     batch_size=BATCH,
     shards=SHARDS,
-    worker_timeout_s=8.0 if mischief in ("once", "hang") else 300.0,
+    workers=quorate.Workers(timeout_s=8.0 if mischief in ("once", "hang") else 300.0),
 )
 trainer.fit(
     TensorDataset(torch.arange(ROWS), torch.randn(ROWS, 6, generator=generator)), shuffle=False

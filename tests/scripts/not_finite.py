@@ -32,11 +32,12 @@ if __name__ == "__main__":
     trainer = quorate.Trainer(
         lambda: nn.Linear(3, 2),
         loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.SGD(params, lr=0.01), nonfinite=sys.argv[2]
+        ),
         batch_size=8,
         shards=4,
         update=sys.argv[1],
-        nonfinite=sys.argv[2],
     )
     trainer.fit(
         TensorDataset(torch.randn(ROWS, 3, generator=generator), bad),

@@ -97,9 +97,9 @@ if __name__ == "__main__":
     quorate.Trainer(
         Net,
         loss,
-        optimizer=lambda params: torch.optim.Adam(params, lr=1e-2),
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.Adam(params, lr=1e-2), clip_norm=1.0, ema_decay=0.9
+        ),
         batch_size=24,
         shards=4,
-        clip_norm=1.0,
-        ema_decay=0.9,
     ).fit(TensorDataset(images, labels), steps=STEPS)

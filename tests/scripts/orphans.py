@@ -1,8 +1,8 @@
-"""A training loop that kills the nursery of its workers, or one of them.
+"""A training loop that kills the fork server of its workers, or one of them.
 
-    quorate run --devices cpu --workers 2 tests/scripts/orphans.py nursery 30
+    quorate run --devices cpu --workers 2 tests/scripts/orphans.py server 30
 
-Arguments: none, nursery, or alone (workers are started from nothing, and one is killed); updates.
+Arguments: none, server (it is killed), or alone (there is none, and a worker is killed); updates.
 Prints a line of JSON: the digest, and how many workers were killed.
 """
 
@@ -20,13 +20,14 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.replica.digest import digest
-from quorate.transports.processes import starter as birth
+from quorate.transports.processes import starter
+from quorate.transports.processes.member import State
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
 
 how, updates = sys.argv[1], int(sys.argv[2])
 if how == "alone":
-    birth.can_fork = lambda: False
+    starter.can_fork = lambda: False
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -49,10 +50,11 @@ for update in trainer.updates(TensorDataset(data), steps=updates):
     transport = trainer._transport
     if how == "none" or not isinstance(transport, Processes):
         continue
-    able = [m.life.pid for m in transport._members if m.life is not None and m.life.joined]
+    joined = {m.number for m in transport.members if m.state is State.JOINED}
+    able = [status.pid for status in transport.status() if status.number in joined]
     if not killed and len(able) == 2 and update.global_step >= updates // 3:
-        births = transport._births
-        forked = isinstance(births, birth.Nursery)
+        used = transport._starter
+        forked = isinstance(used, starter.ForkServer)
         killed = 2 if forked else 1
-        os.kill(births._popen.pid if forked else able[0], signal.SIGKILL)
+        os.kill(used._popen.pid if forked else able[0], signal.SIGKILL)
 print(json.dumps({"digest": digest(trainer.model.state_dict().items()), "killed": killed}))

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from support import backend
 
+import quorate
 from quorate import Trainer
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
@@ -96,11 +97,12 @@ def train(devices: str, workers: str, *options: str) -> dict[str, Any]:
         batch_size=24,
         shards=4,
         devices=devices,
-        workers=int(workers),
-        engine="towers",
-        soft_placement="soft" in options,
-        log_placement="log" in options,
-        compile="compile" in options,
+        workers=quorate.Workers(int(workers), engine="towers"),
+        compute=quorate.Compute(
+            soft_placement="soft" in options,
+            log_placement="log" in options,
+            compile="compile" in options,
+        ),
     )
     trainer.fit(dataset, epochs=2)
     parameters = torch.cat([p.detach().cpu().reshape(-1) for p in trainer.model.parameters()])

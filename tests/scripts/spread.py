@@ -22,7 +22,7 @@ import quorate
 from quorate.replica.digest import digest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from support import backend
+from support import backend, front_door
 
 PLACES: set[tuple[str, str]] = set()
 
@@ -55,15 +55,14 @@ def loss(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
 
 def trained(devices: str, one: str, other: str, **options: Any) -> tuple[str, float]:
     torch.manual_seed(0)
-    trainer = quorate.Trainer(
+    trainer = front_door.trainer(
         TwoParts(one, other),
         loss,
-        optimizer=lambda params: torch.optim.Adam(params, lr=0.01),
+        optimizer=quorate.Optimize(lambda params: torch.optim.Adam(params, lr=0.01), ema_decay=0.9),
         batch_size=12,
         shards=4,
         devices=devices,
-        engine="towers",
-        ema_decay=0.9,
+        workers=quorate.Workers(engine="towers"),
         **options,
     )
     generator = torch.Generator().manual_seed(1)

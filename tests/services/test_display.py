@@ -16,7 +16,7 @@ import pytest
 from quorate.services.device_use import DeviceUse
 from quorate.services.display import display as progress
 from quorate.services.display.display import Bar, Lines, clock, display
-from quorate.services.display.worker_rows import WorkerTable, plain
+from quorate.services.display.worker_rows import WorkerRows, plain
 from quorate.services.report import Report
 from quorate.transports.worker_status import PHASES, WorkerStatus
 
@@ -219,7 +219,7 @@ def test_two_threads_may_show_something_at_once(
 
 def table(workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[list[str]]:
     """Cells of a first table."""
-    return [list(row) for row in WorkerTable().rows(workers, uses, time.monotonic())]
+    return [list(row) for row in WorkerRows().rows(workers, uses, time.monotonic())]
 
 
 def test_cells_of_the_table() -> None:
@@ -258,7 +258,7 @@ def test_a_state_that_lasts_is_shown_with_its_time(
 
 
 def test_figures_are_of_the_time_since_the_last_ones() -> None:
-    rows = WorkerTable()
+    rows = WorkerRows()
     first, slower = status(0, 10), status(0, 12)
     slower.seconds["forward"] += 2.0
     idle = slower._replace(seconds=slower.seconds | {"waiting": slower.seconds["waiting"] + 5})

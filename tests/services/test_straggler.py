@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from quorate.coordination.protocol import Compute
 from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
-from quorate.services.display.straggler import EVERY_S, LEAST_SHARDS, Slow, SlowWorkers, slow
+from quorate.services.display.straggler import (
+    EVERY_S,
+    LEAST_SHARDS,
+    CopiedShards,
+    Slow,
+    SlowWorkers,
+    slow,
+)
 from quorate.transports.worker_status import PHASES, WorkerStatus
 
 
@@ -54,7 +62,7 @@ def test_the_median_of_three_or_more_counts_its_own() -> None:
     ]
     # Of five, two may be slow: the slowest comes first.
     five = slow({0: at(0.1), 1: at(0.3), 2: at(0.1), 3: at(0.1, 0.9), 4: at(0.1)})
-    assert [(each.worker, each.phase) for each in five] == [(3, "backward"), (1, "forward")]
+    assert [(worker.worker, worker.phase) for worker in five] == [(3, "backward"), (1, "forward")]
 
 
 def test_of_two_workers_one_is_compared_with_the_other() -> None:
@@ -142,3 +150,27 @@ def test_durations_are_short() -> None:
         "31 s",
         "1,234 s",
     ]
+
+
+# --- shards that others compute too ---------------------------------------------------------------
+
+
+def test_a_worker_whose_shards_are_copied_is_named_once_a_minute() -> None:
+    usual_s = {0: 0.0104, 1: 0.00759}
+    copied_shards = CopiedShards(usual_s.get)
+    task = Compute(0, 9, 3, "worker 1 is slow", (0, 1), instead_of=1)
+    assert copied_shards.named(task, 7.0) == (
+        "worker 1 is slow; worker 0 computes shard 3 of step 9 too "
+        "(a shard usually takes worker 1 7.6 ms, worker 0 10.4 ms)"
+    )
+    assert copied_shards.named(task, 6.9 + EVERY_S) is None
+    del usual_s[0]  # it is new
+    line = copied_shards.named(task, 7.0 + EVERY_S)
+    assert line is not None
+    assert line.endswith("(a shard usually takes worker 1 7.6 ms)")
+
+
+def test_nobody_is_named_for_a_task_of_its_own_or_while_it_warms_up() -> None:
+    assert CopiedShards({1: 1.0}.get).named(Compute(0, 9, 3, "", (0, 1)), 0.0) is None
+    task = Compute(0, 9, 3, "worker 1 is slow", (0, 1), instead_of=1)
+    assert CopiedShards({0: 1.0}.get).named(task, 0.0) is None

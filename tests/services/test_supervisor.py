@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.small import DATA, Small, digest_of, loss, trainer
+from support import front_door
+from support.digests import digest_of
+from support.small import DATA, Small, loss, trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -56,7 +58,7 @@ def slow(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 def slow_trainer(run_dir: Path, **options: Any) -> quorate.Trainer:
     settings: dict[str, Any] = {"workers": 2, "shards": 4, "batch_size": 12} | options
-    return quorate.Trainer(
+    return front_door.trainer(
         Small, slow, optimizer=torch.optim.Adam, devices="cpu", run_dir=run_dir, **settings
     )
 
@@ -64,8 +66,8 @@ def slow_trainer(run_dir: Path, **options: Any) -> quorate.Trainer:
 def test_a_run_ends_at_its_time_limit_and_the_next_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = slow_trainer(tmp_path, max_time_s=2.5)
-    run.fit(DATA, steps=10_000)
+    run = slow_trainer(tmp_path)
+    run.fit(DATA, steps=10_000, max_time_s=2.5)
     assert 0 < run.global_step < 10_000
     out = capsys.readouterr().out
     assert f"stopped after step {run.global_step:,}: max_time_s=2.5 is over" in out
@@ -95,7 +97,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
             saved.append(global_step)
 
     before = signal.getsignal(signal.SIGUSR1)
-    slow_trainer(tmp_path, callbacks=[Signalling()]).fit(DATA, steps=12)
+    slow_trainer(tmp_path).fit(DATA, steps=12, callbacks=[Signalling()])
     assert saved == [5, 12]
     assert signal.getsignal(signal.SIGUSR1) is before
 
@@ -126,8 +128,8 @@ def test_a_stop_before_the_first_update_ends_the_run(tmp_path: Path) -> None:
         def started(self, trainer: Any) -> None:
             trainer.stop("enough")
 
-    run = slow_trainer(tmp_path, callbacks=[Impatient()])
-    run.fit(DATA, steps=50)
+    run = slow_trainer(tmp_path)
+    run.fit(DATA, steps=50, callbacks=[Impatient()])
     assert run.global_step <= 1  # that was under way
 
 
@@ -195,8 +197,13 @@ class Notes(quorate.Callback):
 
 def test_callbacks_are_told_in_order() -> None:
     notes = Notes()
-    run = trainer(None, callbacks=[notes])
-    run.fit(DATA, steps=5, validation=DATA, evaluate_every_steps=2)
+    run = trainer(None)
+    run.fit(
+        DATA,
+        callbacks=[notes],
+        steps=5,
+        validation=quorate.Validation(DATA, every_steps=2),
+    )
     plain = [entry for entry in notes.said if not isinstance(entry, tuple) or len(entry) == 2]
     assert plain == [("started", 0), 1, 2, 3, 4, 5, ("stopped", "all steps are done")]
     evaluated = [entry[1] for entry in notes.said if isinstance(entry, tuple) and len(entry) == 3]
@@ -210,8 +217,13 @@ def test_early_stopping_is_a_callback() -> None:
                 self.trainer.stop("no better for long")
 
     notes = EarlyStopping()
-    run = trainer(None, callbacks=[notes])
-    run.fit(DATA, epochs=50, validation=DATA, evaluate_every_steps=2)
+    run = trainer(None)
+    run.fit(
+        DATA,
+        callbacks=[notes],
+        epochs=50,
+        validation=quorate.Validation(DATA, every_steps=2),
+    )
     assert run.global_step in (4, 5)
     assert notes.said[-1] == ("stopped", "no better for long")
 
@@ -228,7 +240,7 @@ def test_an_exception_in_a_callback_ends_the_run_with_the_state_saved(tmp_path: 
 
     notes = Failing()
     with pytest.raises(LookupError, match="the user's"):
-        trainer(tmp_path, callbacks=[notes]).fit(DATA, epochs=2)
+        trainer(tmp_path).fit(DATA, epochs=2, callbacks=[notes])
     found = checkpoint.find(tmp_path)
     assert found is not None
     assert found.record["global_step"] == 3
@@ -256,12 +268,14 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
             batch_size=12,
             shards=4,
             devices="cpu",
-            run_dir=tmp_path,
-            keep=2,
-            save_every_steps=1,
-            callbacks=[Next()],
+            run_dir=quorate.RunDir(tmp_path, keep=2, save_every_steps=1),
         )
-        one.fit(DATA, steps=steps, validation=DATA, evaluate_every_steps=1, best="max:score")
+        one.fit(
+            DATA,
+            callbacks=[Next()],
+            steps=steps,
+            validation=quorate.Validation(DATA, every_steps=1, best="max:score"),
+        )
 
     run(4)
     run(8)
@@ -279,11 +293,18 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("best", ["accuracy", "max:", "more:loss"])
 def test_a_best_that_is_none_is_refused(best: str) -> None:
     with pytest.raises(SettingError, match="best: got"):
-        trainer(None).fit(DATA, validation=DATA, best=best)
-    with pytest.raises(SettingError, match="best: got"):
+        trainer(None).fit(
+            DATA,
+            validation=quorate.Validation(DATA, best=best),
+        )
+    with pytest.raises(SettingError, match=r"best: got .*, expected Validation\(best=\)"):
         trainer(None).fit(DATA, best="min:loss")
     with pytest.raises(SettingError, match="best: got 'speed', expected one of loss"):
-        trainer(None).fit(DATA, steps=1, validation=DATA, best="max:speed")
+        trainer(None).fit(
+            DATA,
+            steps=1,
+            validation=quorate.Validation(DATA, best="max:speed"),
+        )
 
 
 # --- a guard before each update -------------------------------------------------------------------
@@ -307,12 +328,14 @@ def with_marks(*marks: tuple[int, int]) -> TensorDataset:
 
 
 def poisoned_trainer(run_dir: Path | None, **options: Any) -> quorate.Trainer:
-    return quorate.Trainer(
+    return front_door.trainer(
         Poisoned,
         options.pop("loss"),
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
-        schedule=lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.9),
-        ema_decay=0.9,
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
+            schedule=lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.9),
+            ema_decay=0.9,
+        ),
         batch_size=8,
         shards=4,
         devices="cpu",
@@ -481,7 +504,7 @@ def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path: Path) -> N
     assert "first.weight: the file has (2, 2), the model (8, 6)" in said
     assert "extra: the file has (1,), the model no such tensor" in said
     torch.save(Small(), path)  # a pickle of a class: nothing in it is run
-    with pytest.raises(CheckpointError, match=r"init_from .*w.pt: got .*; expected a .safetensors"):
+    with pytest.raises(CheckpointError, match=r"weights of .*w.pt: got .*; expected a .safet"):
         trainer(None, init_from=path)
     with pytest.raises(CheckpointError, match=r"nothing.pt: got .*No such file"):
         trainer(None, init_from=tmp_path / "nothing.pt")

@@ -52,8 +52,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from quorate.coordination import plan
 from quorate.coordination.coordinator import Coordinator
-from quorate.coordination.plan import home
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -180,8 +180,8 @@ class Simulation:
         shards: V, of every step or as a function of the step.
         steps: updates applied at the end.
         rule: what makes an update.
-        home_of: see ``Coordinator``.
-        reach: see ``Coordinator``.
+        home_shards: see ``Coordinator``.
+        lookahead: see ``Coordinator``.
         most_open: see ``Coordinator``.
         first_step: updates applied before.
         left_open: steps that are not in them, though later ones are.
@@ -206,8 +206,8 @@ class Simulation:
         shards: int | Callable[[int], int],
         steps: int,
         rule: Rule | None = None,
-        home_of: Callable[[tuple[int, int], int], range] | None = None,
-        reach: int = 1,
+        home_shards: Callable[[tuple[int, int], int], range] | None = None,
+        lookahead: int = 1,
         most_open: float = math.inf,
         first_step: int = 0,
         left_open: Iterable[int] = (),
@@ -247,8 +247,8 @@ class Simulation:
             first_step=first_step,
             last_step=steps,
             rule=self.rule,
-            home_of=home_of,
-            reach=reach,
+            home_shards=home_shards,
+            lookahead=lookahead,
             most_open=most_open,
             left_open=left_open,
             tally=tally,
@@ -256,8 +256,10 @@ class Simulation:
             attempts=attempts,
             timeout_s=timeout_s,
         )
-        self._home_of = home_of or (lambda place, step: home(place, self.shards_of(step)))
-        self._reach, self._most_open, self._patience = reach, most_open, patience
+        self._home_shards = home_shards or (
+            lambda rank_of, step: plan.home_shards(rank_of, self.shards_of(step))
+        )
+        self._lookahead, self._most_open, self._patience = lookahead, most_open, patience
         self._attempts, self._timeout_s = attempts, timeout_s
         self._end_s, self._start_s, self._results_stay = end_s, start_s, results_stay
         self._time_s, self._fails, self._apply_s = time_s, fails, apply_s
@@ -464,8 +466,8 @@ class Simulation:
         member = self._workers.get(worker)
         if member is None or member.task is not None:
             raise self._violation(f"worker {worker} is not idle: {effect}")
-        if effect.place != self._place(worker):
-            raise self._violation(f"worker {worker} is at {self._place(worker)}: {effect}")
+        if effect.rank_of != self._rank_of(worker):
+            raise self._violation(f"worker {worker} is at {self._rank_of(worker)}: {effect}")
         if number not in self._open:
             self._begin(effect)
         if shard not in range(self.shards_of(number)) or self._applying:
@@ -502,9 +504,11 @@ class Simulation:
         first = next(waiting)
         if effect.step in self._closed or effect.step >= self.steps:
             raise self._violation(f"there is no such step any more: {effect}")
-        if not first <= effect.step < first + self._reach:
+        if not first <= effect.step < first + self._lookahead:
             raise self._violation(f"step {first} is the next, and then {effect}")
-        if effect.step != first and not self._home_of(self._place(effect.worker), effect.step):
+        if effect.step != first and not self._home_shards(
+            self._rank_of(effect.worker), effect.step
+        ):
             raise self._violation(f"step {first} is before one that is at home elsewhere: {effect}")
         self._open[effect.step] = _Step(self._events, self.now)
 
@@ -543,7 +547,7 @@ class Simulation:
         step = effect.step
         if self._applying is not None or step not in self._open:
             raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
-        if not self.rule.is_apart and step != self.applied:
+        if not self.rule.by_shard and step != self.applied:
             raise self._violation(f"step {self.applied} is the next, and then {effect}")
         self._check_idle()  # whoever can go on does so before the update
         oldest = min(self._versions(step))
@@ -575,7 +579,7 @@ class Simulation:
 
     # --- what is the case -------------------------------------------------------------------------
 
-    def _place(self, worker: int) -> tuple[int, int]:
+    def _rank_of(self, worker: int) -> tuple[int, int]:
         return sum(other < worker for other in self._workers), len(self._workers)
 
     def _kept(self, step: int) -> set[int]:

@@ -2,8 +2,8 @@
 
 Run as a program, this file is that process. A run in a fork of it differs from one of a new
 interpreter in nothing that quorate looks at: it is the command's ``main``, with its own arguments,
-environment, folder and output, and its workers are processes as ever. Its first nursery is forked
-too. Runs that are started by ``subprocess`` have all of it from nothing.
+environment, folder and output, and its workers are processes as ever. Its first fork server is
+forked too. Runs that are started by ``subprocess`` have all of it from nothing.
 """
 
 from __future__ import annotations
@@ -119,18 +119,17 @@ def serve(wire: Wire) -> list[str]:
     os._exit(0)
 
 
-def nursery_in_waiting() -> int | None:
-    """Fork a process that is to be the run's first nursery: it need not import torch anew.
+def fork_server_in_waiting() -> int | None:
+    """Fork a process that is to be the run's first fork server: it need not import torch anew.
 
-    Its code, its parent and what it is given are those of a nursery from nothing. Later ones, after
-    a kill, come from nothing.
+    Its code, its parent and what it is given are those of a fork server from nothing. Later ones,
+    after a kill, come from nothing.
 
     Returns:
-        In the nursery, when it is wanted, the descriptor to run it with; else None.
+        In the fork server, when it is wanted, the descriptor to run it with; else None.
     """
     from quorate.machine.environment import child_environment
-    from quorate.transports.processes import fork_server as nursery
-    from quorate.transports.processes import starter as birth
+    from quorate.transports.processes import fork_server, starter
 
     ours, theirs = Wire.pair()
     parent = os.getpid()
@@ -151,21 +150,21 @@ def nursery_in_waiting() -> int | None:
         sys.path[:] = message["path"]
         return wire
     theirs.close()
-    from_nothing = birth._run
+    spawned = starter._run
 
     def run(module: str, fds: dict[str, int], script: Any, *, spins: bool) -> Any:
         nonlocal pid
-        if module != nursery.__name__ or pid == 0:
-            return from_nothing(module, fds, script, spins=spins)
+        if module != fork_server.__name__ or pid == 0:
+            return spawned(module, fds, script, spins=spins)
         env = child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"})
-        message = {"env": env, "folder": script.folder, "path": birth._path()}
+        message = {"env": env, "folder": script.folder, "path": starter._path()}
         ours.send(message, [fds["wire"]])
         ours.close()
         found = Adopted(pid)
         pid = 0
         return found
 
-    birth._run = run
+    starter._run = run
     return None
 
 
@@ -186,14 +185,14 @@ if __name__ == "__main__":
     import quorate.commands.main
     import quorate.commands.run
     import quorate.trainer
-    from quorate.transports.processes import fork_server as nursery
+    from quorate.transports.processes import fork_server
 
     sys.argv[1:] = serve(Wire(socket.socket(fileno=int(sys.argv[1]))))
     if (
         sys.argv[1:2] == ["run"]
         and "towers" not in sys.argv
-        and (wire := nursery_in_waiting()) is not None
+        and (wire := fork_server_in_waiting()) is not None
     ):
-        nursery.run(wire=wire)
+        fork_server.run(wire=wire)
         sys.exit()
     sys.exit(quorate.commands.main.main())

@@ -62,12 +62,13 @@ def test_product_agrees_with_a_hand_simulation(
     trainer = quorate.Trainer(
         Product(),
         weighted_loss if weighted else mean_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), clip_norm=clip
+        ),
         batch_size=batch_size,
         shards=shards,
         devices="cpu",
         workers=workers,
-        clip_norm=clip,
     )
     data = TensorDataset(x, n)
     losses = [u.loss for u in trainer.updates(data, epochs=epochs, shuffle=False)]
@@ -86,12 +87,11 @@ def test_the_average_of_the_weights_follows_its_ramp(workers: int) -> None:
     trainer = quorate.Trainer(
         Product(),
         mean_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
+        optimizer=quorate.Optimize(lambda params: torch.optim.SGD(params, lr=0.05), ema_decay=0.6),
         batch_size=4,
         shards=3,
         devices="cpu",
         workers=workers,
-        ema_decay=0.6,
     )
     shadow = trainer.model.a.item()
     for n, _ in enumerate(trainer.updates(TensorDataset(x)), start=1):
@@ -128,8 +128,10 @@ def test_a_schedule_is_stepped_once_per_update() -> None:
     trainer = quorate.Trainer(
         Product(),
         mean_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
-        schedule=lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.5),
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.SGD(params, lr=1.0),
+            schedule=lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.5),
+        ),
         batch_size=4,
         shards=4,
         devices="cpu",

@@ -25,7 +25,7 @@ from support.simulator import Simulation, whole_sum
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator, Phase
-from quorate.coordination.plan import Plan, PlanApart, from_json, home
+from quorate.coordination.plan import Plan, PlanByShard, from_json, home_shards
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -43,6 +43,7 @@ from quorate.coordination.protocol import (
     Keep,
     Left,
     Stop,
+    Tick,
     Wake,
 )
 from quorate.coordination.rules import Async, Bounded, Quorum, Rule, Sync
@@ -159,6 +160,15 @@ def test_when_one_of_a_quorum_is_far_behind_another_shard_takes_its_place() -> N
     assert applied(c.handle(Done(0, 1, 1), 12.5)) == (1, (0, 1, 2), 0)
 
 
+def test_a_copy_of_a_shard_that_is_far_behind_is_counted_on() -> None:
+    c = quorum(3, shards=4, joined=4)
+    handle_all(c, 11.0, Done(0, 1, 0), Done(1, 1, 1))
+    assert c.handle(Tick(), 11.5) == [Compute(0, 1, 2, "worker 2 is far behind its usual time")]
+    # Nobody has shard 3 any more. The copy is expected at 12.5, and w1 would be later.
+    assert c.handle(Left(3, "killed"), 11.75) == []
+    assert applied(c.handle(Done(0, 1, 2), 12.5)) == (1, (0, 1, 2), 0)
+
+
 def test_what_a_dead_worker_computed_is_dealt_again_only_if_the_quorum_needs_it() -> None:
     c = quorum(3, shards=4, joined=4)
     assert c.handle(Left(3, "killed"), 10.5) == []  # three compute, and three are needed
@@ -257,7 +267,7 @@ def apart(
     """A rule that applies shards one by one; each is at home everywhere."""
     made = Coordinator(
         shards_of=lambda step: 1,
-        home_of=lambda place, step: range(1),
+        home_shards=lambda rank_of, step: range(1),
         first_step=first_step,
         last_step=steps,
         left_open=left_open,
@@ -376,11 +386,11 @@ def test_no_more_steps_are_open_than_there_is_memory_for() -> None:
 
 
 def test_each_begins_what_is_at_home_there_first_and_nothing_is_far_ahead() -> None:
-    plan = PlanApart(rows=80, batch_size=8, shards=4)
+    plan = PlanByShard(rows=80, batch_size=8, shards=4)
     c = Coordinator(
         shards_of=plan.shards_of,
-        home_of=plan.home,
-        reach=plan.reach,
+        home_shards=plan.home_shards,
+        lookahead=plan.lookahead,
         first_step=0,
         last_step=40,
         rule=Async(),
@@ -628,11 +638,11 @@ class Draw:
             self.rule = Async() if kind == "async" else Bounded(draw(st.integers(0, 6)))
             self.steps = draw(st.integers(0, 25))
             batch_size = draw(st.integers(shards, 20))
-            plan = PlanApart(rows=draw(st.integers(1, 60)), batch_size=batch_size, shards=shards)
+            plan = PlanByShard(rows=draw(st.integers(1, 60)), batch_size=batch_size, shards=shards)
             self.arguments |= {
                 "shards": plan.shards_of,
-                "home_of": plan.home,
-                "reach": plan.reach,
+                "home_shards": plan.home_shards,
+                "lookahead": plan.lookahead,
                 "most_open": draw(st.sampled_from([math.inf, workers, 2 * workers])),
             }
 
@@ -719,7 +729,7 @@ def test_a_stop_makes_no_more_updates_than_steps_were_under_way(data: st.DataObj
         run.advance()
     before = run.applied
     run.run()
-    bound = 1 if not drawn.rule.is_apart else min(drawn.rule.staleness + 1, drawn.steps)
+    bound = 1 if not drawn.rule.by_shard else min(drawn.rule.staleness + 1, drawn.steps)
     assert run.applied <= before + bound
 
 
@@ -758,11 +768,11 @@ def test_a_rule_has_the_name_that_it_is_asked_for_by(text: str, kind: type) -> N
 
 def test_what_the_coordinator_has_to_know() -> None:
     named = {text: rules.parse(text) for text in ("sync", "quorum:3", "async", "bounded:2")}
-    assert {n: [r.needed(v) for v in (1, 3, 5)] for n, r in named.items() if not r.is_apart} == {
+    assert {n: [r.needed(v) for v in (1, 3, 5)] for n, r in named.items() if not r.by_shard} == {
         "sync": [1, 3, 5],
         "quorum:3": [1, 3, 3],  # all of a last batch that has fewer
     }
-    assert {n: r.needed(1) for n, r in named.items() if r.is_apart} == {"async": 1, "bounded:2": 1}
+    assert {n: r.needed(1) for n, r in named.items() if r.by_shard} == {"async": 1, "bounded:2": 1}
     assert [rule.staleness for rule in named.values()] == [0, 0, math.inf, 2]
     assert [rule.copies for rule in named.values()] == [True, True, True, False]
 
@@ -871,7 +881,7 @@ def test_a_tally_goes_on_where_a_saved_one_ended() -> None:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Plan, PlanApart]:
+def plans(draw: st.DrawFn) -> tuple[Plan, PlanByShard]:
     """A plan, and the same with each shard a step."""
     batch_size = draw(st.integers(1, 40))
     arguments = {
@@ -881,13 +891,13 @@ def plans(draw: st.DrawFn) -> tuple[Plan, PlanApart]:
         "seed": draw(st.integers(0, 5)),
         "shuffle": draw(st.booleans()),
     }
-    return Plan(**arguments), PlanApart(**arguments)
+    return Plan(**arguments), PlanByShard(**arguments)
 
 
 @given(plans(), st.integers(0, 2))
 @fixed
 def test_the_steps_of_an_epoch_are_the_shards_of_the_plain_plan_in_order(
-    both: tuple[Plan, PlanApart], epoch: int
+    both: tuple[Plan, PlanByShard], epoch: int
 ) -> None:
     plain, single = both
     first = epoch * plain.steps_per_epoch
@@ -908,7 +918,7 @@ def test_the_steps_of_an_epoch_are_the_shards_of_the_plain_plan_in_order(
 
 
 def test_a_last_batch_of_fewer_rows_than_shards_has_a_step_per_row() -> None:
-    plan = PlanApart(rows=11, batch_size=8, shards=5, shuffle=False)
+    plan = PlanByShard(rows=11, batch_size=8, shards=5, shuffle=False)
     assert plan.steps_per_epoch == 8
     assert [plan.shard(step, 0).tolist() for step in range(8, 16)] == [
         *([0], [1, 2], [3], [4, 5], [6, 7]),
@@ -919,22 +929,22 @@ def test_a_last_batch_of_fewer_rows_than_shards_has_a_step_per_row() -> None:
 @given(plans(), st.integers(1, 12), st.integers(0, 200))
 @fixed
 def test_each_step_is_at_home_at_one_place_and_a_place_is_at_home_in_a_run_of_each_batch(
-    both: tuple[Plan, PlanApart], workers: int, step: int
+    both: tuple[Plan, PlanByShard], workers: int, step: int
 ) -> None:
     _, plan = both
-    homes = [plan.home((rank, workers), step) for rank in range(workers)]
+    homes = [plan.home_shards((rank, workers), step) for rank in range(workers)]
     assert sorted(map(len, homes)) == [0] * (workers - 1) + [1]
-    ahead = range(step, step + plan.reach)
+    ahead = range(step, step + plan.lookahead)
     for rank in range(workers):
-        own = [t for t in ahead if plan.home((rank, workers), t)]
+        own = [t for t in ahead if plan.home_shards((rank, workers), t)]
         # Whoever is at home in full batches finds a step within reach.
-        if home((rank, workers), plan.shards) and plan.batch_size <= plan.rows:
+        if home_shards((rank, workers), plan.shards) and plan.batch_size <= plan.rows:
             assert own or plan.steps_per_epoch % plan.shards
 
 
 @given(plans())
 @fixed
-def test_a_plan_is_made_again_from_what_is_saved_of_it(both: tuple[Plan, PlanApart]) -> None:
+def test_a_plan_is_made_again_from_what_is_saved_of_it(both: tuple[Plan, PlanByShard]) -> None:
     for plan in both:
         again = from_json(json.loads(json.dumps(plan.to_json())))
         assert type(again) is type(plan)
@@ -942,11 +952,11 @@ def test_a_plan_is_made_again_from_what_is_saved_of_it(both: tuple[Plan, PlanApa
 
 
 def test_every_place_is_at_home_as_often_as_the_next() -> None:
-    plan = PlanApart(rows=64, batch_size=16, shards=4)
+    plan = PlanByShard(rows=64, batch_size=16, shards=4)
     for workers in (1, 2, 4):
         counts = Counter(
             rank
             for step, rank in itertools.product(range(16), range(workers))
-            if plan.home((rank, workers), step)
+            if plan.home_shards((rank, workers), step)
         )
         assert set(counts.values()) == {16 // workers}

@@ -1,4 +1,4 @@
-"""The nursery: its forks are as processes started from nothing, and nobody outlives anybody."""
+"""The fork server: its forks are as new interpreters, and nobody outlives anybody."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import command, last_json, on_a_tower, processes_of, run_all
+from support.references import References
+from support.runs import command, last_json, processes_of, run_all
 
-from quorate.transports.processes import fork_server as nursery
-from quorate.transports.processes import starter as birth
+from quorate.transports.processes import fork_server
 from quorate.transports.processes.script import Script
-from quorate.transports.processes.starter import Births, FromNothing, Nursery
+from quorate.transports.processes.starter import ForkServer, Spawner, Starter, _Forked, can_fork
 from quorate.transports.processes.wire import Wire
-from quorate.transports.processes.worker_process import Life
+from quorate.transports.processes.worker_process import WorkerProcess
 
-pytestmark = pytest.mark.skipif(not birth.can_fork(), reason="workers are started from nothing")
+pytestmark = pytest.mark.skipif(
+    not can_fork(), reason="a new interpreter is spawned for each worker"
+)
 
 
 def script(folder: Path, text: str, name: str = "script.py") -> Script:
@@ -34,11 +36,11 @@ def descriptors(pid: int | str) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def lived(births: Births, script: Script, *, wait_s: float = 30.0) -> Life:
+def ended_process(starter: Starter, script: Script, *, wait_s: float = 30.0) -> WorkerProcess:
     """A worker that has ended. Close it."""
-    life = Life(0, script, births)
-    assert life.wait(wait_s)
-    return life
+    process = WorkerProcess(0, script, starter)
+    assert process.wait(wait_s)
+    return process
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +53,12 @@ def mark() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def births(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """One nursery for all tests; who kills it gets another."""
-    folder = tmp_path_factory.mktemp("births")
-    births = Nursery(script(folder, ""), spins=False)
-    yield births
-    births.close()
+def starter(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """One fork server for all tests; who kills it gets another."""
+    folder = tmp_path_factory.mktemp("starter")
+    starter = ForkServer(script(folder, ""), spins=False)
+    yield starter
+    starter.close()
     assert not [pid for pid in processes_of(mark) if pid != os.getpid()]
 
 
@@ -92,32 +94,32 @@ def kind(link: str) -> str:
     return link.rpartition("/")[0] if link.startswith("/") else link.partition(":")[0]
 
 
-def abouts(births: Births, what: Script) -> list[dict[str, Any]]:
+def abouts(starter: Starter, what: Script) -> list[dict[str, Any]]:
     """What two workers that live side by side say of themselves."""
-    lives = [Life(number, what, births) for number in range(2)]
+    processes = [WorkerProcess(number, what, starter) for number in range(2)]
     try:
-        assert all(life.wait(30.0) for life in lives)
-        names = [Path(what.path).with_suffix(f".{life.pid}") for life in lives]
+        assert all(process.wait(30.0) for process in processes)
+        names = [Path(what.path).with_suffix(f".{process.pid}") for process in processes]
         return [json.loads(name.read_text()) for name in names]
     finally:
-        for life in lives:
-            life.close()
+        for process in processes:
+            process.close()
 
 
-def test_a_fork_is_as_a_process_from_nothing(births: Nursery, tmp_path: Path) -> None:
+def test_a_fork_is_as_a_new_interpreter(starter: ForkServer, tmp_path: Path) -> None:
     what = script(tmp_path, ABOUT_ITSELF)
-    alone = FromNothing(what, spins=False)
-    forks, others = abouts(births, what), abouts(alone, what)
-    assert births._script.folder == forks[0]["folder"]
+    alone = Spawner(what, spins=False)
+    forks, others = abouts(starter, what), abouts(alone, what)
+    assert starter._script.folder == forks[0]["folder"]
     alone.close()
     assert not set(forks[0]["random"]) & set(forks[1]["random"])
     for fork, other in zip(forks, others, strict=True):
-        # Its end of the wire and its output: nothing of the nursery's, or of the other's.
+        # Its end of the wire and its output: nothing of the fork server's, or of the other's.
         held = [sorted(kind(name) for name in each["fds"].values()) for each in (fork, other)]
         assert held[0] == held[1]
         assert held[0].count("socket") == 1
         assert fork["tasks"] == 1
-        assert "lifeline.py" in " ".join(fork["command"])
+        assert "dies_with_parent.py" in " ".join(fork["command"])
         for name in ("fds", "tasks", "command", "random", "folder"):
             del fork[name], other[name]
         assert fork == other
@@ -126,21 +128,22 @@ def test_a_fork_is_as_a_process_from_nothing(births: Nursery, tmp_path: Path) ->
     assert forks[0]["spins"] == "passive"
 
 
-def test_the_nursery_keeps_one_thread_and_nothing_of_its_forks(
-    births: Nursery, tmp_path: Path
+def test_the_fork_server_keeps_one_thread_and_nothing_of_its_forks(
+    starter: ForkServer, tmp_path: Path
 ) -> None:
     def held() -> tuple[int, int]:
-        assert births._popen is not None
-        proc = Path(f"/proc/{births._popen.pid}")
-        return len(list((proc / "task").iterdir())), descriptors(births._popen.pid)
+        assert starter._popen is not None
+        proc = Path(f"/proc/{starter._popen.pid}")
+        return len(list((proc / "task").iterdir())), descriptors(starter._popen.pid)
 
     what = script(tmp_path, "")
     for number in range(4):
-        lived(births, what).close()
+        ended_process(starter, what).close()
         if number == 0:
             first = held()
     assert first[0] == 1
-    assert held() == first
+    assert held()[0] == 1
+    assert held()[1] <= first[1]  # the first one's were perhaps not closed yet
 
 
 # script -> how it is said to have ended, and whether it was killed from outside
@@ -157,11 +160,12 @@ ENDS = {
 }
 
 
-def test_how_a_fork_ended_is_known(births: Nursery, tmp_path: Path) -> None:
+def test_how_a_fork_ended_is_known(starter: ForkServer, tmp_path: Path) -> None:
     for text, said in ENDS.items():
-        life = lived(births, script(tmp_path, text))
-        assert life.how_it_ended() == said, text
-        life.close()
+        process = ended_process(starter, script(tmp_path, text))
+        ending = process.ending()
+        assert (ending.text(had_joined=False), ending.is_kill) == said, text
+        process.close()
     # As any program it ends with its traceback, and does what it wanted done at its end.
     text = (
         "import atexit, sys, threading\n"
@@ -171,15 +175,16 @@ def test_how_a_fork_ended_is_known(births: Nursery, tmp_path: Path) -> None:
         "sys.stdout.write('no newline, ')\n"
         "fail()\n"
     )
-    life = lived(births, script(tmp_path, text))
-    said, killed = life.how_it_ended()
-    life.close()
+    process = ended_process(starter, script(tmp_path, text))
+    ending = process.ending()
+    said = ending.text(had_joined=False)
+    process.close()
     assert said.startswith("ended with exit code 1 while starting: ")
     assert 'script.py", line 4, in fail' in said
     assert "ValueError: 7" in said
     assert "no newline, " in said
     assert said.endswith("a thread\nat exit")
-    assert not killed
+    assert not ending.is_kill
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -187,13 +192,13 @@ def test_how_a_fork_ended_is_known(births: Nursery, tmp_path: Path) -> None:
 SLEEPS = "import time; time.sleep(1000)"
 
 
-def answered(life: Life) -> Life:
+def forked(process: WorkerProcess) -> WorkerProcess:
     deadline = time.monotonic() + 30
-    while life.pid is None:
-        assert not life.has_ended()
+    while process.pid is None:
+        assert not process.has_ended()
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    return life
+    return process
 
 
 def is_alive(pid: int) -> bool:
@@ -205,59 +210,59 @@ def is_alive(pid: int) -> bool:
 
 def test_a_worker_is_killed_before_it_was_forked(mark: str, tmp_path: Path) -> None:
     before = descriptors("self")
-    births = Nursery(script(tmp_path, SLEEPS), spins=False)
-    lives = [Life(number, births._script, births) for number in range(2)]
-    lives[0].kill("a reason")  # the nursery imports
-    assert lives[0].pid is None
-    assert lives[0].wait(5.0)
-    assert lives[0].how_it_ended() == ("a reason", False)
-    assert lives[1].wait(5.0)  # with its nursery
-    assert lives[1].how_it_ended() == ("was killed by signal 9 (SIGKILL)", True)
-    for life in lives:
-        life.close()
-    # The next one has another nursery; what was never waited for is closed likewise.
-    life = answered(Life(0, births._script, births))
-    assert life.pid in processes_of(mark)
-    unanswered = Life(1, births._script, births)
+    starter = ForkServer(script(tmp_path, SLEEPS), spins=False)
+    processes = [WorkerProcess(number, starter._script, starter) for number in range(2)]
+    processes[0].kill()  # the fork server imports
+    assert processes[0].pid is None
+    assert processes[0].wait(5.0)
+    assert processes[0].ending().is_kill
+    assert processes[1].wait(5.0)  # with its fork server
+    assert processes[1].ending().is_kill
+    for process in processes:
+        process.close()
+    # The next one has another fork server; what was never waited for is closed likewise.
+    process = forked(WorkerProcess(0, starter._script, starter))
+    assert process.pid in processes_of(mark)
+    unanswered = WorkerProcess(1, starter._script, starter)
     unanswered.close()
-    life.close()
-    births.close()
+    process.close()
+    starter.close()
     assert descriptors("self") == before
 
 
-def test_forks_die_with_their_nursery(births: Nursery, tmp_path: Path) -> None:
-    lives = [answered(Life(n, script(tmp_path, SLEEPS), births)) for n in range(2)]
-    assert births._popen is not None
-    old = births._popen.pid
+def test_forks_die_with_their_server(starter: ForkServer, tmp_path: Path) -> None:
+    processes = [forked(WorkerProcess(n, script(tmp_path, SLEEPS), starter)) for n in range(2)]
+    assert starter._popen is not None
+    old = starter._popen.pid
     os.kill(old, signal.SIGKILL)
-    for life in lives:
-        assert life.wait(5.0)
-        assert life.pid is not None
-        assert not is_alive(life.pid)
-        assert life.how_it_ended() == ("was killed by signal 9 (SIGKILL)", True)
-        life.close()
-    lived(births, script(tmp_path, "")).close()
-    assert births._popen.pid != old
+    for process in processes:
+        assert process.wait(5.0)
+        assert process.pid is not None
+        assert not is_alive(process.pid)
+        assert process.ending().is_kill
+        process.close()
+    ended_process(starter, script(tmp_path, "")).close()
+    assert starter._popen.pid != old
 
 
-def test_a_nursery_that_hangs_hides_no_death(births: Nursery, tmp_path: Path) -> None:
-    life = answered(Life(0, script(tmp_path, SLEEPS), births))
-    assert births._popen is not None
-    assert life.pid is not None
-    os.kill(births._popen.pid, signal.SIGSTOP)
-    assert not life.wait(0.1)
-    os.kill(life.pid, signal.SIGKILL)
-    assert life.wait(5.0)
-    assert life.how_it_ended() == ("was killed by signal 9 (SIGKILL)", True)
-    life.close()
-    # One that is not forked in time is killed, and takes its nursery along.
-    late = Life(0, script(tmp_path, SLEEPS), births)
-    late.kill("too late")
+def test_a_fork_server_that_hangs_hides_no_death(starter: ForkServer, tmp_path: Path) -> None:
+    process = forked(WorkerProcess(0, script(tmp_path, SLEEPS), starter))
+    assert starter._popen is not None
+    assert process.pid is not None
+    os.kill(starter._popen.pid, signal.SIGSTOP)
+    assert not process.wait(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(5.0)
+    assert process.ending().is_kill
+    process.close()
+    # One that is not forked in time is killed, and takes its fork server along.
+    late = WorkerProcess(0, script(tmp_path, SLEEPS), starter)
+    late.kill()
     assert late.wait(5.0)
     late.close()
 
 
-def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, births: Nursery) -> None:
+def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, starter: ForkServer) -> None:
     def fork() -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -265,10 +270,10 @@ def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, births: Nur
     here, there = Wire.pair()
     report, theirs = Wire.pair()
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
-    one = nursery._Nursery(there)
-    assert not one._forks(theirs, nursery._Task([], *fds))
-    one._selector.close()
-    process = birth._Forked(births._popen, report)  # type: ignore[arg-type]
+    server = fork_server._ForkServer(there)
+    assert not server._forks(theirs, fork_server._Task([], *fds))
+    server._selector.close()
+    process = _Forked(starter._popen, report)  # type: ignore[arg-type]
     assert process.has_ended()
     assert process.error == "[Errno 11] Resource temporarily unavailable"
     process.close()
@@ -279,20 +284,20 @@ def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, births: Nur
             os.close(fd)
 
 
-def test_the_same_bits_though_the_nursery_is_killed_and_without_one(
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.slow
+def test_the_same_bits_though_the_fork_server_is_killed_and_without_one(
+    references: References,
 ) -> None:
     updates = "30"
-    on_a_tower("orphans.py", "none", updates)
-    expected = last_json(capfd.readouterr().out)["digest"]
+    expected = references.on_a_tower("orphans.py", "none", updates).json["digest"]
     options = ("--workers", "2")
     ended = run_all(
-        {how: command("orphans.py", how, updates, options=options) for how in ("nursery", "alone")}
+        {how: command("orphans.py", how, updates, options=options) for how in ("server", "alone")}
     )
     for how, run in ended.items():
         assert run.code == 0, run.said
         found = last_json(run.out)
         assert found["digest"] == expected, how
-        assert found["killed"] == (2 if how == "nursery" else 1)
+        assert found["killed"] == (2 if how == "server" else 1)
         assert run.said.count("killed by signal 9 (SIGKILL)") == found["killed"]
         assert run.said.count("another is starting") == found["killed"]

@@ -133,8 +133,7 @@ def on_towers(loss: Loss, *, workers: int, shards: int) -> quorate.Trainer:
         batch_size=12,
         shards=shards,
         devices="cpu",
-        workers=workers,
-        engine="towers",
+        workers=quorate.Workers(workers, engine="towers"),
     )
 
 
@@ -197,6 +196,7 @@ def test_a_slow_tower_is_named() -> None:
 # --- processes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_processes_say_what_they_are_at_through_all_their_lives() -> None:
     command = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", "--workers", "2"]
     ended = subprocess.run([*command, str(SCRIPT)], capture_output=True, text=True, timeout=120)

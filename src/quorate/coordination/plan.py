@@ -55,12 +55,12 @@ def ordered(rows: Rows, order: Order) -> Rows:
     return found
 
 
-def home(place: tuple[int, int], shards: int) -> range:
-    """The home shards of the worker at a place (rank, number of workers): a contiguous run.
+def home_shards(rank_of: tuple[int, int], shards: int) -> range:
+    """Return the home shards of a worker, (rank, number of workers): a contiguous run.
 
     With more workers than shards the first have one each, and the others none.
     """
-    rank, workers = place[0], min(place[1], shards)
+    rank, workers = rank_of[0], min(rank_of[1], shards)
     if rank >= workers:
         return range(0)
     return range(-(-rank * shards // workers), -(-(rank + 1) * shards // workers))
@@ -73,8 +73,8 @@ class Plan:
     batch of fewer rows than shards has one shard per row.
     """
 
-    is_apart = False
-    reach = 1  # of so many steps, from the next one on, a worker may begin one of its home first
+    by_shard = False
+    lookahead = 1  # of so many steps from the next one on a worker may begin one of its own first
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Plan:
             "shards": self.shards,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "is_apart": self.is_apart,
+            "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
         }
 
@@ -130,9 +130,9 @@ class Plan:
         b, v = self.batch_rows(step), self.shards_of(step)
         return self.batch(step)[shard * b // v : (shard + 1) * b // v]
 
-    def home(self, place: tuple[int, int], step: int) -> range:
-        """The shards of step t that the worker at a place computes if nothing unusual happens."""
-        return home(place, self.shards_of(step))
+    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
+        """Return the shards of step t that a worker computes if nothing unusual happens."""
+        return home_shards(rank_of, self.shards_of(step))
 
     def _order(self, epoch: int) -> Rows:
         found = self._orders.get(epoch)
@@ -148,14 +148,14 @@ class Plan:
         return found
 
 
-class PlanApart(Plan):
+class PlanByShard(Plan):
     """The same shards, each a step of its own: for rules that apply them one by one.
 
     Step u is a shard of a batch of the plain plan, in their order: all shards of a batch, then
     those of the next. An epoch has as many steps as its batches have shards.
     """
 
-    is_apart = True
+    by_shard = True
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class PlanApart(Plan):
         batches = self.steps_per_epoch
         self._last_shards = min(shards, rows - (batches - 1) * batch_size)
         self.steps_per_epoch = (batches - 1) * shards + self._last_shards
-        self.reach = 2 * shards
+        self.lookahead = 2 * shards
 
     def _where(self, step: int) -> tuple[int, int, int]:
         """Of which batch of its epoch step u is a shard, of which of how many."""
@@ -204,14 +204,14 @@ class PlanApart(Plan):
         start, stop = self._bounds(step)
         return self._order(self.epoch(step))[start:stop]
 
-    def home(self, place: tuple[int, int], step: int) -> range:
+    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         _, shard, shards = self._where(step)
-        return range(1) if shard in home(place, shards) else range(0)
+        return range(1) if shard in home_shards(rank_of, shards) else range(0)
 
 
 def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
     """The plan that ``Plan.to_json`` described, with its order, if it had one."""
-    kind = PlanApart if arguments.pop("is_apart") else Plan
+    kind = PlanByShard if arguments.pop("is_apart") else Plan
     is_ordered = arguments.pop("is_ordered")
     return kind(**arguments, order=order if is_ordered else None)
 

@@ -86,7 +86,7 @@ class Compute:
     step: int
     shard: int
     reason: str
-    place: tuple[int, int] = field(default=(0, 1), compare=False)  # where the worker is at home
+    rank_of: tuple[int, int] = field(default=(0, 1), compare=False)  # (its rank, of how many)
     instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
 
 

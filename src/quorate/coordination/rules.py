@@ -26,7 +26,7 @@ class Rule(Protocol):
         """The most updates between parameters and gradient; 0: steps are computed one by one."""
 
     @property
-    def is_apart(self) -> bool:
+    def by_shard(self) -> bool:
         """Whether each shard of a batch is a step, and so an update, of its own."""
 
     @property
@@ -43,7 +43,7 @@ class Rule(Protocol):
 
 def keeps_bits(rule: Rule, shards: int) -> bool:
     """Whether a run gives the same bits on any number of devices."""
-    return not rule.is_apart and not rule.staleness and rule.needed(shards) == shards
+    return not rule.by_shard and not rule.staleness and rule.needed(shards) == shards
 
 
 class Sync:
@@ -52,7 +52,7 @@ class Sync:
     name = "sync"
     form = name
     staleness = 0.0
-    is_apart = False
+    by_shard = False
     least_shards = 1
     copies = True
 
@@ -65,7 +65,7 @@ class Quorum:
 
     form = "quorum:R"
     staleness = 0.0
-    is_apart = False
+    by_shard = False
     copies = True
 
     def __init__(self, least: int) -> None:
@@ -84,7 +84,7 @@ class Async:
     name = "async"
     form = name
     staleness = inf
-    is_apart = True
+    by_shard = True
     least_shards = 1
     copies = True  # there is other work until the very end
 
@@ -99,7 +99,7 @@ class Bounded:
     """
 
     form = "bounded:K"
-    is_apart = True
+    by_shard = True
     least_shards = 1
     copies = False
 

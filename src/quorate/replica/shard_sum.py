@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from quorate.coordination.tree import Node
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
 from quorate.replica.totals import Counts, add
@@ -72,3 +73,7 @@ class ShardSum:
         else:
             self.missing &= right.missing
         return self
+
+
+# The sum over the shards below one node of the tree: what a worker hands over of a step.
+Part = tuple[Node, ShardSum]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from quorate.coordination.plan import abridged
-from quorate.data.feed import Source
+from quorate.data.source import Source
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Share

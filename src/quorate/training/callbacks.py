@@ -13,8 +13,10 @@ from quorate.services.report import Report
 class Run(Protocol):
     """What a callback has of the ``Trainer``."""
 
-    run_dir: Path | None
     model: torch.nn.Module
+
+    @property
+    def run_dir(self) -> Path | None: ...
 
     @property
     def global_step(self) -> int: ...

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from math import inf
 from typing import NamedTuple, TypeVar
 
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.protocol import Abort, Applied, Apply, Compute, Effect, Finish, Tick, Wake
-from quorate.transports import Channel, Part
+from quorate.replica.shard_sum import Part
+from quorate.services.display.straggler import CopiedShards
+from quorate.transports import Channel
 
 T = TypeVar("T")
 
@@ -22,31 +23,6 @@ class Ready(NamedTuple):
     parts: list[Part]
     shards: tuple[int, ...]  # that are in it
     staleness: int  # updates since the oldest parameters that they were computed from
-
-
-class Stragglers:
-    """Names workers whose shards others have to compute too: each once in a while."""
-
-    EVERY_S = 60.0
-
-    def __init__(self, coordinator: Coordinator, say: Callable[[str], None]) -> None:
-        self._coordinator = coordinator
-        self._say = say
-        self._named_at: dict[int, float] = {}
-
-    def copied(self, straggler: int, copy: Compute, now: float) -> None:
-        if now - self._named_at.get(straggler, -inf) < self.EVERY_S:
-            return
-        known = [(w, self._coordinator.usual_s(w)) for w in (straggler, copy.worker)]
-        if known[0][1] is None:
-            return  # its first shard: it is warming up
-        self._named_at[straggler] = now
-        times = ", ".join(f"worker {w} {s:.3g} s" for w, s in known if s is not None)
-        usually = f" (a shard usually takes {times})"
-        self._say(
-            f"{copy.reason}: worker {copy.worker} computes shard {copy.shard} of step {copy.step} "
-            f"too{usually}"
-        )
 
 
 def drive(
@@ -73,7 +49,7 @@ def drive(
         return clock() - held_s
 
     wake_at: float | None = None
-    stragglers = Stragglers(coordinator, say)
+    copied_shards = CopiedShards(coordinator.usual_s)
     while True:
         event = channel.receive(None if wake_at is None else max(0.0, wake_at - now()))
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
@@ -95,6 +71,6 @@ def drive(
                 case Finish():
                     return
                 case effect:
-                    if isinstance(effect, Compute) and effect.instead_of is not None:
-                        stragglers.copied(effect.instead_of, effect, now())
+                    if isinstance(effect, Compute) and (line := copied_shards.named(effect, now())):
+                        say(line)
                     channel.send(effect)

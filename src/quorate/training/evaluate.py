@@ -2,33 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from typing import Any
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
-from quorate.data.feed import Source
-from quorate.errors import LossError
+from quorate.data.source import Source, length
+from quorate.errors import LossError, SettingError
+from quorate.replica.deterministic import repeatable
 from quorate.replica.flat import Flat
+from quorate.replica.model import unchanged
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.totals import joined
+from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
+from quorate.training.prepare import Prepared, evaluable
 from quorate.training.stop import Stops
+from quorate.training.update import intra_op_threads
 from quorate.transports import Transport
 from quorate.transports.job import Evaluation
 
 
 def evaluate(
-    source: Source,
-    parameters: Flat,
-    transport: Transport,
-    stops: Stops,
+    crew: Crew,
+    prepared: Prepared,
+    dataset: Any,
     *,
-    loader_workers: int,
-    threads: int,
-    timeout_s: float,
+    averaged: bool | None,
+    transport: Transport | None,
+    stops: Stops,
+    say: Callable[[str], None],
+) -> dict[str, float] | None:
+    """Return means of loss and metrics and finished totals over a dataset; None if it was stopped.
+
+    Args:
+        averaged: whether to use the averaged weights; None: if there are any.
+        transport: of the loop under way, if there is one. Its workers are used if they have the
+            dataset.
+
+    Raises:
+        UserError: the dataset is empty, its weight is zero, or nothing is averaged.
+    """
+    recipe, rows = crew.recipe, length(dataset)
+    plan = Plan(
+        rows=rows,
+        batch_size=min(recipe.batch_size, rows),
+        shards=prepared.shards or len(crew.groups),
+        seed=recipe.seed,
+        shuffle=False,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(intra_op_threads(recipe.workers.threads))
+        stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
+        source = Source(dataset, plan, recipe.loading.collate)
+        state = evaluable(crew, prepared, source, say)
+        parameters = state.parameters
+        if averaged or (averaged is None and state.average is not None):
+            if state.average is None:
+                expected = "Optimize(ema_decay=)"
+                raise SettingError("averaged", averaged, expected, "set it in Trainer")
+            parameters = state.average.shadow
+        if transport is None or not transport.can_compute(dataset):
+            stack.enter_context(unchanged(state.model))
+            transport = stack.enter_context(closing(crew.evaluators(state)))
+        total = _sum(source, parameters, transport, stops, crew)
+    for line in crew.replicas.notes.take():
+        say(line)
+    if total is None:
+        return None
+    return joined(total.means(), crew.replicas.totals.finished(total.totals))
+
+
+def _sum(
+    source: Source, parameters: Flat, transport: Transport, stops: Stops, crew: Crew
 ) -> ShardSum | None:
-    """The sum over every step of the source's plan, in order; None if it was stopped.
+    """Return the sum over every step of the source's plan, in order; None if it was stopped.
 
     Raises:
         LossError: its weight is zero.
@@ -38,8 +90,8 @@ def evaluate(
         source,
         parameters,
         range(plan.steps_per_epoch),
-        loader_workers=loader_workers,
-        threads=threads,
+        loader_workers=crew.recipe.loading.processes,
+        threads=crew.recipe.workers.threads,
     )
     total = TreeSum(plan.steps_per_epoch, ShardSum.add)
 
@@ -55,7 +107,7 @@ def evaluate(
             first_step=0,
             last_step=plan.steps_per_epoch,
             rule=rules.Sync(),
-            timeout_s=timeout_s if transport.can_replace else None,
+            timeout_s=crew.timeout_s if transport.can_replace else None,
         )
         for _ in drive(coordinator, channel, add):
             pass

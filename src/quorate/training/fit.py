@@ -6,61 +6,43 @@ updates, or in threads of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quorate.coordination.plan import Plan
 from quorate.replica.totals import Totals
 from quorate.services import Service
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints.files import Contents
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.device_use import Gauges
-from quorate.services.display.display import Display, metrics
+from quorate.services.display.display import display, metrics
 from quorate.services.display.worker_table import WorkerTable
-from quorate.services.report import MetricsLog, Report
+from quorate.services.metrics_log import MetricsLog
+from quorate.services.run_dir import RunDir
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
 from quorate.training.callbacks import Callback, Run
+from quorate.training.loop import Loop
+from quorate.training.saved_state import contents
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
-from quorate.training.validation import Best, Evaluations
-from quorate.transports import Transport
+from quorate.training.validation import Best, Validation
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class Loop(NamedTuple):
-    """A training loop that is prepared."""
+class Services(NamedTuple):
+    """What goes on beside training; see ``Trainer.fit`` and the groups of settings."""
 
-    state: State
-    plan: Plan
-    last_step: int
-    saved: tuple[int, Path] | None  # the newest checkpoint: its step and directory
-    transport: Transport | None  # None: there is nothing to do
-    reports: Iterator[Report]
-
-
-class Beside(NamedTuple):
-    """What is wanted beside training; see ``Trainer``."""
-
-    policy: Policy
-    summary_every_s: float | None
+    run_dir: RunDir
     max_time_s: float | None
     callbacks: Sequence[Callback]
     totals: Totals
-
-
-class Validation(NamedTuple):
-    """What is evaluated, and when; see ``Trainer.fit``."""
-
-    evaluate: Callable[[Stops], dict[str, float] | None]  # None: it was stopped
-    epochs: int
-    steps: int | None
-    best: Best | None
+    validation: Validation | None
+    evaluate: Callable[[Stops], dict[str, float] | None]  # the validation set; None: stopped
 
 
 class Fit:
@@ -68,31 +50,35 @@ class Fit:
 
     Args:
         run: the trainer, for callbacks.
-        beside: what is wanted.
-        validation: likewise, if there is a validation set.
+        services: what goes on beside training.
         facts: what a checkpoint is to say of the run.
-        screen: shows the run; closed by the caller.
     """
 
     def __init__(
         self,
         run: Run,
-        beside: Beside,
-        validation: Validation | None,
+        services: Services,
         facts: Callable[[State], dict[str, Any]],
-        screen: Display,
     ) -> None:
         self.saved: tuple[int, Path] | None = None  # the newest checkpoint
         self._run = run
-        self._beside = beside
-        self._validation = validation
+        self._services = services
+        self._run_dir = None if services.run_dir.path is None else Path(services.run_dir.path)
         self._facts = facts
-        self._screen = screen
+        self._screen = display()
         self._stops = Stops()
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
         self._log_failed = False
         self._summaries: Summaries | None = None
+
+    def say(self, line: str) -> None:
+        """Show a line to the user."""
+        self._screen.say(line)
+
+    def close(self) -> None:
+        """Leave the screen as it is now."""
+        self._screen.close()
 
     @property
     def summaries(self) -> SummaryWriter | None:
@@ -101,26 +87,25 @@ class Fit:
 
     def train(self, prepared: Callable[[Stops], AbstractContextManager[Loop]]) -> None:
         """Train to the end, or until someone asks for a stop. Raises as ``Trainer.fit`` says."""
-        limit_s = self._beside.max_time_s
+        limit_s = self._services.max_time_s
         with ExitStack() as stack:
             # 1. Who may ask for a stop or a save: from here on nothing is lost.
-            if self._run.run_dir is not None:
-                saver = Checkpoints(self._run.run_dir, self._beside.policy)
+            if self._run_dir is not None:
+                saver = Checkpoints(self._run_dir, policy(self._services.run_dir))
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} is over"))
             # 2. The loop; and what ends, in this order, before it does.
             loop = stack.enter_context(prepared(self._stops))
             self.saved, signals.under_way = loop.saved, True
-            if self._run.run_dir is not None:
-                self._log = stack.enter_context(
-                    MetricsLog(self._run.run_dir, loop.state.global_step)
-                )
+            if self._run_dir is not None:
+                log = MetricsLog(self._run_dir, loop.state.global_step)
+                self._log = stack.enter_context(closing(log))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
             # 3. Training.
-            for callback in self._beside.callbacks:
+            for callback in self._services.callbacks:
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             for report in loop.reports:
@@ -128,7 +113,7 @@ class Fit:
                 supervisor.updated(report)
                 if self._log is not None:
                     self._logged(self._log.update, report)
-                for callback in self._beside.callbacks:
+                for callback in self._services.callbacks:
                     callback.updated(report)
                 self._evaluate_if_due(loop, supervisor)
                 self._save_if_due(loop.state)
@@ -137,13 +122,13 @@ class Fit:
     # --- evaluations ------------------------------------------------------------------------------
 
     def _evaluate_if_due(self, loop: Loop, supervisor: Supervisor) -> None:
-        state, wanted = loop.state, self._validation
+        state, validation = loop.state, self._services.validation
         n, per_epoch = state.global_step, loop.plan.steps_per_epoch
-        if wanted is None or state.evaluated_at == n or self._stops.reason is not None:
+        if validation is None or state.evaluated_at == n or self._stops.reason is not None:
             return
-        if not Evaluations(per_epoch, wanted.epochs, wanted.steps).are_due(n, loop.last_step):
+        if not validation.is_due(n, per_epoch, loop.last_step):
             return
-        values = wanted.evaluate(self._stops)
+        values = self._services.evaluate(self._stops)
         if values is None:
             return
         state.evaluated_at = n
@@ -156,10 +141,11 @@ class Fit:
         if self._log is not None:
             self._logged(self._log.evaluation, n, values)
         supervisor.evaluated(n, values)
-        for callback in self._beside.callbacks:
+        for callback in self._services.callbacks:
             callback.evaluated(n, values)
-        if wanted.best is not None and wanted.best.is_better(values, state.best):
-            state.best = wanted.best.entry(values, n)
+        best = None if validation.best is None else Best(validation.best)
+        if best is not None and best.is_better(values, state.best):
+            state.best = best.entry(values, n)
             if self._saver is not None:
                 self._saver.save(self._contents(state, self._saver))
 
@@ -176,8 +162,8 @@ class Fit:
         if self._saver.is_due(state.global_step):
             self._saver.save(self._contents(state, self._saver))
 
-    def _contents(self, state: State, saver: Checkpoints) -> checkpoint.Contents:
-        return checkpoint.contents(state, self._facts(state), saver.room)
+    def _contents(self, state: State, saver: Checkpoints) -> Contents:
+        return contents(state, self._facts(state), saver.spare)
 
     def _note(self, outcomes: Sequence[Outcome]) -> None:
         """Tell what became of saves in the background."""
@@ -186,7 +172,7 @@ class Fit:
                 self._screen.say(f"step {n:,} is not saved, training goes on: {error}")
                 continue
             self.saved = (n, path)
-            for callback in self._beside.callbacks:
+            for callback in self._services.callbacks:
                 callback.saved(n, path)
 
     def _save_at_end(self, state: State, raised: BaseException | None) -> None:
@@ -216,7 +202,7 @@ class Fit:
 
     def _supervisor(self, loop: Loop) -> Supervisor:
         services: list[Service] = []
-        run_dir, every_s = self._run.run_dir, self._beside.summary_every_s
+        run_dir, every_s = self._run_dir, self._services.run_dir.summary_every_s
         if loop.transport is not None:
             services.append(WorkerTable(self._screen, loop.transport.status, Gauges()))
             if run_dir is not None and every_s is not None:
@@ -226,7 +212,7 @@ class Fit:
                     status=loop.transport.status,
                     gauges=Gauges(),
                     global_step=loop.state.global_step,
-                    finished=self._beside.totals.finished,
+                    finished=self._services.totals.finished,
                 )
                 services.append(self._summaries)
         return Supervisor(services, self._screen.say)
@@ -248,10 +234,28 @@ class Fit:
         reason = self._stops.reason or "all steps are done"
         if raised is not None:
             reason = f"{type(raised).__name__}: {raised}"
-        for callback in self._beside.callbacks:
+        for callback in self._services.callbacks:
             try:
                 callback.stopped(reason)
             except Exception as error:
                 if raised is None:
                     raise
                 self._screen.say(f"a callback failed too: {type(error).__name__}: {error}")
+
+
+def save_now(run_dir: RunDir, state: State, facts: dict[str, Any]) -> Path:
+    """Write a checkpoint outside of ``fit``, and return its directory.
+
+    Raises:
+        OSError: it cannot be written; the older checkpoints are as they were.
+    """
+    assert run_dir.path is not None
+    with closing(Checkpoints(Path(run_dir.path), policy(run_dir))) as saver:
+        return saver.write(contents(state, facts))
+
+
+def policy(run_dir: RunDir) -> Policy:
+    """Return when to save, and what stays."""
+    return Policy(
+        run_dir.save_every_s, run_dir.save_every_steps, run_dir.keep, run_dir.keep_every_h
+    )

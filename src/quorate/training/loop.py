@@ -1,51 +1,110 @@
-"""The updates of one training loop: what the coordinator asks for is made, and reported."""
+"""The loop over updates: what the coordinator asks for is made, and reported."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
-from quorate.coordination.rules import Rule
-from quorate.data.feed import Source
+from quorate.coordination.plan import Plan
+from quorate.coordination.protocol import Stop
+from quorate.data.source import Source
 from quorate.errors import NotFiniteError
-from quorate.replica.notes import Notes
-from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Share
-from quorate.replica.totals import Totals, joined
+from quorate.replica.totals import joined
 from quorate.services.report import Report
 from quorate.training.blame import explained
+from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
+from quorate.training.observer import observed
 from quorate.training.pace import Pace
 from quorate.training.state import State
+from quorate.training.stop import Stops
 from quorate.training.update import Applied
-from quorate.transports import Channel
+from quorate.transports import Channel, Transport
+from quorate.transports.job import Training
+
+
+class Loop(NamedTuple):
+    """A training loop that is prepared."""
+
+    state: State
+    plan: Plan
+    last_step: int
+    saved: tuple[int, Path] | None  # the newest checkpoint: its step and directory
+    transport: Transport | None  # None: there is nothing to do
+    reports: Iterator[Report]
+
+
+@contextmanager
+def looping(
+    loop: Loop,
+    crew: Crew,
+    source: Source,
+    facts: Mapping[str, Any],
+    stops: Stops,
+    say: Callable[[str], None],
+) -> Iterator[Loop]:
+    """Start the workers of a loop that has something to do, and end them afterwards.
+
+    Args:
+        facts: what a checkpoint says of the run.
+        stops: whoever wants it to end.
+        say: shows a line to the user.
+    """
+    state, plan = loop.state, loop.plan
+    with ExitStack() as stack:
+        workers = observed(crew.workers(state, source, say), state, facts)
+        transport = stack.enter_context(closing(workers))
+        job = Training(
+            source,
+            state.parameters,
+            range(min([state.global_step, *state.left_open]), loop.last_step),
+            on_snapshots=crew.on_snapshots,
+            loader_workers=crew.recipe.loading.processes,
+            threads=crew.recipe.workers.threads,
+        )
+        channel = stack.enter_context(closing(transport.open(job)))
+        stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
+        coordinator = Coordinator(
+            shards_of=plan.shards_of,
+            home_shards=plan.home_shards,
+            lookahead=plan.lookahead,
+            first_step=state.global_step,
+            last_step=loop.last_step,
+            left_open=state.left_open,
+            tally=state.tally,
+            rule=crew.rule,
+            most_open=crew.most_open,
+            timeout_s=crew.timeout_s if transport.can_replace else None,
+        )
+        updates = Updates(state, source, crew, loop.last_step, say)
+        with closing(updates.reports(coordinator, channel)) as reports:
+            yield loop._replace(transport=transport, reports=reports)
 
 
 class Updates(NamedTuple):
-    """One loop's, from the state as it is to ``last_step``."""
+    """The updates of one loop, from the state as it is to ``last_step``."""
 
     state: State
     source: Source
-    rule: Rule
+    crew: Crew
     last_step: int
-    workers: int
-    totals: Totals
-    nonfinite: str  # "stop" or "skip"
-    make_replica: Callable[[], Replica]  # to find out whose gradient is not finite
     say: Callable[[str], None]
-    notes: Notes  # of replicas
 
     def reports(self, coordinator: Coordinator, channel: Channel) -> Generator[Report]:
-        """Make updates until the coordinator has enough of them; one report for each.
+        """Make updates until the coordinator has enough of them; yield a report of each.
 
         Raises:
             NotFiniteError: a loss or gradient was not finite; that update was not made.
         """
         state, plan = self.state, self.source.plan
-        state.tally.of(self.workers - 1)
+        state.tally.of(len(self.crew.groups) - 1)
         pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
@@ -86,7 +145,7 @@ class Updates(NamedTuple):
                 rows=rows,
                 dropped_rows=dropped_rows,
                 weight=applied.weight,
-                metrics=joined(applied.metrics, self.totals.finished(applied.totals)),
+                metrics=joined(applied.metrics, self.crew.replicas.totals.finished(applied.totals)),
                 worker_losses=_per_worker(applied.shares),
                 staleness=ready.staleness,
                 fresh=counts["fresh"],
@@ -104,13 +163,13 @@ class Updates(NamedTuple):
             )
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self._say_notes()
-        if not rules.keeps_bits(self.rule, plan.shards):
+        if not rules.keeps_bits(self.crew.rule, plan.shards):
             self.say(state.tally.summary())
         if state.global_step < self.last_step:
             self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
 
     def _say_notes(self) -> None:
-        for line in self.notes.take():
+        for line in self.crew.replicas.notes.take():
             self.say(line)
 
     def _not_finite(self, step: int, applied: Applied) -> None:
@@ -118,9 +177,14 @@ class Updates(NamedTuple):
         assert applied.not_finite is not None
         state = self.state
         said = explained(
-            step, applied.shares, applied.not_finite, self.source, state.model, self.make_replica
+            step,
+            applied.shares,
+            applied.not_finite,
+            self.source,
+            state.model,
+            partial(self.crew.probe_replica, state),
         )
-        if self.nonfinite == "stop":
+        if self.crew.recipe.optimize.nonfinite == "stop":
             raise NotFiniteError(
                 f"{said}; update {state.global_step + 1} is not made: look at these rows, lower "
                 "the learning rate, set clip_norm, or pass nonfinite='skip'"

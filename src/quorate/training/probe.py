@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from quorate.coordination.keys import key
 from quorate.coordination.plan import abridged
-from quorate.data.feed import Batch
+from quorate.data.source import Batch
 from quorate.errors import SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current

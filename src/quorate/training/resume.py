@@ -8,23 +8,15 @@ from typing import Any
 
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints import files as checkpoint
-from quorate.services.checkpoints.files import Found
+from quorate.services.checkpoints.files import Sound
+from quorate.settings import AtResume
+from quorate.training.recipe import OPTIONS
+from quorate.training.saved_state import load
 from quorate.training.state import State
 
-# What a run consists of: with another value it is another run.
-SAME = ("seed", "shards", "batch_size", "rows", "shuffle", "is_ordered", "update")
-# What may be changed on the way, and is said, as bits or values differ from there on.
-SAID = (
-    "threads",
-    "torch",
-    "device_types",
-    "schedule",
-    "clip_norm",
-    "ema_decay",
-    "is_augmented",
-    "precision",
-    "compile",
-)
+# What is compared beside settings: it follows from the data and the machine.
+REFUSED = ("rows", "shuffle")
+SAID = ("torch", "device_types", "schedule")
 
 # What of a run directory is ours.
 OURS = ("checkpoints", "metrics.jsonl", "summaries")
@@ -36,7 +28,7 @@ def restore(
     facts: dict[str, Any],
     steps_per_epoch: int,
     say: Callable[[str], None],
-) -> Found | None:
+) -> Sound | None:
     """Bring a state to the newest sound checkpoint; None if there is none.
 
     Args:
@@ -50,21 +42,25 @@ def restore(
         return None
     for wrong in found.passed_over:
         say(f"damaged, passed over: {wrong}")
-    for name in SAME:
+    for name in (*_recorded(AtResume.REFUSED), *REFUSED):
         was = found.record.get(name, False)  # is_ordered: not in those of before it existed
         if was != facts[name]:
             raise CheckpointError(
                 f"{found.path}: it was trained with {name}={was!r}, and this run has "
                 f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
             )
-    checkpoint.load(found.path, found.record, state)
+    load(found.path, found.record, state)
     state.load_account(found.record["account"])
     say(f"resumed {position(state.global_step, steps_per_epoch)} from {found.path}")
-    for name in SAID:
+    for name in (*_recorded(AtResume.SAID), *SAID):
         was, now = found.record.get(name, facts[name]), facts[name]
         if was != now:
             say(f"{name} was {was} and is {now}: bits may differ from here on")
     return found
+
+
+def _recorded(at_resume: AtResume) -> list[str]:
+    return [option.recorded for option in OPTIONS.values() if option.at_resume is at_resume]
 
 
 def position(global_step: int, steps_per_epoch: int) -> str:

@@ -11,8 +11,9 @@ from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
-from quorate.training.optimizer import FlatOptimizer, OptimizerFactory
-from quorate.training.update import Average, Schedule, Update
+from quorate.training.optimize import Optimize
+from quorate.training.optimizer import FlatOptimizer
+from quorate.training.update import Average, Update
 
 
 class State:
@@ -22,8 +23,7 @@ class State:
         model: the user's; its trainable parameters become views of flat vectors on ``device``.
         written: see ``Buffers``.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
-
-    The other arguments are those of ``Trainer``.
+        optimize: how updates are made.
     """
 
     def __init__(
@@ -33,10 +33,7 @@ class State:
         *,
         shared: bool,
         written: frozenset[int] = frozenset(),
-        optimizer: OptimizerFactory,
-        schedule: Schedule | None,
-        clip_norm: float | None,
-        ema_decay: float | None,
+        optimize: Optimize,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -54,13 +51,15 @@ class State:
         bind(parameters, self.parameters)
         self.written = written
         self.buffers = Buffers(model, written)
-        self.optimizer = FlatOptimizer(optimizer, model, self.parameters)
-        self.average = None if ema_decay is None else Average(ema_decay, self.parameters)
+        self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)
+        self.average = (
+            None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
+        )
         self.update = Update(
             self.optimizer,
             self.buffers,
-            clip_norm=clip_norm,
-            schedule=schedule,
+            clip_norm=optimize.clip_norm,
+            schedule=optimize.schedule,
             average=self.average,
         )
 

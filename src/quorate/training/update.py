@@ -19,14 +19,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from quorate.coordination.tree import tree_sum
 from quorate.errors import LossError, SettingError
-from quorate.machine.devices import usable_cores
+from quorate.machine.cores import usable_cores
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
-from quorate.replica.shard_sum import ShardSum, Share
+from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import Counts
 from quorate.training.not_finite import is_finite, not_finite
 from quorate.training.optimizer import FlatOptimizer
-from quorate.transports import Part
 
 Schedule = Callable[[Optimizer], LRScheduler]
 

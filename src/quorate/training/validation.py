@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from quorate.data.source import length
 from quorate.errors import SettingError
+from quorate.settings import Settings, about, at_least
 
 DIRECTIONS = ("min", "max")
 
@@ -26,14 +29,15 @@ class Best:
             raise SettingError(
                 "best", text, "min:NAME or max:NAME of a metric", "for example best='max:accuracy'"
             )
+        self.text = text
         self._sign = 1.0 if direction == "max" else -1.0
 
     def entry(self, metrics: dict[str, float], global_step: int) -> dict[str, Any]:
-        """What is noted of a best one."""
+        """Return what a checkpoint notes of the best evaluation."""
         return {"metric": self.name, "value": metrics[self.name], "global_step": global_step}
 
     def is_better(self, metrics: dict[str, float], best: dict[str, Any] | None) -> bool:
-        """Than the ``entry`` of the best so far; a value that is no number never is.
+        """Return whether these beat the ``entry`` of the best so far; NaN never does.
 
         Raises:
             SettingError: there is no metric of this name.
@@ -48,18 +52,42 @@ class Best:
         return better
 
 
-class Evaluations:
-    """When to evaluate, by the number of updates.
+@dataclass(frozen=True)
+class Validation(Settings):
+    """The validation set of a run. A plain dataset in its place is ``dataset``.
 
     Args:
-        steps_per_epoch: updates.
-        epochs: after every so many, and at the end of the run.
-        steps: or after every so many updates.
+        dataset: a map-style dataset.
+        every_epochs: how often it is evaluated, and at the end.
+        every_steps: the same in updates; if given, the epochs do not count.
+        best: "max:accuracy" or "min:loss", say: the checkpoint with the best of this metric is
+            saved and stays.
+
+    Raises:
+        DataError: it is no map-style dataset, or is empty.
+        SettingError: a value cannot work.
     """
 
-    def __init__(self, steps_per_epoch: int, epochs: int, steps: int | None) -> None:
-        self._every = epochs * steps_per_epoch if steps is None else steps
+    dataset: Any
+    _: KW_ONLY
+    every_epochs: int = field(
+        default=1, metadata=about("how often it is evaluated", check=at_least(1))
+    )
+    every_steps: int | None = field(
+        default=None, metadata=about("the same in updates", check=at_least(1))
+    )
+    best: str | None = field(
+        default=None,
+        metadata=about(
+            "a metric, and whether more of it is better", check=lambda _, text: Best(text).text
+        ),
+    )
 
-    def are_due(self, global_step: int, last_step: int) -> bool:
-        """Whether this is a step to evaluate after."""
-        return global_step > 0 and (global_step % self._every == 0 or global_step == last_step)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length(self.dataset, "validation")
+
+    def is_due(self, global_step: int, steps_per_epoch: int, last_step: int) -> bool:
+        """Return whether to evaluate after so many updates."""
+        every = self.every_steps or self.every_epochs * steps_per_epoch
+        return global_step > 0 and (global_step % every == 0 or global_step == last_step)

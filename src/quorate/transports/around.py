@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
-from quorate.transports import Channel, Part, Transport
+from quorate.replica.shard_sum import Part
+from quorate.transports import Channel, Transport
 from quorate.transports.job import Job
 from quorate.transports.worker_status import WorkerStatus
 

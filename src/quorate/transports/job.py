@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import Plan, abridged, home
-from quorate.data.feed import CPU, Batch, Feed, Source, Ticket
+from quorate.coordination.plan import Plan, abridged, home_shards
+from quorate.data.feed import CPU, Feed
+from quorate.data.source import Batch, Source, Ticket
 from quorate.machine import out_of_memory
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
@@ -21,6 +23,16 @@ from quorate.replica.streams import Stream
 
 class NotWanted(BaseException):
     """The shard that is being computed is not wanted any more. Only between two phases."""
+
+
+class Task(NamedTuple):
+    """One shard for one worker to compute."""
+
+    worker: int
+    step: int
+    shard: int
+    into: Flat | None = None  # where the gradient is written; None: a vector of the replica's own
+    at: Phase = no_phase  # told the name of each phase when it begins; it may raise NotWanted
 
 
 class Job(ABC):
@@ -62,26 +74,30 @@ class Job(ABC):
 
     def feed(
         self,
-        place: tuple[int, int] = (0, 1),
+        rank_of: tuple[int, int] = (0, 1),
         first: Ticket = (0, 0),
         moves_to: torch.device = CPU,
     ) -> Feed:
-        """Rows, fetched ahead, of the home shards of the worker at a place; by default of all.
+        """Rows, fetched ahead, of a worker's home shards; by default of all.
 
         Args:
-            place: rank of the worker, and how many there are.
+            rank_of: rank of the worker, and how many there are.
             first: the first shard that is wanted.
             moves_to: a device that rows will be moved to.
         """
 
         def covers(ticket: Ticket) -> bool:
             step, shard = ticket
-            return shard in self.plan.home(place, step) and step in self.steps and ticket >= first
+            return (
+                shard in self.plan.home_shards(rank_of, step)
+                and step in self.steps
+                and ticket >= first
+            )
 
         tickets = (
             (step, shard)
             for step in range(max(first[0], self.steps.start), self.steps.stop)
-            for shard in self.plan.home(place, step)
+            for shard in self.plan.home_shards(rank_of, step)
             if (step, shard) >= first
         )
         # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
@@ -89,9 +105,9 @@ class Job(ABC):
         return Feed(
             self.source,
             tickets,
-            ahead=max(2, 2 * len(home(place, self.plan.shards))),
+            ahead=max(2, 2 * len(home_shards(rank_of, self.plan.shards))),
             # One worker takes its own in order; several that share a feed, only about so.
-            behind=self.plan.reach - 1 if place == (0, 1) else 0,
+            behind=self.plan.lookahead - 1 if rank_of == (0, 1) else 0,
             covers=covers,
             moves_to=moves_to,
             **self.loading,
@@ -102,12 +118,9 @@ class Job(ABC):
         replica: Replica,
         stream: Stream,
         feed: Feed,
-        step: int,
-        shard: int,
+        task: Task,
         *,
         snapshot: Snapshot | None = None,
-        into: Flat | None = None,
-        at: Phase = no_phase,
         is_only: bool = False,
     ) -> ShardSum:
         """Compute one shard on a replica. Blocks; called by the worker's own thread.
@@ -115,32 +128,29 @@ class Job(ABC):
         Args:
             feed: of this job.
             snapshot: what it is computed from, if not from ``parameters`` as they are.
-            into: where the gradient is written.
-            at: told the name of each phase when it begins. It may raise ``NotWanted``.
             is_only: whether nobody else takes from the feed: the next rows are moved meanwhile.
         """
-        at("fetching")
-        batch = feed.take((step, shard))
+        task.at("fetching")
+        ticket = (task.step, task.shard)
+        batch = feed.take(ticket)
         replica.transfers.begin(batch.data)
-        if is_only and (following := feed.following((step, shard))) is not None:
+        if is_only and (following := feed.following(ticket)) is not None:
             replica.transfers.begin(following.data)
         if snapshot is None:
             # Within a step parameters do not change; a job that ended leaves others behind.
-            replica.pull(self.parameters, version=(self, step))
+            replica.pull(self.parameters, version=(self, task.step))
         else:
             values = snapshot.values
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
-        return self._work(replica, batch, stream, step, shard, into, at)
+        return self._work(replica, batch, stream, task)
 
-    def annotate(
-        self, error: BaseException, worker: int, device: torch.device, step: int, shard: int
-    ) -> None:
+    def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
         """Add to what was raised in a shard who computed what."""
-        rows = self.plan.shard(step, shard)
+        rows = self.plan.shard(task.step, task.shard)
         if len(rows) == 1:
             error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
         error.add_note(
-            f"quorate: worker {worker} ({device}), step {step}, shard {shard}, "
+            f"quorate: worker {task.worker} ({device}), step {task.step}, shard {task.shard}, "
             f"rows {abridged(rows)}"
         )
         nbytes = self.parameters.layout.nbytes
@@ -149,16 +159,31 @@ class Job(ABC):
             error.add_note(text)
 
     @abstractmethod
-    def _work(
-        self,
-        replica: Replica,
-        batch: Batch,
-        stream: Stream,
-        step: int,
-        shard: int,
-        into: Flat | None,
-        at: Phase,
-    ) -> ShardSum: ...
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        """Compute the rows that were fetched; the replica has the parameters."""
+
+
+def class_name(job: Job) -> str:
+    """Return the name by which ``class_of`` finds the job's class in another process."""
+    kind = type(job)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def class_of(name: str) -> type[Job]:
+    """Import the class of a job, from a module of this package.
+
+    So a transport knows no job but the two here, and whoever uses it may bring others.
+
+    Raises:
+        ValueError: there is no such job.
+    """
+    module, _, attribute = name.partition(":")
+    if module.partition(".")[0] != __name__.partition(".")[0]:
+        raise ValueError(f"a job's class: got {name!r}, expected one of a module of quorate")
+    kind: object = getattr(importlib.import_module(module), attribute, None)
+    if not (isinstance(kind, type) and issubclass(kind, Job)):
+        raise ValueError(f"a job's class: got {name!r}, expected a subclass of Job")
+    return kind
 
 
 def shard_seed(plan: Plan, step: int, shard: int) -> int:
@@ -171,18 +196,10 @@ class Training(Job):
 
     name = "training"
 
-    def _work(
-        self,
-        replica: Replica,
-        batch: Batch,
-        stream: Stream,
-        step: int,
-        shard: int,
-        into: Flat | None,
-        at: Phase,
-    ) -> ShardSum:
-        seed = shard_seed(self.plan, step, shard)
-        return replica.gradient(batch.data, len(batch.rows), stream, seed, into=into, at=at)
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        seed = shard_seed(self.plan, task.step, task.shard)
+        rows = len(batch.rows)
+        return replica.gradient(batch.data, rows, stream, seed, into=task.into, at=task.at)
 
 
 class Evaluation(Job):
@@ -190,18 +207,9 @@ class Evaluation(Job):
 
     name = "evaluation"
 
-    def _work(
-        self,
-        replica: Replica,
-        batch: Batch,
-        stream: Stream,
-        step: int,
-        shard: int,
-        _into: Flat | None,
-        at: Phase,
-    ) -> ShardSum:
-        at("forward")
-        seed = key("evaluation", self.plan.seed, step, shard)
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        task.at("forward")
+        seed = key("evaluation", self.plan.seed, task.step, task.shard)
         return replica.evaluation(batch.data, len(batch.rows), stream, seed)
 
 

@@ -32,11 +32,10 @@ from quorate.coordination.tree import TreeSum
 from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
-from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_values
 from quorate.replica.streams import Stream
-from quorate.transports import Part
-from quorate.transports.job import Job, NotWanted
+from quorate.transports.job import Job, NotWanted, Task
 from quorate.transports.worker_status import Timesheet, WorkerStatus
 
 GRACE_S = 1.0  # how long towers may take to end
@@ -186,15 +185,14 @@ class TowersChannel:
                 raise NotWanted
             tower.sheet.tell(phase, step, shard)
 
+        task = Task(tower.number, step, shard, at=at)
         try:
-            found = self._job.compute(
-                tower.replica, stream, self._feed, step, shard, snapshot=snapshot, at=at
-            )
-            held.pending[step, shard] = found.computed_by(tower.number, shard)
+            result = self._job.compute(tower.replica, stream, self._feed, task, snapshot=snapshot)
+            held.pending[step, shard] = result.computed_by(tower.number, shard)
         except NotWanted:
             self._events.put(Cancelled(tower.number, step, shard))
         except BaseException as error:  # the edge of the thread: the coordinator decides
-            self._job.annotate(error, tower.number, tower.replica.device, step, shard)
+            self._job.annotate(error, task, tower.replica.device)
             self._errors[tower.number, step, shard] = error
             self._events.put(Failed(tower.number, step, shard))
         else:

@@ -7,7 +7,6 @@ that reaches it, so that a model with operations in place is left as it is.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -38,11 +37,11 @@ class ModuleTrace:
         self._open: defaultdict[str, list[int]] = defaultdict(list)  # of these, not yet returned
 
     def watch(self, loss: Loss) -> Loss:
-        """The loss function, before which all is forgotten: a shard may be begun once more."""
+        """Return the loss function, before which all is forgotten: a shard may be begun again."""
 
         def begin(model: torch.nn.Module, batch: Any) -> Any:
-            for kept in (self.forward, self.backward, self._begun, self._open):
-                kept.clear()
+            for notes in (self.forward, self.backward, self._begun, self._open):
+                notes.clear()
             return loss(model, batch)
 
         return begin
@@ -53,12 +52,7 @@ class ModuleTrace:
                 self._handles += self._hooks(path, module)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

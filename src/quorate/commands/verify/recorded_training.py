@@ -6,7 +6,6 @@ found.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,13 +15,13 @@ from quorate.commands.verify.module_trace import ModuleTrace
 from quorate.commands.verify.records import ShardRecord, note
 from quorate.commands.verify.twice import twice
 from quorate.commands.verify.values import tensor_text, value_hash
-from quorate.data.feed import Batch, Source
+from quorate.data.source import Batch, Source
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
-from quorate.replica.replica import Phase, Replica
+from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.transports.job import Training, shard_seed
+from quorate.transports.job import Task, Training, shard_seed
 
 WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more
 MOST_TWICE = 4  # shards of a worker that are computed twice: each takes as long as some updates
@@ -49,18 +48,9 @@ class RecordedTraining(Training):
     def options(self) -> dict[str, Any]:
         return {**super().options(), "folder": str(self._folder)}
 
-    def _work(
-        self,
-        replica: Replica,
-        batch: Batch,
-        stream: Stream,
-        step: int,
-        shard: int,
-        into: Flat | None,
-        at: Phase,
-    ) -> ShardSum:
-        thread = threading.current_thread().name
-        worker = int(thread.rpartition("-")[2])  # quorate-tower-1, quorate-worker-1
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        worker, step, shard, into, at = task
+        writer = f"worker-{worker}"
         if step == self.steps.start and self._tried[id(replica)] < MOST_TWICE:
             self._tried[id(replica)] += 1
             seed = shard_seed(self.plan, step, shard)
@@ -71,13 +61,13 @@ class RecordedTraining(Training):
                 # it is not wanted is on its way. Or the model writes its parameters itself.
                 time.sleep(WORD_S)
             at("forward")
-            note(self._folder, thread, found)
+            note(self._folder, writer, found)
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
-            result = super()._work(replica, batch, stream, step, shard, into, at)
+            result = super()._work(replica, batch, stream, task)
         if replica.is_compiled:  # modules are looked at without, and the bits are of training
             if into is None:
                 replica.recycle(result)
-            result = super()._work(replica, batch, stream, step, shard, into, at)
+            result = super()._work(replica, batch, stream, task)
         assert result.gradient is not None
         record = ShardRecord(
             worker=worker,
@@ -93,5 +83,5 @@ class RecordedTraining(Training):
             gradient={name: tensor_text(v) for name, v in result.gradient.views.items()},
             buffers=value_hash((result.buffers, result.counts)),
         )
-        note(self._folder, thread, record)
+        note(self._folder, writer, record)
         return result

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from quorate.data.tfrecord.framing import framed
+from quorate.machine.atomic_file import write_atomically
 
 
 def write_records(path: str | Path, records: Iterable[bytes]) -> int:
@@ -24,15 +23,13 @@ def write_records(path: str | Path, records: Iterable[bytes]) -> int:
         OSError: it cannot be written. Neither then, nor when ``records`` raises, is anything
             changed.
     """
-    path = Path(path)
     count = 0
-    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as temporary:
-        new = Path(temporary) / path.name
-        with new.open("wb") as file:
-            for data in records:
-                file.write(framed(data))
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
+
+    def framed_records() -> Iterator[bytes]:
+        nonlocal count
+        for data in records:
+            yield framed(data)
+            count += 1
+
+    write_atomically(Path(path), framed_records())
     return count

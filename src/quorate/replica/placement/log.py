@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from quorate.machine.columns import aligned
 from quorate.replica.nested import tensors
 from quorate.replica.placement.call_site import Places
 from quorate.replica.torch_internals import TorchDispatchMode
 
 COLUMNS = ("module", "class", "operator", "device", "forward", "backward")
+COUNTS = (4, 5)  # which of them are numbers
 MOST_ROWS = 40  # in a longer table modules that did the same become one
 UPDATE = "where the update runs: "
 
@@ -78,7 +80,8 @@ class PlacementLog(TorchDispatchMode):
                 did = kind, tuple((k, c.forward, c.backward) for k, c in sorted(operators.items()))
                 alike.setdefault(did, ([], kind, operators))[0].extend(paths)
             modules = [*alike.values()]
-        return _columns([row for module in modules for row in _rows(*module)])
+        rows = [row for module in modules for row in _rows(*module)]
+        return aligned([COLUMNS, *rows], right=COUNTS)
 
 
 def _rows(
@@ -90,17 +93,6 @@ def _rows(
     for (name, where), calls in operators.items():
         yield module, kind, name, where, str(calls.forward or ""), str(calls.backward or "")
         module = kind = ""  # said once
-
-
-def _columns(rows: Sequence[_Row]) -> str:
-    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if name in COLUMNS[4:] else cell.ljust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ).rstrip()
-        for row in (COLUMNS, *rows)
-    )
 
 
 def _where(given: Any, returned: Any) -> str:

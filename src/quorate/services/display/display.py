@@ -1,4 +1,4 @@
-"""Progress a person can follow: a live bar on a terminal, plain lines elsewhere."""
+"""The display: a run that a person can follow, by a live bar on a terminal, by lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.straggler import SlowWorkers
-from quorate.services.display.worker_rows import Row, WorkerTable, plain, rendered
+from quorate.services.display.worker_rows import Row, WorkerRows, plain, rendered
 from quorate.services.report import Report
 from quorate.transports.worker_status import WorkerStatus
 
@@ -25,29 +25,30 @@ class Display(Protocol):
     """Shows a run as it goes. The loop's thread and a service's may call it at the same time."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
 
     def update(self, report: Report) -> None:
-        """Called after every update; decides itself how often it shows something."""
+        """Take note of an update; how often something is shown, the display decides."""
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
-        """What all workers are at, every few seconds, from one thread; names those that are slow.
+        """Show what all workers are at, and name those that are slow.
 
-        What is shown of their speed is over the time since the call before.
+        To be called every few seconds, by one thread: what is shown of their speed is over the time
+        since the call before.
         """
 
     def close(self) -> None:
-        """The run is over."""
+        """Show what is left to show: the run is over."""
 
 
 def display(stream: TextIO | None = None) -> Display:
-    """The display that fits the stream, standard output by default."""
+    """Return the display that fits a stream, standard output by default."""
     stream = stream or sys.stdout
     return Bar(stream) if stream.isatty() else Lines(stream)
 
 
 class Lines:
-    """One line every few seconds, at the end of an epoch, and at the end.
+    """A display of one line every few seconds, at the end of an epoch, and at the end.
 
     The table of workers comes once a minute, and at the end.
     """
@@ -57,16 +58,18 @@ class Lines:
         self._writing = threading.RLock()  # again by a signal handler of the thread that has it
         self._shown_at = self._table_at = time.monotonic()
         self._first = True
-        self._table = WorkerTable()
+        self._table = WorkerRows()
         self._slow = SlowWorkers()
         self._rows: list[Row] = []  # the newest ones, not shown yet
         self._shows_tables = False  # it has shown one
 
     def say(self, text: str) -> None:
+        """Show a line that stays."""
         with self._writing:
             print(text, file=self._stream, flush=True)
 
     def update(self, report: Report) -> None:
+        """Take note of an update."""
         now = time.monotonic()
         due = self._first or now - self._shown_at >= LINE_EVERY_S
         if due or report.ends_epoch:
@@ -75,6 +78,7 @@ class Lines:
             self.say(f"{position(report)}  {numbers(report)}{rest}")
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
         self._rows = self._table.rows(workers, uses, now)
         for line in self._slow.named(workers, now):
@@ -84,6 +88,7 @@ class Lines:
             self._show_table()
 
     def close(self) -> None:
+        """Show the table of workers once more, if it was shown."""
         if self._shows_tables and self._rows:
             self._show_table()
 
@@ -95,7 +100,7 @@ class Lines:
 class Bar:
     """A progress bar with the newest numbers, and the table of workers below it.
 
-    What is said scrolls above it.
+    Other lines scroll above it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -108,13 +113,15 @@ class Bar:
             refresh_per_second=4,
         )
         self._task: TaskID | None = None
-        self._table = WorkerTable()
+        self._table = WorkerRows()
         self._slow = SlowWorkers()
 
     def say(self, text: str) -> None:
+        """Show a line that stays."""
         self._progress.console.print(text, markup=False, highlight=False)
 
     def update(self, report: Report) -> None:
+        """Show the numbers of an update."""
         where, what = position(report), numbers(report)
         if self._task is None:
             self._progress.start()
@@ -126,17 +133,19 @@ class Bar:
         )
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
         self._progress.below = rendered(self._table.rows(workers, uses, now))
         for line in self._slow.named(workers, now):
             self.say(line)
 
     def close(self) -> None:
+        """Leave the bar as it is, and the terminal as it was."""
         self._progress.stop()
 
 
 class _BarAndTable(Progress):
-    """Drawn four times a second, in a thread of its own."""
+    """What rich draws four times a second, in a thread of its own."""
 
     below: RenderableType | None = None
 
@@ -147,7 +156,7 @@ class _BarAndTable(Progress):
 
 
 def position(report: Report) -> str:
-    """``epoch 2/5  step 300/1,175``."""
+    """Return where a run is: ``epoch 2/5  step 300/1,175``."""
     return (
         f"epoch {report.epoch + 1}/{report.epochs}  "
         f"step {report.global_step:,}/{report.last_step:,}"
@@ -155,7 +164,7 @@ def position(report: Report) -> str:
 
 
 def numbers(report: Report) -> str:
-    """Loss, metrics, learning rate and speed in one line."""
+    """Return loss, metrics, learning rate and speed, in one line."""
     late = ""
     if any(report.stale):
         late += f"  staleness {report.staleness}"
@@ -166,12 +175,12 @@ def numbers(report: Report) -> str:
 
 
 def metrics(values: Mapping[str, float]) -> str:
-    """``loss 0.3127  accuracy 0.8871``."""
+    """Return metrics in one line: ``loss 0.3127  accuracy 0.8871``."""
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
 def clock(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
+    """Return a time as a clock has it: ``1:02:03`` or ``2:03``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,4 +1,4 @@
-"""The table of workers: one row each, on a terminal or as plain lines."""
+"""The rows of the table of workers, and the table for a terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from quorate.machine.columns import aligned
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.shard_time import duration, shard_time
 from quorate.transports.worker_status import WorkerStatus
@@ -19,8 +20,8 @@ LEAST_LONG_S = 1.0
 Row = tuple[str, ...]  # a cell for each of COLUMNS
 
 
-class WorkerTable:
-    """Makes the rows. One thread.
+class WorkerRows:
+    """The rows of one status of all workers after the other. One thread.
 
     Shard times, and shares of time, are over the time since the call before.
     """
@@ -32,7 +33,7 @@ class WorkerTable:
     def rows(
         self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse], now: float
     ) -> list[Row]:
-        """A row per worker.
+        """Return a row per worker.
 
         Args:
             now: time.monotonic().
@@ -42,10 +43,10 @@ class WorkerTable:
 
     def _row(self, status: WorkerStatus, use: DeviceUse | None, now: float) -> Row:
         number = status.number
-        found = shard_time(self._before.get(number), status)
+        time = shard_time(self._before.get(number), status)
         self._before[number] = status
-        if found.shard_s is not None:
-            self._shard_s[number] = found.shard_s
+        if time.shard_s is not None:
+            self._shard_s[number] = time.shard_s
         shard_s = self._shard_s.get(number)
         return (
             str(number),
@@ -53,13 +54,13 @@ class WorkerTable:
             "" if use is None else _use(use),
             "" if use is None else _memory(use),
             "" if shard_s is None else duration(shard_s),
-            "" if found.waiting is None else f"{found.waiting:.0%}",
+            "" if time.waiting is None else f"{time.waiting:.0%}",
             _state(status, shard_s, now),
         )
 
 
 def rendered(rows: Sequence[Row]) -> Table:
-    """For a terminal: what does not fit is cut off."""
+    """Return the table for a terminal: what does not fit is cut off."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in COLUMNS:
         table.add_column(name, no_wrap=True)
@@ -69,12 +70,8 @@ def rendered(rows: Sequence[Row]) -> Table:
 
 
 def plain(rows: Sequence[Row]) -> str:
-    """For a file: lines without their ends' spaces."""
-    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (COLUMNS, *rows)
-    )
+    """Return the table for a file, as lines."""
+    return aligned([COLUMNS, *rows])
 
 
 def _state(status: WorkerStatus, shard_s: float | None, now: float) -> str:

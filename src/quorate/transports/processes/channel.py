@@ -30,11 +30,10 @@ from quorate.coordination.tree import Node, TreeSum
 from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.buffers import Buffers
-from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshots
-from quorate.transports import Part
 from quorate.transports.job import Job, Training
-from quorate.transports.processes import remote_error as raised
+from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.wire import Message
 
@@ -187,7 +186,7 @@ class ProcessesChannel:
             return
         _, step, shard, _ = running = self._running.pop(worker)
         self._end(worker, running)
-        self._errors[worker, step, shard] = raised.from_json(message["error"])
+        self._errors[worker, step, shard] = remote_error.from_json(message["error"])
         self._events.append(Failed(worker, step, shard))
 
     def left_off(self, worker: int, message: Message) -> None:
@@ -220,7 +219,7 @@ class ProcessesChannel:
                 "shard": effect.shard,
                 "slot": slot,
                 "snapshot": snapshot and [snapshot.number, snapshot.version],
-                "place": effect.place,
+                "rank_of": effect.rank_of,
             },
         )
 

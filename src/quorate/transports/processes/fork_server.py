@@ -1,4 +1,4 @@
-"""The nursery: a process that has imported torch, and forks into workers when it is asked to.
+"""The fork server: a process that has imported torch, and forks into workers when it is asked to.
 
 It has one thread, and has initialised neither OpenMP nor CUDA, which do not survive a fork: it
 imports, and does nothing else with what it imported. (OpenBLAS, in NumPy, has a thread from its
@@ -27,7 +27,7 @@ def run(*, wire: int) -> None:
     """Fork when asked to; in each fork, run a worker, and return or raise as ``worker.run`` does.
 
     So a fork ends as any program does: with its traceback, its exit code, and what it wanted done
-    ``atexit``. The nursery itself does not return. It ends when its wire is cut.
+    ``atexit``. The fork server itself does not return. It ends when its wire is cut.
 
     Args:
         wire: descriptor of its end of the wire. Each message holds the ``sys.path`` of a worker,
@@ -35,7 +35,7 @@ def run(*, wire: int) -> None:
     """
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page
-    task = _Nursery(Wire(socket.socket(fileno=wire))).serve()
+    task = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
     sys.path[:] = task.path
     importlib.invalidate_caches()  # of the folders as they were
     # Each its own, as processes from nothing have; ``random`` sees to that itself.
@@ -64,8 +64,8 @@ class _Child(NamedTuple):
         self.report.close()
 
 
-class _Nursery:
-    """This process."""
+class _ForkServer:
+    """The server's loop: forks when it is asked to, and reports each child's pid and exit code."""
 
     def __init__(self, wire: Wire) -> None:
         self._pid = os.getpid()
@@ -75,11 +75,11 @@ class _Nursery:
         self._selector.register(wire.socket, selectors.EVENT_READ)
 
     def serve(self) -> _Task:
-        """Return in a fork, and there alone."""
+        """Return the task in a fork, and there alone. Blocks."""
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
-                    self._bury(key.data)
+                    self._reap(key.data)
             for message in self._wire.arrived():
                 report, *fds = (self._wire.fds.pop(0) for _ in range(3))
                 task = _Task(message["path"], *fds)
@@ -89,7 +89,7 @@ class _Nursery:
                 os._exit(0)  # its children die with it
 
     def _forks(self, report: Wire, task: _Task) -> bool:
-        """Whether this is the fork."""
+        """Fork, and return whether this is the child."""
         sys.stdout.flush()
         sys.stderr.flush()
         try:
@@ -107,10 +107,10 @@ class _Nursery:
         return False
 
     def _leave(self, report: Wire) -> None:
-        """Be a process of one's own, with nothing of the nursery's."""
+        """Leave the server's group, and close what is the server's."""
         os.setpgid(0, 0)  # a terminal's Ctrl-C is the coordinator's
         die_with(self._pid)
-        # Only now: a report that is cut says that this process will not outlive the nursery.
+        # Only now: while the report is open this process may outlive the fork server.
         report.close()
         self._selector.close()
         self._wire.close()
@@ -125,7 +125,7 @@ class _Nursery:
         self._selector.register(child.handle, selectors.EVENT_READ, child)
         report.send({"pid": pid}, [child.handle])
 
-    def _bury(self, child: _Child) -> None:
+    def _reap(self, child: _Child) -> None:
         _, status = os.waitpid(child.pid, 0)
         child.report.send({"code": os.waitstatus_to_exitcode(status)})
         self._selector.unregister(child.handle)

@@ -1,8 +1,8 @@
-"""The birth of a worker's process: started from nothing, or forked by a nursery.
+"""How a worker's process is started: a new interpreter, or a fork of the fork server.
 
-From nothing it imports torch first, which takes seconds of a core. A nursery has done so once, and
-a worker's process costs a fork. It is used on Linux, where a fork is safe and a process can be held
-by a descriptor; elsewhere each process is started from nothing.
+A new interpreter imports torch first, which takes seconds of a core. The fork server has done so
+once, and a worker's process costs a fork. It is used on Linux, where a fork is safe and a process
+can be held by a descriptor; elsewhere a new interpreter is spawned for each.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Protocol
 
-from quorate.machine import dies_with_parent as lifeline
+from quorate.machine import dies_with_parent
 from quorate.machine.environment import child_environment
-from quorate.transports.processes import fork_server as nursery
-from quorate.transports.processes import worker
+from quorate.transports.processes import fork_server, worker
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.wire import Wire
 
-# How long a nursery may take to say how a process ended that is gone; then it hangs itself.
+# How long the fork server may take to report the exit of a process that is gone; else it hangs.
 STATUS_S = 1.0
 
 
@@ -37,23 +36,23 @@ class Process(Protocol):
     error: str | None  # why there is no process, if it could not be forked
 
     def has_ended(self) -> bool:
-        """Whether it is gone, and its exit code known. Takes in what is known; does not block."""
+        """Return whether it is gone and its exit code known. Reads reports; does not block."""
 
     def kill(self) -> None:
-        """With signal 9, also if it is yet to be forked. Does not block."""
+        """Send it signal 9, also if it is yet to be forked. Does not block."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code, -n after signal n; None if it has not ended in time. Blocks."""
+        """Return its exit code, -n after signal n; None if it has not ended in time. Blocks."""
 
     def close(self) -> None:
         """Close what belonged to it. It must have ended."""
 
 
-class Births(Protocol):
-    """Starts processes that run ``worker.run``."""
+class Starter(Protocol):
+    """Whoever starts processes that run ``worker.run``."""
 
     def start(self, wire: Wire, output: IO[bytes]) -> Process:
-        """Ask for one; both are its own from then on. It need not be there yet.
+        """Ask for a process that has this end of a wire and this output. It need not be there yet.
 
         Raises:
             OSError: it cannot be started.
@@ -63,13 +62,17 @@ class Births(Protocol):
         """End what it keeps running; its processes must have ended."""
 
 
-def births(script: Script, *, spins: bool) -> Births:
-    """For workers that run a script; ``spins``: whether their threads may spin while they wait."""
-    return Nursery(script, spins=spins) if can_fork() else FromNothing(script, spins=spins)
+def new_starter(script: Script, *, spins: bool) -> Starter:
+    """Return the fastest starter of this system, for workers that run a script.
+
+    Args:
+        spins: whether the workers' threads may spin while they wait for each other.
+    """
+    return ForkServer(script, spins=spins) if can_fork() else Spawner(script, spins=spins)
 
 
 def can_fork() -> bool:
-    """Whether this system has what a nursery needs; some sandboxes lack it."""
+    """Return whether this system has what a fork server needs; some sandboxes lack it."""
     if sys.platform != "linux":
         return False
     try:
@@ -79,8 +82,8 @@ def can_fork() -> bool:
     return True
 
 
-class FromNothing:
-    """Starts each process from nothing."""
+class Spawner:
+    """A starter that spawns a new interpreter for each process."""
 
     def __init__(self, script: Script, *, spins: bool) -> None:
         self._script = script
@@ -88,14 +91,14 @@ class FromNothing:
 
     def start(self, wire: Wire, output: IO[bytes]) -> Process:
         fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
-        return _Started(_run(worker.__name__, fds, self._script, spins=self._spins))
+        return _Spawned(_run(worker.__name__, fds, self._script, spins=self._spins))
 
     def close(self) -> None:
-        pass
+        """Do nothing: it keeps nothing running."""
 
 
-class Nursery:
-    """Has a nursery fork them. The next start after it was killed makes a new one."""
+class ForkServer:
+    """A starter that has a server fork; the first start after it was killed runs a new server."""
 
     def __init__(self, script: Script, *, spins: bool) -> None:
         self._script = script
@@ -111,10 +114,9 @@ class Nursery:
         assert self._wire is not None
         report, theirs = Wire.pair()
         try:
-            # If it dies now, what was sent is closed with it, and the report says so.
-            self._wire.send(
-                {"path": _path()}, [each.fileno() for each in (theirs.socket, wire.socket, output)]
-            )
+            # If the server dies now, what was sent is closed with it, and the report is cut.
+            fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
+            self._wire.send({"path": _path()}, fds)
         except BaseException:
             report.close()
             raise
@@ -134,7 +136,7 @@ class Nursery:
         self._wire, theirs = Wire.pair()
         try:
             fds = {"wire": theirs.socket.fileno()}
-            self._popen = _run(nursery.__name__, fds, self._script, spins=self._spins)
+            self._popen = _run(fork_server.__name__, fds, self._script, spins=self._spins)
         except BaseException:
             self.close()
             raise
@@ -142,8 +144,8 @@ class Nursery:
             theirs.close()
 
 
-class _Started:
-    """A process of this one's own."""
+class _Spawned:
+    """A child of this process."""
 
     error: str | None = None
 
@@ -173,17 +175,17 @@ class _Started:
 
 
 class _Forked:
-    """A process of a nursery, which reports its number, a descriptor of it, and how it ended.
+    """A child of the fork server, which reports its pid, a descriptor of it, and its exit code.
 
-    If the nursery dies its processes die with it, and count as killed.
+    If the fork server dies its children die with it, and count as killed.
 
     Args:
-        nursery: that was asked.
+        server: the fork server that was asked.
         report: the end of a wire that it reports on.
     """
 
-    def __init__(self, nursery: subprocess.Popen[bytes], report: Wire) -> None:
-        self._nursery = nursery
+    def __init__(self, server: subprocess.Popen[bytes], report: Wire) -> None:
+        self._server = server
         self._report = report
         self._code: int | None = None
         self._handle: int | None = None  # no other process gets its number while this is open
@@ -197,7 +199,7 @@ class _Forked:
                 self._hear(message)
         # SIGKILL is on its way to it, and until it is gone it may write to shared memory.
         if self._code is None and self._report.is_cut and self._is_gone(0.1):
-            code = self._nursery.wait()  # it is ending: its descriptors are closed
+            code = self._server.wait()  # it is ending: its descriptors are closed
             self._code = code if code >= 0 else -signal.SIGKILL
         return self._code is not None
 
@@ -205,7 +207,7 @@ class _Forked:
         if self.has_ended():
             return
         if self._handle is None:
-            self._nursery.kill()  # it does not answer; what it might fork ends with it
+            self._server.kill()  # it does not answer; what it might fork ends with it
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
@@ -216,7 +218,7 @@ class _Forked:
         while not self.has_ended():
             if self._handle is not None and self._is_gone(0.0):
                 if not _readable([report], STATUS_S):
-                    self._code = -signal.SIGKILL  # its nursery hangs
+                    self._code = -signal.SIGKILL  # its fork server hangs
                 continue
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
@@ -251,7 +253,7 @@ def _run(
         [
             sys.executable,
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            lifeline.__file__,
+            dies_with_parent.__file__,
             str(os.getpid()),
             module,
             json.dumps(_path()),

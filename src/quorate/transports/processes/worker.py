@@ -12,40 +12,32 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
-from quorate.commands.verify.recorded_training import RecordedTraining
-from quorate.coordination.plan import Order, from_json
-from quorate.data.draws import Augment
-from quorate.data.feed import Collate, Feed, Source, length
+from quorate.coordination.plan import from_json
+from quorate.data.feed import Feed
+from quorate.data.source import Source, length
 from quorate.errors import UserError
-from quorate.machine.devices import Group
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
-from quorate.replica.computing import Computing
-from quorate.replica.deterministic import deterministic
+from quorate.replica.deterministic import repeatable
 from quorate.replica.fingerprint import fingerprint
-from quorate.replica.loss import Loss
 from quorate.replica.notes import Notes
-from quorate.replica.precision import tensor_float
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
-from quorate.replica.spread import Spread
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
 from quorate.replica.turns import Turns
-from quorate.transports.job import Evaluation, Job, NotWanted, Training, probe_fingerprint
-from quorate.transports.processes import remote_error as raised
+from quorate.transports.job import Job, NotWanted, Task, Training, class_of, probe_fingerprint
+from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.program import Program
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.wire import Message, Wire
-
-JOBS: dict[str, type[Job]] = {job.name: job for job in (Training, Evaluation, RecordedTraining)}
 
 _here: Worker | None = None  # a fact of the process: it was started to be a worker
 
@@ -86,21 +78,7 @@ class Worker:
             os.dup2(output, fd)
         os.close(output)
 
-    def serve(
-        self,
-        model: torch.nn.Module,
-        loss: Loss,
-        group: Group,
-        datasets: dict[str, Any],
-        *,
-        spread: Spread | None,
-        collate: Collate | None,
-        augment: Augment | None,
-        order: Order | None,
-        threads: int,
-        totals: Collection[str],
-        computing: Computing,
-    ) -> NoReturn:
+    def serve(self, program: Program) -> NoReturn:
         """Compute what the coordinator asks for, and end this process when it says so.
 
         Nothing of the script runs after this, no ``finally`` and no ``atexit``: they are the
@@ -114,14 +92,11 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                with tensor_float(computing.precision), deterministic(group):
-                    self._serve(
-                        *(model, loss, group, spread, datasets, collate, augment, order),
-                        *(threads, totals, computing),
-                    )
+                with repeatable(program.computing.precision, program.group):
+                    self._serve(program)
                 code = 0
             except UserError as error:
-                self._wire.send({"kind": "unfit", "message": str(error)})
+                self._wire.send({"kind": "refuses", "message": str(error)})
             except BaseException:  # the edge of the process
                 traceback.print_exc()
 
@@ -133,49 +108,35 @@ class Worker:
         self._flush()
         os._exit(code)
 
-    def _serve(
-        self,
-        model: torch.nn.Module,
-        loss: Loss,
-        group: Group,
-        spread: Spread | None,
-        datasets: dict[str, Any],
-        collate: Collate | None,
-        augment: Augment | None,
-        order: Order | None,
-        threads: int,
-        totals: Collection[str],
-        computing: Computing,
-    ) -> None:
+    def _serve(self, program: Program) -> None:
         # 1. As in a tower: see there.
-        torch.set_num_threads(threads)
+        torch.set_num_threads(program.threads)
         torch.set_autocast_cache_enabled(False)
-        device = group[0]
+        device = program.group[0]
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)
         # 2. What is shared.
         if device.type == "cpu":
-            model.to(device)
+            program.model.to(device)
         self._wire.send({"kind": "here"})
         answer = self._wire.receive()
         if answer is None:
             return
-        computing = replace(computing, compile=answer["compile"])  # all workers alike
         description, *fds = self._wire.fds
         text = Segment(os.fstat(description).st_size, description)
-        arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, model)
+        arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
         replica = Replica(
-            model,
+            program.model,
             arena.parameters,
-            group,
-            spread=spread,
+            program.group,
+            spread=program.spread,
             written=arena.written,
             own=True,
             set_buffers=arena.read,
-            loss=loss,
-            totals=totals,
+            loss=program.loss,
+            totals=program.totals,
             turns=Turns(side_by_side=True),
-            computing=computing,
+            computing=replace(program.computing, compile=answer["compile"]),  # all workers alike
             notes=self._notes,
         )
         # 3. From here on what user code prints is news.
@@ -184,7 +145,7 @@ class Worker:
             os.dup2(original, fd)
             os.close(original)
         # 4. Shards.
-        loop = _Loop(self.number, self._wire, arena, replica, datasets, collate, augment, order)
+        loop = _Loop(self.number, self._wire, arena, replica, program)
         with Stream() as stream:
             arena.tell(self.number, "waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
@@ -204,15 +165,15 @@ class _Work:
     def __init__(self, job: Job, moves_to: torch.device) -> None:
         self.job = job
         self._moves_to = moves_to
-        self._place: tuple[int, int] | None = None
+        self._rank_of: tuple[int, int] | None = None
         self._feed: Feed | None = None
 
-    def feed(self, place: tuple[int, int], step: int, shard: int) -> Feed:
-        """Rows of the home at this place; a new feed when workers have come or gone."""
-        if self._feed is None or place != self._place:
+    def feed(self, rank_of: tuple[int, int], step: int, shard: int) -> Feed:
+        """Rows of the home shards of this rank; a new feed when workers have come or gone."""
+        if self._feed is None or rank_of != self._rank_of:
             self.close()
-            self._feed = self.job.feed(place, (step, shard), self._moves_to)
-            self._place = place
+            self._feed = self.job.feed(rank_of, (step, shard), self._moves_to)
+            self._rank_of = rank_of
         return self._feed
 
     def close(self) -> None:
@@ -225,24 +186,13 @@ class _Loop:
     """Carries out messages, one at a time, in order."""
 
     def __init__(
-        self,
-        number: int,
-        wire: Wire,
-        arena: Arena,
-        replica: Replica,
-        datasets: dict[str, Any],
-        collate: Collate | None,
-        augment: Augment | None,
-        order: Order | None,
+        self, number: int, wire: Wire, arena: Arena, replica: Replica, program: Program
     ) -> None:
         self._number = number
         self._wire = wire
         self._arena = arena
         self._replica = replica
-        self._datasets = datasets
-        self._collate = collate
-        self._augment = augment
-        self._order = order
+        self._program = program
         self._works: dict[int, _Work] = {}
 
     def handle(self, message: Message, stream: Stream) -> None:
@@ -256,19 +206,19 @@ class _Loop:
                 self._works.pop(message["job"]).close()
 
     def _open(self, message: Message, stream: Stream) -> None:
-        name, plan = message["dataset"], from_json(message["plan"], self._order)
-        dataset = self._datasets[name]
+        name, plan = message["dataset"], from_json(message["plan"], self._program.order)
+        dataset = self._program.datasets[name]
         if (rows := length(dataset)) != plan.rows:
             raise UserError(
                 f"a worker that ran the script again made another {name}: got {rows} rows, "
                 f"expected {plan.rows} as in the coordinator; make the script repeatable, or use "
                 "engine='towers'"
             )
-        kind = JOBS[message["work"]]
+        kind = class_of(message["work"])
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
-        augment = self._augment if issubclass(kind, Training) else None
-        source = Source(dataset, plan, self._collate, augment)
+        augment = self._program.augment if issubclass(kind, Training) else None
+        source = Source(dataset, plan, self._program.collate, augment)
         self._works[message["job"]] = _Work(
             kind(source, parameters, range(*message["steps"]), **message["options"]),
             self._replica.device,
@@ -294,18 +244,16 @@ class _Loop:
                 raise NotWanted
             self._arena.tell(self._number, phase, step, shard)
 
+        into = None if slot is None else self._arena.slot(slot)
+        task = Task(self._number, step, shard, None if into is None else into.flat, at)
         try:
             at("fetching")
-            into = None if slot is None else self._arena.slot(slot)
             result = work.job.compute(
                 self._replica,
                 stream,
-                work.feed(tuple(message["place"]), step, shard),
-                step,
-                shard,
+                work.feed(tuple(message["rank_of"]), step, shard),
+                task,
                 snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
-                into=None if into is None else into.flat,
-                at=at,
                 is_only=True,
             )
             if into is not None and result.buffers is not None:
@@ -316,8 +264,8 @@ class _Loop:
             self._wire.send({"kind": "left off", **answer})
             return
         except BaseException as error:  # the edge of the process: the coordinator decides
-            work.job.annotate(error, self._number, self._replica.device, step, shard)
-            self._wire.send({"kind": "failed", "error": raised.to_json(error), **answer})
+            work.job.annotate(error, task, self._replica.device)
+            self._wire.send({"kind": "failed", "error": remote_error.to_json(error), **answer})
             return
         missing = None if result.missing is None else sorted(result.missing)
         answer |= {"weight": result.weight, "metrics": result.metrics, "missing": missing}

@@ -1,0 +1,67 @@
+"""Loading: how rows of a dataset become batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quorate.settings import AtResume, Settings, a_function, about, at_least
+
+if TYPE_CHECKING:
+    from quorate.coordination.plan import Order
+    from quorate.data.draws import Augment
+    from quorate.data.source import Collate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(Settings):
+    """How rows are loaded.
+
+    Args:
+        collate: from a list of samples to a batch. Default: torch's.
+        augment: ``augment(batch, draws)`` returns what is trained on in the place of a collated
+            batch, here a shard of one; not in ``evaluate``. It runs where rows are loaded, beside
+            computing. ``draws`` gives random numbers that belong to row and epoch: see
+            ``quorate.Draws``, and ``quorate.data.images`` for what to do with them.
+        order: from the rows of an epoch as they are shuffled, (R,) int64, to the order that ``fit``
+            takes them in, each once: rows of like length into one batch, say. A pure function.
+        processes: how many processes load rows, of each worker process or for all towers together.
+            Turn it up if decoding is slow and workers wait for rows.
+    """
+
+    collate: Collate | None = field(
+        default=None,
+        metadata=about(
+            "from a list of samples to a batch",
+            check=a_function("from a list of samples to a batch"),
+        ),
+    )
+    augment: Augment | None = field(
+        default=None,
+        metadata=about(
+            "of a batch and what it draws",
+            check=a_function("of a batch and what it draws"),
+            at_resume=AtResume.SAID,
+            recorded="is_augmented",
+            seen=lambda augment: augment is not None,
+        ),
+    )
+    order: Order | None = field(
+        default=None,
+        metadata=about(
+            "from an epoch's rows to the same rows",
+            check=a_function("from an epoch's rows to the same rows"),
+            at_resume=AtResume.REFUSED,
+            recorded="is_ordered",
+            seen=lambda order: order is not None,
+        ),
+    )
+    processes: int = field(
+        default=0,
+        metadata=about(
+            "processes that load rows, of each worker (0)",
+            name="loader_workers",
+            kind=int,
+            check=at_least(0),
+        ),
+    )

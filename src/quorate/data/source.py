@@ -1,0 +1,146 @@
+"""The source: loads the rows of any shard, with the same bits whoever asks and however often.
+
+A sample's randomness is keyed by (seed, epoch, sample index): while ``dataset[i]`` runs, torch's
+default generator, Python's ``random`` and NumPy's global generator are seeded for that sample, in
+whichever thread or process it is loaded. So a shard that is loaded twice is the same twice. What
+augments whole batches gets numbers that are keyed in the same way (``quorate.data.draws``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from quorate.coordination.keys import key
+from quorate.coordination.plan import Plan, Rows
+from quorate.data.draws import Augment, Draws
+from quorate.errors import DataError
+from quorate.replica.fingerprint import fingerprint
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
+
+Collate = Callable[[list[Any]], Any]
+Ticket = tuple[int, int]  # (step, shard)
+
+
+class Batch(NamedTuple):
+    """The rows of one shard."""
+
+    rows: Rows  # (b,) int64, indices into the dataset
+    data: Any  # what collate made of them
+    samples: Sequence[str] = ()  # a hash of each row's content, if that is wanted
+
+
+def length(dataset: Any, name: str = "the dataset") -> int:
+    """Return a dataset's number of rows.
+
+    Args:
+        name: of the dataset, for messages.
+
+    Raises:
+        DataError: it is no map-style dataset, or is empty.
+    """
+    map_style = "a map-style dataset, with __getitem__ and __len__"
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+        raise DataError(name, got=type(dataset).__name__, expected=map_style)
+    try:
+        rows = len(dataset)
+    except (TypeError, NotImplementedError):
+        got = f"{type(dataset).__name__} without a length"
+        raise DataError(name, got=got, expected=map_style) from None
+    if rows == 0:
+        raise DataError(name, got="0 rows", expected="at least one row")
+    return rows
+
+
+class Source:
+    """Loads the rows of any shard: a pure function of (step, shard)."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        plan: Plan,
+        collate: Collate | None = None,
+        augment: Augment | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.plan = plan
+        self._collate = collate or default_collate
+        self._augment = augment
+        self._tensors = type(dataset) is TensorDataset and collate is None
+        self._turns = Turns()
+        self._draws = False  # from torch's generator
+        self.hashes_samples = False  # whether batches tell what each row held
+
+    def load(self, ticket: Ticket) -> Batch:
+        """Fetch, collate and augment one shard's rows; may raise whatever user code raises."""
+        rows = self.plan.shard(*ticket)
+        if self._tensors and self._augment is None:
+            indexed = self._indexed(rows)
+            return Batch(rows, indexed, self._hashes(lambda: zip(*indexed, strict=True)))
+        # A turn also keeps other threads out of the dataset, which need not be thread-safe.
+        with Stream() as stream:
+            return Batch(rows, *self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
+
+    def _load(
+        self, ticket: Ticket, stream: Stream, reseed: Callable[[int], None]
+    ) -> tuple[Any, Sequence[str]]:
+        step, shard = ticket
+        rows, epoch = self.plan.shard(step, shard), self.plan.epoch(step)
+        seed = self.plan.seed
+
+        def rekey(*parts: int | str) -> None:
+            reseed(key(*parts))
+            stream.reseed(key(*parts))
+
+        if self._tensors:
+            batch: Any = self._indexed(rows)
+            hashes = self._hashes(lambda: zip(*batch, strict=True))
+        else:
+            batch, hashes = self._collated(ticket, rows.tolist(), stream, rekey)
+        if self._augment is None:
+            return batch, hashes
+        # Its own generators too, in case it draws from them: but those are the shard's.
+        rekey("augment", seed, step, shard)
+        batch = self._augment(batch, Draws(seed, epoch, rows))
+        if batch is None:
+            raise DataError("what augment returned", got=None, expected="the batch")
+        return batch, hashes
+
+    def _indexed(self, rows: Rows) -> list[torch.Tensor]:
+        index = torch.from_numpy(rows)
+        return [tensor[index] for tensor in self.dataset.tensors]
+
+    def _collated(
+        self, ticket: Ticket, rows: list[int], stream: Stream, rekey: Callable[..., None]
+    ) -> tuple[Any, Sequence[str]]:
+        seed, epoch = self.plan.seed, self.plan.epoch(ticket[0])
+        rekey("rows", seed, *ticket)
+        samples = self._load_together(rows)
+        if samples is None or stream.drawn:
+            # Samples that draw are loaded one by one, so that each has a stream of its own.
+            self._draws = self._draws or stream.drawn
+            samples = []
+            for row in rows:
+                rekey("sample", seed, epoch, row)
+                try:
+                    samples.append(self.dataset[row])
+                except Exception as error:
+                    error.add_note(f"quorate: while loading row {row} of the dataset")
+                    raise
+        hashes = self._hashes(lambda: samples)
+        rekey("collate", seed, *ticket)
+        return self._collate(samples), hashes
+
+    def _hashes(self, samples: Callable[[], Iterable[Any]]) -> Sequence[str]:
+        return [fingerprint(sample) for sample in samples()] if self.hashes_samples else ()
+
+    def _load_together(self, rows: list[int]) -> list[Any] | None:
+        fetch = getattr(self.dataset, "__getitems__", None)
+        if fetch is None or self._draws or self._turns.draws:
+            return None
+        samples: list[Any] = fetch(rows)
+        return samples

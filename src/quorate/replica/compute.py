@@ -1,0 +1,43 @@
+"""Compute: how a replica runs the operators of a shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quorate.settings import AtResume, Settings, about, switch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Settings):
+    """How replicas compute.
+
+    Args:
+        compile: whether the model is compiled by torch.compile, once per shape of a shard; on an
+            NVIDIA GPU a whole shard is then replayed as a CUDA graph where that works. Compiled
+            operations round in another way, so the bits depend on it. What cannot be compiled runs
+            as it is, and the reason is said.
+        soft_placement: whether an operator that a device has no kernel for runs on the CPU. It is
+            named once, with the module that called it. Without it that is an error. Not together
+            with ``compile``.
+        log_placement: show which module and operator ran where, as a table, for the first shard.
+    """
+
+    compile: bool = field(
+        default=False,
+        metadata=about(
+            "compile the model, once per shape of a shard",
+            kind=bool,
+            check=switch,
+            at_resume=AtResume.SAID,
+        ),
+    )
+    soft_placement: bool = field(
+        default=False,
+        metadata=about(
+            "operators without a kernel on the device run on the CPU", kind=bool, check=switch
+        ),
+    )
+    log_placement: bool = field(
+        default=False,
+        metadata=about("show which module and operator ran where", kind=bool, check=switch),
+    )

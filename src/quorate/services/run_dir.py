@@ -1,0 +1,75 @@
+"""RunDir: where a run is kept, how often it is saved, and what it begins from."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from quorate.settings import Settings, about, at_least, between, directory, switch
+
+
+@dataclass(frozen=True)
+class RunDir(Settings):
+    """The directory of a run. A plain path in its place is ``path``.
+
+    Args:
+        path: where state and metrics are saved, and a run that was interrupted is resumed from.
+            Without it nothing is written.
+        save_every_s: seconds from one checkpoint to the next, the most that a kill may cost; None
+            for none but at the end, after a stop and after an exception.
+        save_every_steps: also after every so many updates; training waits for the disk.
+        keep: how many of the newest checkpoints stay.
+        keep_every_h: one checkpoint every so many hours stays for ever.
+        summary_every_s: seconds between two points of a curve in TensorBoard; None for none.
+        fresh: begin anew in a directory that holds a run, which is moved aside.
+        init_from: weights to begin from: .safetensors, a state dict by ``torch.save``, or a run
+            directory. A run that is resumed has its own. It needs no ``path``.
+    """
+
+    path: Path | str | None = field(
+        default=None,
+        metadata=about(
+            "where state and metrics are saved",
+            name="run_dir",
+            kind=str,
+            metavar="DIR",
+            check=directory,
+        ),
+    )
+    _: KW_ONLY
+    save_every_s: float | None = field(
+        default=600.0,
+        metadata=about("seconds between checkpoints (600)", kind=float, check=between(0)),
+    )
+    save_every_steps: int | None = field(
+        default=None,
+        metadata=about("also after every so many updates", kind=int, check=at_least(1)),
+    )
+    keep: int = field(
+        default=5,
+        metadata=about("how many of the newest checkpoints stay (5)", kind=int, check=at_least(1)),
+    )
+    keep_every_h: float | None = field(
+        default=None,
+        metadata=about(
+            "one checkpoint every so many hours stays for ever", kind=float, check=between(0)
+        ),
+    )
+    summary_every_s: float | None = field(
+        default=20.0,
+        metadata=about(
+            "seconds between two points of a curve in TensorBoard (20)",
+            kind=float,
+            check=between(0),
+        ),
+    )
+    fresh: bool = field(
+        default=False,
+        metadata=about("begin anew; what is in --run-dir is moved aside", kind=bool, check=switch),
+    )
+    init_from: Path | str | None = field(
+        default=None,
+        metadata=about(
+            "weights to begin from: a file or a run directory", kind=str, metavar="PATH"
+        ),
+    )

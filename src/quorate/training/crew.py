@@ -1,0 +1,185 @@
+"""Crew: the workers of a trainer. On which devices they are, how they are reached, what they share.
+
+A crew outlives its training loops. Workers are made for each loop and end with it; so do replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from quorate.coordination import rules
+from quorate.data.source import Source
+from quorate.errors import CopyError
+from quorate.machine.devices import Group, worker_devices
+from quorate.machine.memory_fraction import bound_memory, checked_fraction
+from quorate.replica.replica import Replica
+from quorate.training.recipe import Recipe
+from quorate.training.replicas import Replicas
+from quorate.training.state import State
+from quorate.transports import Transport, engines
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.program import Program
+from quorate.transports.processes.transport import Processes
+from quorate.transports.processes.worker import here
+from quorate.transports.towers import Towers
+
+# How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
+RESULTS_PER_WORKER = 4
+
+COMPILE_S = 600.0  # that a shape may take to compile
+
+# Whether a training loop was begun in this process: worker processes stop at the first one of a
+# script, so that it alone can have them.
+_loop_was_run = False
+
+
+class Crew:
+    """The workers of a trainer.
+
+    Args:
+        recipe: what they compute, and on what.
+        make_model: gives the model; called last, when all settings are checked.
+
+    Raises:
+        SettingError: a device is missing, or settings do not go together.
+    """
+
+    def __init__(self, recipe: Recipe, make_model: Callable[[], torch.nn.Module]) -> None:
+        self.recipe = recipe
+        self.groups = worker_devices(recipe.devices, recipe.workers.count)
+        self.devices = [device for group in self.groups for device in group]
+        self.engine, self.script = engines.chosen(recipe.workers.engine, self.devices)
+        self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
+        self.replicas = Replicas(recipe, self.groups)
+        self.rule = rules.parse(recipe.update)
+        self.model = make_model()
+        self.replicas.take(self.model)
+        self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
+
+    @property
+    def master_device(self) -> torch.device:
+        """Where the coordinator keeps parameters and makes updates."""
+        is_host = self.engine == engines.PROCESSES or self.replicas.spread is not None
+        return torch.device("cpu") if is_host else self.devices[0]
+
+    @property
+    def most_open(self) -> int:
+        """How many steps may be open under any rule."""
+        return RESULTS_PER_WORKER * len(self.groups)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a worker may be silent: also while it compiles a shape that is new to it."""
+        return self.recipe.workers.timeout_s + (
+            COMPILE_S if self.replicas.computing.compile else 0.0
+        )
+
+    @property
+    def on_snapshots(self) -> bool:
+        """Whether workers compute while an update is made: a worker that is alone does not."""
+        return self.rule.staleness > 0 and len(self.groups) > 1
+
+    def bound_memory(self) -> None:
+        """Bound what this process takes of the devices.
+
+        Worker processes bound their own; this process has a replica like the first's for a while.
+        """
+        own = self.devices if self.engine == engines.TOWERS else self.groups[0]
+        bound_memory(own, self.memory_fraction)
+
+    # --- worker processes -------------------------------------------------------------------------
+
+    def begin_loop(self, dataset: Any, validation: Any = None) -> None:
+        """Note the data of the first loop; in a worker process, compute shards and not come back.
+
+        A worker runs the script up to its first training loop: it has the data of no other, and
+        does not know what the script changed since.
+        """
+        global _loop_was_run
+        datasets = {"dataset": dataset, "validation": validation}
+        if (worker := here()) is not None:
+            group, loading = self.groups[worker.number], self.recipe.loading
+            bound_memory(group, self.memory_fraction)
+            program = Program(
+                model=self.model,
+                loss=self.recipe.loss,
+                totals=self.replicas.totals.names,
+                group=group,
+                datasets=datasets,
+                spread=self.replicas.spread,
+                collate=loading.collate,
+                augment=loading.augment,
+                order=loading.order,
+                threads=self.recipe.workers.threads,
+                computing=self.replicas.computing,
+            )
+            worker.serve(program)
+        elif not _loop_was_run:
+            _loop_was_run, self._datasets = True, datasets
+
+    # --- transports -------------------------------------------------------------------------------
+
+    def workers(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
+        """Return new workers, for one training loop; the caller closes them."""
+        datasets, self._datasets = self._datasets, None
+        if self.script is None:
+            return self._towers(state)
+        if datasets is None or datasets["dataset"] is not source.dataset:
+            say(
+                "workers are towers: worker processes run a script up to its first training loop, "
+                "and this one is another"
+            )
+            return self._towers(state)
+        arena = Arena.create(
+            state.model,
+            state.parameters,
+            None if state.average is None else state.average.shadow,
+            written=state.written,
+            results=self.most_open if self.rule.by_shard else source.plan.shards,
+            on_snapshots=self.on_snapshots,
+            workers=len(self.groups),
+        )
+        return Processes(
+            self.script,
+            arena,
+            state.model,
+            state.buffers,
+            partial(self.probe_replica, state),
+            self.groups,
+            datasets,
+            threads=self.recipe.workers.threads,
+            compiles=self.replicas.computing.compile,
+            timeout_s=self.timeout_s,
+            say=say,
+            notes=self.replicas.notes,
+        )
+
+    def evaluators(self, state: State) -> Transport:
+        """Return workers for an evaluation outside of a training loop; the caller closes them."""
+        try:
+            return self._towers(state)
+        except CopyError:
+            if self.engine != engines.PROCESSES:
+                raise
+            # The state is on the CPU, and nobody else uses the model now.
+            make = partial(self.replicas.alone, state)
+            groups = [Group([self.master_device])]
+            return Towers(
+                groups,
+                lambda group: make(group[0]),
+                state.buffers,
+                threads=self.recipe.workers.threads,
+            )
+
+    def probe_replica(self, state: State) -> Replica:
+        """Return a replica to try a shard on before there are workers."""
+        is_tower = self.engine == engines.TOWERS
+        return self.replicas.probe(state, self.master_device, copies=is_tower)
+
+    def _towers(self, state: State) -> Towers:
+        make = partial(self.replicas.tower, state)
+        return Towers(self.groups, make, state.buffers, threads=self.recipe.workers.threads)

@@ -1,0 +1,27 @@
+"""Duration: how long a training loop goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quorate.settings import Settings, about, at_least, between
+
+if TYPE_CHECKING:
+    from quorate.coordination.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration(Settings):
+    """The arguments of ``Trainer.fit`` that say when it ends; see there."""
+
+    epochs: int = field(default=1, metadata=about("passes over the rows", check=at_least(1)))
+    steps: int | None = field(default=None, metadata=about("updates in all", check=at_least(1)))
+    max_time_s: float | None = field(
+        default=None,
+        metadata=about("seconds after which to save and stop", kind=float, check=between(0)),
+    )
+
+    def last_step(self, plan: Plan) -> int:
+        """Return how many updates have been made at the end."""
+        return self.epochs * plan.steps_per_epoch if self.steps is None else self.steps

@@ -1,0 +1,74 @@
+"""Optimize: how an update is made of a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
+
+from quorate.settings import AtResume, Settings, a_function, about, between, one_of
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from quorate.training.optimizer import OptimizerFactory
+
+NOT_FINITE = ("stop", "skip")
+
+
+@dataclass(frozen=True)
+class Optimize(Settings):
+    """How an update is made. A plain function in its place is the optimizer.
+
+    Args:
+        optimizer: from a list of parameters to a torch optimizer.
+        schedule: from the optimizer to a torch LR scheduler, stepped once per update.
+        clip_norm: bound on the global norm of the mean gradient. Set it if the loss leaps.
+        ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
+            The averaged weights are evaluated, and saved beside the plain ones. Set it if the
+            metric of the validation set is noisy.
+        nonfinite: what to do before an update whose loss or gradient is not finite: "stop", which
+            names step, shards, rows and parameters, or "skip" it, which is said and counted.
+    """
+
+    optimizer: OptimizerFactory = field(
+        metadata=about(
+            "from a list of parameters to a torch optimizer",
+            check=a_function("from parameters to a torch optimizer"),
+        )
+    )
+    _: KW_ONLY
+    schedule: Callable[[Optimizer], LRScheduler] | None = field(
+        default=None,
+        metadata=about(
+            "from the optimizer to a torch LR scheduler",
+            check=a_function("from an optimizer to a scheduler"),
+        ),
+    )
+    clip_norm: float | None = field(
+        default=None,
+        metadata=about(
+            "bound on the global norm of the mean gradient",
+            kind=float,
+            check=between(0),
+            at_resume=AtResume.SAID,
+        ),
+    )
+    ema_decay: float | None = field(
+        default=None,
+        metadata=about(
+            "average the parameters, with this decay",
+            kind=float,
+            check=between(0, 1),
+            at_resume=AtResume.SAID,
+        ),
+    )
+    nonfinite: str = field(
+        default="stop",
+        metadata=about(
+            "before an update that is not finite: stop, or skip it",
+            kind=str,
+            check=lambda name, value: one_of(name, value, NOT_FINITE),
+        ),
+    )

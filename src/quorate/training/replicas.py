@@ -1,0 +1,105 @@
+"""Replicas: how copies of a trainer's model are made, wherever they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+
+from quorate.errors import CopyError
+from quorate.machine.devices import Group
+from quorate.replica import precision
+from quorate.replica.computing import Computing
+from quorate.replica.notes import Notes
+from quorate.replica.placement import placement
+from quorate.replica.replica import Replica
+from quorate.replica.spread import Spread
+from quorate.replica.totals import Totals
+from quorate.replica.turns import Turns
+from quorate.training.recipe import Recipe
+from quorate.training.state import State
+
+
+class Replicas:
+    """Makes replicas of one model.
+
+    Args:
+        recipe: how they compute.
+        groups: the devices of each worker.
+
+    Raises:
+        SettingError: the devices cannot compute in this way.
+    """
+
+    def __init__(self, recipe: Recipe, groups: Sequence[Group]) -> None:
+        devices = [device for group in groups for device in group]
+        self.computing = Computing(
+            precision.parse(recipe.precision, devices),
+            compile=recipe.compute.compile,
+            soft_placement=recipe.compute.soft_placement,
+            log_placement=recipe.compute.log_placement,
+        )
+        placement.check(self.computing, devices)
+        self.totals = Totals(recipe.totals)
+        self.notes = Notes()
+        self.spread: Spread | None = None
+        self._recipe = recipe
+        self._groups = groups
+        self._turns = Turns(side_by_side=True)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the model was seen to draw from generators that threads share."""
+        return self._turns.draws
+
+    def take(self, model: torch.nn.Module) -> None:
+        """Take the model in, where its parts lie on several devices."""
+        if any(len(group) > 1 for group in self._groups):
+            self.spread = Spread(model, self._groups)
+
+    def give_up_compiling(self) -> None:
+        """Compute without torch.compile: once for all workers, as the bits depend on it."""
+        self.computing = replace(self.computing, compile=False)
+
+    def tower(self, state: State, group: Group) -> Replica:
+        """Return a replica for a thread of this process."""
+        return self._made(state, group)
+
+    def alone(self, state: State, device: torch.device) -> Replica:
+        """Return the model itself as a replica: nobody else uses it meanwhile."""
+        return self._made(state, Group([device]), own=True)
+
+    def probe(self, state: State, master_device: torch.device, *, copies: bool) -> Replica:
+        """Return a replica to try a shard on before there are workers.
+
+        Towers show here whether they can copy the model; worker processes copy none. Where those
+        have GPUs the coordinator tries a copy on one: kernels and bits are those of the device.
+
+        Args:
+            copies: whether workers are towers.
+        """
+        first = self._groups[0]
+        if copies:
+            return self._made(state, first, logs=False)
+        if first != Group([master_device]) and self.spread is None:
+            with suppress(CopyError):
+                return self._made(state, first, logs=False)
+        return self._made(state, Group([master_device]), own=True, logs=False)
+
+    def _made(self, state: State, group: Group, *, own: bool = False, logs: bool = True) -> Replica:
+        logs = logs and self.computing.log_placement
+        return Replica(
+            state.model,
+            state.parameters,
+            group,
+            spread=self.spread if len(group) > 1 else None,
+            written=state.written,
+            own=own,
+            loss=self._recipe.loss,
+            totals=self.totals.names,
+            turns=self._turns,
+            computing=replace(self.computing, log_placement=logs),
+            notes=self.notes,
+        )

@@ -1,0 +1,63 @@
+"""Workers: how many there are, how they are reached, and what each of them may take."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+
+from quorate.settings import AtResume, Settings, about, at_least, between
+
+
+@dataclass(frozen=True)
+class Workers(Settings):
+    """The workers of a run. A plain number in its place is how many there are.
+
+    Args:
+        count: how many, dealt over the devices in turn. Default: one per device; without devices
+            named, one per GPU, or one per CPU core and at most 8.
+        engine: how workers are reached: "processes" of their own, which run the script again up to
+            the first training loop, or "towers", threads of this process. Default: processes for
+            several CPU workers of a script; towers in a notebook, at a prompt and on GPUs.
+        threads: intra-op threads of each worker. The bits depend on it.
+        timeout_s: seconds after which a worker process that is still at one shard, and has been
+            for 3 times its usual time, is replaced, and one that has not reached the training loop
+            by then. Turn it up if a step or the start of the script may take longer.
+        memory_fraction: how much of its device's memory each worker's tensors may take, above 0
+            and at most 1: set it where others need the rest. Default: no bound, memory is taken
+            as it is needed. It has no effect on a CPU.
+    """
+
+    count: int | None = field(
+        default=None,
+        metadata=about(
+            "how many, dealt over the devices in turn", name="workers", kind=int, check=at_least(1)
+        ),
+    )
+    _: KW_ONLY
+    engine: str | None = field(
+        default=None,
+        metadata=about("processes, or towers: a thread per worker", kind=str),
+    )
+    threads: int = field(
+        default=1,
+        metadata=about(
+            "intra-op threads of each worker",
+            kind=int,
+            check=at_least(1),
+            at_resume=AtResume.SAID,
+        ),
+    )
+    timeout_s: float = field(
+        default=300.0,
+        metadata=about(
+            "seconds of silence after which a worker process is replaced (300)",
+            name="worker_timeout_s",
+            kind=float,
+            check=between(0),
+        ),
+    )
+    memory_fraction: float | None = field(
+        default=None,
+        metadata=about(
+            "bound on a worker's share of its GPU's memory", kind=float, check=between(0)
+        ),
+    )

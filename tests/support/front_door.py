@@ -1,0 +1,35 @@
+"""Settings by their names at the command, put into their groups: for tests that vary a few."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import quorate
+from quorate.settings import options
+
+# Keyword of Trainer -> the group of settings that it takes, and the field of a plain value.
+GROUPS = {
+    "optimizer": (quorate.Optimize, "optimizer"),
+    "workers": (quorate.Workers, "count"),
+    "compute": (quorate.Compute, None),
+    "loading": (quorate.Loading, None),
+    "run_dir": (quorate.RunDir, "path"),
+}
+
+
+def trainer(model: Any, loss: Any, **settings: Any) -> quorate.Trainer:
+    """Return a trainer: ``trainer(Net, loss, clip_norm=1.0, threads=2, run_dir="a", keep=1)``."""
+    keywords = dict(settings)
+    for keyword, (group, plain) in GROUPS.items():
+        names = {option.name: field for field, option in options(group).items()}
+        given = {names[name]: keywords.pop(name) for name in names if name in keywords}
+        value = keywords.pop(keyword, None)
+        if isinstance(value, group):
+            keywords[keyword] = replace(value, **given)
+        elif value is not None:
+            assert plain is not None
+            keywords[keyword] = group(**{plain: value} | given)
+        elif given:
+            keywords[keyword] = group(**given)
+    return quorate.Trainer(model, loss, **keywords)
