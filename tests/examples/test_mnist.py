@@ -105,7 +105,7 @@ def test_the_two_programs_differ_in_few_lines_and_the_readme_shows_them() -> Non
     )
     diff = list(difflib.unified_diff(single, train, "single.py", "train.py", lineterm="", n=0))
     changed = [line for line in diff[2:] if line[:1] in "+-"]
-    assert len(changed) < 25
+    assert len(changed) <= 30
     readme = (EXAMPLE / "README.md").read_text()
     shown = re.search(r"```diff\n(.*?)```", readme, re.DOTALL)
     assert shown is not None

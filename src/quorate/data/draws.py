@@ -37,7 +37,8 @@ class Draws:
         epoch: from 0.
         rows: (B,) integers, the rows' numbers in the dataset.
 
-    Example:
+    Example::
+
         def augment(batch, draws):
             images, labels = batch
             return flip(images, draws.coins()), labels

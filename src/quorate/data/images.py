@@ -1,7 +1,7 @@
 """Operations on batches of images, (B, C, H, W): what augmentation is made of.
 
 They draw nothing. What happens to image i is said by row i of an argument, as ``Draws`` gives it,
-so the same can be done to an image and to its mask:
+so the same can be done to an image and to its mask::
 
     places = draws.uniform(2)
     image, mask = crop(image, places, (64, 64)), crop(mask, places, (64, 64))

@@ -2,7 +2,7 @@
 
 `--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible ones),
 ``cuda:1``, ``mps``, and ``cuda:0+cuda:1`` for a replica whose model is spread over two. Workers are
-dealt over the list in turn.
+dealt over the list in turn. TensorFlow's names (``gpu:1``, ``/device:GPU:1``) are understood.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from quorate.errors import SettingError
 from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
+from quorate.machine.device_names import in_torch
 from quorate.machine.environment import device_environment
 from quorate.machine.visible_devices import VARIABLE, why_none
 from quorate.settings import whole
@@ -109,8 +110,9 @@ def _parse(entry: str) -> list[Group]:
 
 def _named(name: str) -> list[torch.device]:
     known = "cpu, cuda, cuda:N, mps or another device of this torch build"
+    torch_name = in_torch(name)
     try:
-        device = torch.device(name)
+        device = torch.device(torch_name)
     except RuntimeError:
         raise SettingError("devices", name, known, "check the spelling") from None
     if device.type == "cpu":
@@ -123,7 +125,7 @@ def _named(name: str) -> list[torch.device]:
         count = 0
     if count == 0:
         raise SettingError("devices", name, known, _why_none(device.type))
-    if ":" not in name:
+    if ":" not in torch_name:
         return [torch.device(device.type, index) for index in range(count)]
     if device.index >= count:
         raise SettingError(

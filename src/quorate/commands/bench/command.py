@@ -15,7 +15,6 @@ import click
 from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
 from quorate.errors import SettingError
-from quorate.machine.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from quorate.commands.bench.contenders import Contender
@@ -143,6 +142,7 @@ def _write(program: Program, results: Sequence[Result], same: Proof | None, fold
 
     from quorate.commands.bench.plot import plot
     from quorate.commands.bench.results import to_json
+    from quorate.machine.atomic_file import write_atomically
     from quorate.machine.host import host
 
     machine = host()
@@ -167,6 +167,7 @@ def _write(program: Program, results: Sequence[Result], same: Proof | None, fold
     try:
         plot(results, f"{program.script} on {processor}, {machine.cores_allowed} cores", picture)
     except ImportError:
-        print(f"written: {file}; no plot, as matplotlib is missing: pip install 'quorate[bench]'")
+        cure = "pip install 'quorate-torch[bench]'"
+        print(f"written: {file}; no plot, as matplotlib is missing: {cure}")
     else:
         print(f"written: {file}, {picture}")

@@ -87,9 +87,9 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=INK)
 
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    write_atomically(path, content.getvalue())
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_atomically(path, picture.getvalue())
 
 
 def _name(result: Result) -> str:
