@@ -50,7 +50,7 @@ fixed = settings(max_examples=300, derandomize=True, deadline=None, database=Non
 
 
 def behind(worker: int) -> str:
-    return f"worker {worker} is far behind its usual time"
+    return f"worker {worker} is slow: far behind its usual time"
 
 
 def slow(worker: int) -> str:

@@ -52,6 +52,7 @@ from quorate.errors import SettingError
 
 HOME = "home shard"
 FREE = "nobody has begun it"
+FAR_BEHIND = "worker 2 is slow: far behind its usual time"
 ENDED = "all steps are done"
 
 # The same examples in every run, so that a failure is the change's and not the day's.
@@ -163,7 +164,9 @@ def test_when_one_of_a_quorum_is_far_behind_another_shard_takes_its_place() -> N
 def test_a_copy_of_a_shard_that_is_far_behind_is_counted_on() -> None:
     c = quorum(3, shards=4, joined=4)
     handle_all(c, 11.0, Done(0, 1, 0), Done(1, 1, 1))
-    assert c.handle(Tick(), 11.5) == [Compute(0, 1, 2, "worker 2 is far behind its usual time")]
+    assert c.handle(Tick(), 11.5) == [
+        Compute(0, 1, 2, "worker 2 is slow: far behind its usual time")
+    ]
     # Nobody has shard 3 any more. The copy is expected at 12.5, and w1 would be later.
     assert c.handle(Left(3, "killed"), 11.75) == []
     assert applied(c.handle(Done(0, 1, 2), 12.5)) == (1, (0, 1, 2), 0)
@@ -365,7 +368,10 @@ def test_at_the_end_nobody_begins_more_than_is_asked_for() -> None:
     assert c.handle(Applied(1), 1.0) == [Wake(1.5)]  # when w2 is far behind
     # An idle worker may still help: the last ones are copied, and the first copy is in the update.
     effects = c.handle(Done(0, 3, 0), 1.5)
-    assert effects[:2] == [Keep(0, 3, 0), Compute(0, 2, 0, "worker 2 is far behind its usual time")]
+    assert effects[:2] == [
+        Keep(0, 3, 0),
+        Compute(0, 2, 0, "worker 2 is slow: far behind its usual time"),
+    ]
     c.handle(Applied(3), 1.5)
     effects = c.handle(Done(0, 2, 0), 2.5)
     assert applied(effects) == (2, (0,), 1)  # as old as the copy, not as what it is a copy of

@@ -271,7 +271,7 @@ class Dealing:
             if each.behind_at > now:
                 break
             if worker not in self._steps[each.step].failed_on(each.shard):
-                return each, f"worker {each.workers[0]} is far behind its usual time"
+                return each, f"worker {each.workers[0]} is slow: far behind its usual time"
         own_s = self._members[worker].usual_s
         if own_s is None:
             return None
