@@ -1,5 +1,7 @@
 """The exceptions of quorate, drawn as a tree.
 
+::
+
     QuorateError
     ├── UserError            the user can mend it: one line, exit code 2
     │   ├── SettingError     an option: name, got, expected, what to do

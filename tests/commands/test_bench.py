@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -16,8 +15,7 @@ import pytest
 from matplotlib import font_manager
 from support.warm import WARM
 
-from quorate.commands.after_script import take_options
-from quorate.commands.bench import command, contenders, runs
+from quorate.commands.bench import contenders, runs
 from quorate.commands.bench.contenders import Contender
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.commands.bench.plot import plot
@@ -100,24 +98,6 @@ def test_counts_and_lists_of_devices_give_contenders() -> None:
 def test_rounds_turn_round_and_most_workers_begin() -> None:
     one, two = Contender(None, 1), Contender(None, 2)
     assert contenders.rounds([one, two], 3) == [[two, one], [one, two], [two, one]]
-
-
-def test_options_stand_before_the_script_or_right_after_it() -> None:
-    def parsed(*words: str) -> tuple[str | None, list[str]]:
-        parser = argparse.ArgumentParser()
-        command.add_to(parser.add_subparsers())
-        options = parser.parse_args(["bench", *words])
-        take_options(options, command._add_options, "quorate bench")
-        return options.workers, options.arguments
-
-    assert parsed("a.py", "--workers", "1,2") == ("1,2", [])
-    assert parsed("a.py", "--workers=1,2", "--epochs", "3") == ("1,2", ["--epochs", "3"])
-    assert parsed("a.py", "--epochs", "3", "--workers", "9") == (
-        None,
-        ["--epochs", "3", "--workers", "9"],
-    )
-    assert parsed("--workers", "1,2", "a.py", "--workers", "9") == ("1,2", ["--workers", "9"])
-    assert parsed("--workers", "1", "a.py", "b", "--", "c") == ("1", ["b", "--", "c"])
 
 
 # --- the split and the verdict ------------------------------------------------------------------
@@ -303,6 +283,7 @@ def bottleneck(run: Measured) -> str:
     return findings([run], split(run), [run])[0].words
 
 
+@pytest.mark.slow
 def test_a_made_slow_input_is_the_bottleneck(tmp_path: Path) -> None:
     run = measured(tmp_path, "input", "--devices", "cpu", "--workers", "2", "--engine", "towers")
     assert bottleneck(run).startswith("input: workers wait ")
@@ -316,6 +297,7 @@ def test_a_made_slow_input_is_the_bottleneck(tmp_path: Path) -> None:
     assert 0 <= run.others_cores <= (os.cpu_count() or 1) + 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slow", "name"), [("loop", "other"), ("evaluation", "evaluation")])
 def test_what_is_beside_the_steps_is_found(tmp_path: Path, slow: str, name: str) -> None:
     seconds = 1.2 if slow == "evaluation" else 0.6  # an epoch is 0.8 s
@@ -324,6 +306,7 @@ def test_what_is_beside_the_steps_is_found(tmp_path: Path, slow: str, name: str)
     assert sum(run.workers[0].seconds.values()) == pytest.approx(run.seconds, rel=0.05)
 
 
+@pytest.mark.slow
 def test_updates_that_come_one_by_one_are_measured(tmp_path: Path) -> None:
     on = ("--devices", "cpu", "--workers", "2", "--engine", "towers", "--update", "async")
     run = measured(tmp_path, "straggler", *on)
@@ -332,6 +315,7 @@ def test_updates_that_come_one_by_one_are_measured(tmp_path: Path) -> None:
     assert run.digests == {}
 
 
+@pytest.mark.slow
 def test_a_bench_names_a_made_straggler_and_shows_the_same_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--workers", "1,2", "--repeats", "1", "--seconds", "0.6", "--out", str(out)]
@@ -366,6 +350,7 @@ def test_a_run_that_fails_ends_the_bench_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" in (out / "failed.log").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

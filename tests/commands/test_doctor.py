@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from quorate.commands.doctor.verdicts import BEWARE, FAILS
+from quorate.commands.doctor.verdict import BEWARE, FAILS
 from quorate.commands.main import main
 from quorate.machine import container as control_group
 
@@ -52,6 +52,11 @@ def told(command: list[str], code: int, **environment: str) -> dict[str, Any]:
     return found
 
 
+def first(folder: Path) -> str:
+    """A path for modules on which a folder comes before all that is on it already."""
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+
+
 def about(found: dict[str, Any], subject: str) -> dict[str, Any]:
     (verdict,) = [v for v in found["verdicts"] if v["subject"] == subject]
     return dict(verdict)
@@ -73,7 +78,7 @@ def test_few_descriptors_one_core_hidden_gpus_and_a_driver_that_hangs(tmp_path: 
         [sys.executable, "-c", LIMITED, *COMMAND, "--workers", "8"],
         code=1,
         CUDA_VISIBLE_DEVICES="-1",
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=first(tmp_path),
     )
     assert not found["works"]
     files = about(found, "descriptors")
@@ -141,6 +146,7 @@ def can_mount() -> bool:
         return False
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core is all there is")
 def test_a_container_with_little_shared_memory_and_few_cores(group: Callable[[], str]) -> None:
@@ -220,6 +226,31 @@ def test_gpus_that_are_idle_because_torch_is_built_without_cuda(
     assert "beware torch: 2 GPUs are idle" in flowing
     assert "beware GPU 2: the driver lists it and cannot reach it: GPU is lost" in flowing
     assert "works" not in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error", ["ImportError('libcudart.so.13: cannot open')", "OSError('[WinError 126] c10.dll')"]
+)
+def test_a_torch_that_cannot_be_imported_is_explained(error: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {error}\n")
+    found = told([*COMMAND, "--devices", "mps"], code=1, PYTHONPATH=first(tmp_path))
+    torch = about(found, "torch")
+    kind, _, text = error.partition("('")
+    assert torch["level"] == FAILS
+    assert torch["what"] == f"it cannot be imported: {kind}: {text[:-2]}"
+    assert torch["cure"] == "install it again: pip install torch"
+    # Of devices nothing is known then, and nothing is said.
+    assert "mps" not in {verdict["subject"] for verdict in found["verdicts"]}
+
+
+def test_the_doctor_does_not_import_torch_itself() -> None:
+    check = (
+        "import sys; from quorate.commands.main import main; main(['doctor', '--json']);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=90)
+    assert done.returncode == 0, done.stderr
 
 
 def test_numbers_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:

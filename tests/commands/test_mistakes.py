@@ -84,11 +84,7 @@ def test_a_mistake_in_the_script(mistake: str, capsys: pytest.CaptureFixture[str
 def test_a_mistake_at_the_command(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code = main(["run", *option, BROKEN, "nothing"])
-    except SystemExit as leaving:  # argparse leaves by itself
-        code = leaving.code
-    assert code == 2
+    assert main(["run", *option, BROKEN, "nothing"]) == 2
     line = the_line(capsys)
     assert all(part in line for part in AT_THE_COMMAND[option]), line
 
@@ -116,6 +112,7 @@ def test_the_command_itself_exits_with_2_and_one_line() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_exception_of_the_user_ends_in_one_traceback_and_exit_code_1() -> None:
     command = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", BROKEN, "user-error"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

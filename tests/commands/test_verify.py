@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from quorate.commands.main import main
+from quorate.commands.options import as_typed
 from quorate.commands.verify import calls, differences, records, words
 from quorate.commands.verify.calls import culprit
 from quorate.commands.verify.differences import Difference, Sighting, alike, first_difference
@@ -536,6 +537,7 @@ TOWERS = ("--engine", "towers", "--workers")
 PROCESSES = ("--engine", "processes", "--workers")
 
 
+@pytest.mark.slow
 def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     found = recorded(tmp_path / "1", "clean", *TOWERS, "2").recording
     trainer = VERIFIED.trainer("clean", engine="towers", workers=1, shards=4)
@@ -545,11 +547,12 @@ def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     ]
     assert [update.tensors for update in found.updates[1:]] == plain
     # Each worker takes its part in each update.
-    assert [update.kept for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
+    assert [update.computed_by for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
     assert len(found.twice) == 4
     assert found.end == EndRecord(5, "")
 
 
+@pytest.mark.slow
 def test_a_row_that_depends_on_the_worker_is_named(tmp_path: Path) -> None:
     """The workers' data is not the coordinator's, which without a recording is refused."""
     runs = [
@@ -569,6 +572,7 @@ def test_a_row_that_depends_on_the_worker_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     words = ("--workers", "1", "--updates", "2", "--engine", "towers", str(SCRIPT), "clock")
@@ -589,14 +593,14 @@ def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's runs are processes that need not import torch."""
 
     def child_run(
-        options: Mapping[str, str | None],
+        options: Mapping[str, Any],
         script: str,
         arguments: Sequence[str],
         output: IO[bytes],
         is_done: Callable[[], bool],
     ) -> int:
-        words = [w for n, v in options.items() if v is not None for w in (f"--{n}", v)]
-        code, out, err = WARM.run(["run", *words, script, *arguments], dict(os.environ), LIMIT_S)
+        line = ["run", *as_typed(options), "--", script, *arguments]
+        code, out, err = WARM.run(line, dict(os.environ), LIMIT_S)
         output.write((out + err).encode())
         assert is_done()
         return code
@@ -604,6 +608,7 @@ def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.commands.child_run.child_run", child_run)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_runs")
 def test_what_the_command_says(capfd: pytest.CaptureFixture[str]) -> None:
     options = (str(SCRIPT), "--engine", "towers", "--updates", "4")
@@ -632,6 +637,7 @@ def test_mistakes(words: Sequence[str], said: str, capfd: pytest.CaptureFixture[
     assert said in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rule_that_depends_on_timing_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "records"
     folder.mkdir()

@@ -439,6 +439,7 @@ def test_what_it_raises_reaches_the_caller_with_the_rows() -> None:
     assert "rows [" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_worker_processes_augment_alike_and_are_compared(tmp_path: Path) -> None:
     def run(name: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
         where = ("--run-dir", str(tmp_path / name))

@@ -15,12 +15,12 @@ import torch
 from quorate.coordination.plan import Plan
 from quorate.data.feed import Feed
 from quorate.data.loader_processes import (
-    LONGEST_TEMPORARY,
     check_loader_processes,
     require_loader_memory,
 )
 from quorate.data.source import Source
 from quorate.errors import SettingError, UserError
+from quorate.machine.temporary_folder import LONGEST_TEMPORARY
 
 
 def test_shared_memory_for_loader_processes(tmp_path: Path) -> None:

@@ -5,11 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import SCRIPTS, command, digests, run_all
+from support.references import References
+from support.runs import (
+    LIMIT_S,
+    SCRIPTS,
+    command,
+    digests,
+    inspected,
+    processes_of,
+    run,
+    run_all,
+    started,
+)
 
 from quorate.commands.main import main
 
@@ -21,15 +33,18 @@ def hundred(run_dir: Path, steps: int, optimizer: str, workers: int, engine: str
     return command("hundred.py", str(steps), optimizer, options=options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_a_hundred_updates_are_37_and_63_elsewhere(
-    optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    optimizer: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    references: References,
 ) -> None:
     def on_towers(name: str, steps: int, workers: int) -> None:
         assert main(hundred(tmp_path / name, steps, optimizer, workers, "towers")[3:]) == 0
 
-    on_towers("whole", 100, 1)
-    whole = digests(tmp_path / "whole", capsys)
+    whole = references.on_a_tower("hundred.py", "100", optimizer).digests
     assert whole[1] is not None  # of the averaged weights
     # From 3 towers to 2; to as many processes and from those to fewer.
     on_towers("towers", 37, 3)
@@ -52,6 +67,34 @@ def test_a_hundred_updates_are_37_and_63_elsewhere(
         assert digests(tmp_path / name, capsys) == whole, name
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+def test_a_run_that_is_killed_goes_on_elsewhere_with_the_same_bits(
+    tmp_path: Path, references: References
+) -> None:
+    """On three processes, of which the coordinator is killed; then on two."""
+    script, run_dir = ("hundred.py", "100", "momentum"), tmp_path / "run"
+    options = ("--engine", "processes", "--run-dir", str(run_dir), "--save-every-steps", "5")
+    words = command(*script, options=(*options, "--workers", "3"))
+    with started(tmp_path, words) as (process, mark):
+        until = time.monotonic() + LIMIT_S
+        while not list(run_dir.glob("checkpoints/step-*/complete")):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        killed_at = time.monotonic()
+        while processes_of(mark):
+            assert time.monotonic() < killed_at + 5
+            time.sleep(0.01)
+    step = inspected(run_dir)["global_step"]
+    assert 5 <= step < 100
+    ended = run(command(*script, options=(*options, "--workers", "2")))
+    assert ended.code == 0, ended.said
+    assert f"resumed step {step} " in ended.out
+    assert inspected(run_dir)["digest"] == references.on_a_tower(*script).facts["digest"]
+
+
 def interrupted(tmp_path: Path, signal_number: int, times: int) -> list[dict[str, Any]]:
     script = str(SCRIPTS / "interrupted.py")
     words = [sys.executable, script, str(tmp_path / "run"), str(signal_number), str(times), "2"]
@@ -65,12 +108,14 @@ def interrupted(tmp_path: Path, signal_number: int, times: int) -> list[dict[str
     return interruptions
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
     for each in interrupted(tmp_path, 9, 8):
         assert each["code"] in (-9, 0)
         assert each["made"] - each["saved"] <= 7  # a save every 7 updates
 
 
+@pytest.mark.slow
 def test_told_to_stop_at_any_moment_it_loses_nothing(tmp_path: Path) -> None:
     for each in interrupted(tmp_path, 15, 6):
         assert each["code"] in (143, -15, 0)  # in a save at the end, or before torch is set up

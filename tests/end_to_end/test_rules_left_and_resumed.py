@@ -96,6 +96,7 @@ def test_averaged_weights_are_those_of_the_updates_in_their_order() -> None:
     assert sum(count for age, count in ages.items() if age) > 10
 
 
+@pytest.mark.slow
 def test_a_long_evaluation_gets_no_worker_killed_and_a_stopped_one_is_replaced() -> None:
     """The evaluation takes longer than ``worker_timeout_s``, the stopped worker for ever."""
     ended = run_all(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 import time
@@ -13,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.everything import EVERYTHING, SCRIPT, digest_of, trained
-from support.warm import WARM
+from support.digests import digest_of
+from support.everything import EVERYTHING, digest_on_one_tower, trained
+from support.references import References
+from support.runs import command, inspected, run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
@@ -24,14 +25,15 @@ from quorate.replica.digest import digest
 
 
 @pytest.mark.parametrize("shards", [1, 4, 5, 8])
-def test_one_digest_on_any_number_of_towers(shards: int) -> None:
-    expected = digest_of(trained(1, shards))
+def test_one_digest_on_any_number_of_towers(shards: int, references: References) -> None:
+    expected = digest_on_one_tower(references, shards)
     for workers in (2, 3, 4, 9):
         assert digest_of(trained(workers, shards)) == expected, workers
 
 
-def test_the_digest_depends_on_seed_and_shards() -> None:
-    digests = {digest_of(trained(2, shards, seed=seed)) for shards in (4, 5) for seed in (0, 1)}
+def test_the_digest_depends_on_seed_and_shards(references: References) -> None:
+    digests = {digest_on_one_tower(references, shards) for shards in (4, 5)}
+    digests |= {digest_of(trained(2, shards, seed=1)) for shards in (4, 5)}
     assert len(digests) == 4
 
 
@@ -39,8 +41,8 @@ def test_more_threads_per_worker_are_another_result_on_any_number_of_workers() -
     assert digest_of(trained(1, 4, threads=2)) == digest_of(trained(3, 4, threads=2))
 
 
-def test_loader_processes_do_not_change_a_bit() -> None:
-    assert digest_of(trained(2, 4, loader_workers=2)) == digest_of(trained(3, 4))
+def test_loader_processes_do_not_change_a_bit(references: References) -> None:
+    assert digest_of(trained(2, 4, loader_workers=2)) == digest_on_one_tower(references, 4)
 
 
 def test_slow_towers_do_not_change_a_bit() -> None:
@@ -177,19 +179,12 @@ def test_augmentation_belongs_to_the_sample_and_the_epoch(together: bool) -> Non
         assert seen(*other) == expected, other
 
 
-def run_script(run_dir: Path, *options: str) -> dict[str, Any]:
-    words = ["run", "--devices", "cpu", "--run-dir", str(run_dir), *options, str(SCRIPT)]
-    code, out, err = WARM.run(words, os.environ, 120)
-    assert code == 0, out + err
-    code, shown, err = WARM.run(["inspect", "--json", str(run_dir)], os.environ, 60)
-    assert code == 0, err
-    facts: dict[str, Any] = json.loads(shown)
-    return facts
-
-
-def test_the_command_line_shows_one_digest(tmp_path: Path) -> None:
-    one = run_script(tmp_path / "one", "--workers", "1", "--shards", "5")
-    three = run_script(tmp_path / "three", "--workers", "3", "--shards", "5")
+def test_the_command_line_shows_one_digest(tmp_path: Path, references: References) -> None:
+    one = references.on_a_tower("everything.py", options=("--shards", "5")).facts
+    options = ("--workers", "3", "--shards", "5", "--run-dir", str(tmp_path / "three"))
+    ended = run(command("everything.py", options=options))
+    assert ended.code == 0, ended.said
+    three = inspected(tmp_path / "three")
     assert one["digest"] == three["digest"]
     assert one["averaged_digest"] == three["averaged_digest"] != one["digest"]
     assert (one["global_step"], one["epoch"], one["shards"], one["update"]) == (15, 3, 5, "sync")

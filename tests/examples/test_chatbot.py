@@ -492,6 +492,7 @@ def digest_of(run_dir: Path) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_reaches_its_target_on_any_workers_and_can_be_talked_to(
     file: Path,
     tmp_path: Path,
@@ -535,6 +536,7 @@ def test_a_run_reaches_its_target_on_any_workers_and_can_be_talked_to(
     assert [float(line.split()[0]) < 0 for line in printed] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_run_that_misses_its_target_or_its_data_ends_with_an_error(
     file: Path, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_where_the_results_are(data: Path, tmp_path: Path) -> None:
     where = str(tmp_path / "run")
     common = ("--data", str(data), "--run-dir", where, "--batch-size", "50", "--epochs", "8")
@@ -59,6 +60,7 @@ def test_it_learns_and_says_where_the_results_are(data: Path, tmp_path: Path) ->
     assert "nothing to do: 96 of 96 updates are done" in out
 
 
+@pytest.mark.slow
 def test_damaged_files_are_one_line_and_exit_code_2(data: Path) -> None:
     images = data / TRAIN_IMAGES
     images.write_bytes(images.read_bytes()[:-100])

@@ -222,6 +222,7 @@ def test_python_package_names_one_version() -> None:
             PythonPackage(package, {})
 
 
+@pytest.mark.slow
 def test_python_package_without_pip(
     room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ import torch
 
 from quorate.errors import SettingError, UserError
 from quorate.machine import container as control_group
+from quorate.machine import cores as cores_of
 from quorate.machine import devices, out_of_memory
+from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
-from quorate.machine.devices import usable_cores, worker_devices
+from quorate.machine.devices import worker_devices
 from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
 
@@ -43,10 +46,33 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:0+cuda:1", None, ["cuda:0+cuda:1"]),  # one replica over two
         ("cuda:1 + cuda:0, cpu", 3, ["cuda:1+cuda:0", "cpu", "cuda:1+cuda:0"]),
         (["cuda"], 4, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
+        # TensorFlow's
+        ("gpu", None, ["cuda:0", "cuda:1"]),
+        ("/device:GPU", None, ["cuda:0", "cuda:1"]),
+        ("gpu:0", None, ["cuda:0"]),
+        ("/gpu:0,/device:GPU:1", None, ["cuda:0", "cuda:1"]),
+        ("GPU:1+gpu:0", None, ["cuda:1+cuda:0"]),
+        ("/cpu:0, /device:CPU:0", None, ["cpu", "cpu"]),
     ],
 )
 def test_names(names: Any, workers: int | None, found: list[str], two_gpus: None) -> None:
     assert [str(device) for device in worker_devices(names, workers)] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpu:2", "got 'gpu:2', expected cuda:0 to cuda:1"),
+        ("/device:GPU:2", "got '/device:GPU:2', expected cuda:0 to cuda:1"),
+        ("gpus:0", "got 'gpus:0', expected cpu, cuda, cuda:N"),
+        ("/job:worker/gpu:0", "expected cpu, cuda, cuda:N"),
+        ("gpu+cuda:0", "single devices around a +"),
+        ("/cpu:1", "there is one CPU"),
+    ],
+)
+def test_names_that_are_refused(name: str, said: str, two_gpus: None) -> None:
+    with pytest.raises(SettingError, match=re.escape(said)):
+        worker_devices(name, None)
 
 
 def test_other_accelerators_are_devices_like_any(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,14 +130,14 @@ def test_why_there_is_no_gpu(
 def test_cores_of_a_container(
     limit: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(cores_of.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setattr(control_group, "cores", lambda: limit)
-    devices._container_cores.cache_clear()
+    cores_of._container_cores.cache_clear()
     try:
         assert usable_cores() == cores
         assert len(worker_devices("cpu", None)) == 1
     finally:
-        devices._container_cores.cache_clear()
+        cores_of._container_cores.cache_clear()
 
 
 # --- descriptors ----------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def run(folder: Path, *arguments: str, **env: str) -> tuple[str, set[str], list[
     return out + err, digests, losses
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
 def test_one_digest_on_processes_towers_and_after_a_resume(tmp_path: Path) -> None:
     """Dropout draws from the shard's stream: else the losses would not be those without compile."""

@@ -101,6 +101,7 @@ def test_towers_show_one_table_and_the_same_bits(capsys: pytest.CaptureFixture[s
     assert "_foreach" not in out  # quorate's own copies are no operators of the user's
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes look into /proc")
 def test_what_processes_note_is_said_once() -> None:
     """Of soft placement, too."""

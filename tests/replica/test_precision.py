@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from pathlib import Path
@@ -13,7 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import front_door
-from support.everything import EVERYTHING, SCRIPT, digest_of, trained
+from support.digests import digest_of
+from support.everything import EVERYTHING, SCRIPT, digest_on_one_tower, trained
+from support.references import References
+from support.runs import command, inspected, run
 from support.warm import WARM
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -40,7 +42,6 @@ from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])
-HUNDRED = SCRIPT.parent / "hundred.py"
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -153,25 +154,21 @@ def test_updates_are_those_of_float32_masters() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_one_digest_on_any_number_of_towers(precision: str) -> None:
-    expected = digest_of(trained(1, 4, precision=precision))
-    assert expected != digest_of(trained(1, 4, precision="fp32")) or precision == "tf32"
+def test_one_digest_on_any_number_of_towers(precision: str, references: References) -> None:
+    expected = digest_on_one_tower(references, 4, precision=precision)
+    assert expected != digest_on_one_tower(references, 4) or precision == "tf32"
     for workers in (2, 3):
         assert digest_of(trained(workers, 4, precision=precision)) == expected, workers
 
 
-def test_one_digest_on_worker_processes(tmp_path: Path) -> None:
-    def digest_by(engine: str, workers: int) -> object:
-        folder = str(tmp_path / engine)
-        words = ["run", "--devices", "cpu", "--workers", str(workers), "--engine", engine]
-        words += ["--precision", "bf16", "--run-dir", folder, str(HUNDRED), "10", "adam"]
-        code, out, err = WARM.run(words, os.environ, 120)
-        assert code == 0, out + err
-        code, shown, err = WARM.run(["inspect", "--json", folder], os.environ, 60)
-        assert code == 0, err
-        return json.loads(shown)["digest"]
-
-    assert digest_by("processes", 3) == digest_by("towers", 2)
+@pytest.mark.slow
+def test_one_digest_on_worker_processes(tmp_path: Path, references: References) -> None:
+    words, bf16 = ("hundred.py", "10", "adam"), ("--precision", "bf16")
+    expected = references.on_a_tower(*words, options=bf16)
+    three = ("--workers", "3", "--engine", "processes", "--run-dir", str(tmp_path))
+    ended = run(command(*words, options=(*three, *bf16)))
+    assert ended.code == 0, ended.said
+    assert inspected(tmp_path)["digest"] == expected.facts["digest"]
 
 
 def test_one_digest_after_a_resume_on_other_devices(tmp_path: Path) -> None:

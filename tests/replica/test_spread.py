@@ -42,6 +42,7 @@ def test_each_part_computes_where_the_script_put_it() -> None:
     assert [p for p in found()["places"] if p[0] != p[1]] == [["cpu", "toy:0"], ["toy:0", "cpu"]]
 
 
+@pytest.mark.slow
 def test_worker_processes_are_spread_too() -> None:
     words = ["run", "--engine", "processes", "--workers", "2", str(SCRIPT), "once"]
     code, out, err = WARM.run(words, os.environ, 120)

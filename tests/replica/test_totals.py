@@ -52,6 +52,7 @@ def of_all_at_once(model: torch.nn.Module) -> dict[str, float]:
     return found | {"bleu": counted.bleu(counted.ngrams(true.tolist(), guess.tolist()))}
 
 
+@pytest.mark.slow
 def test_the_same_numbers_on_towers_and_processes(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         runs = {n: pool.submit(run, tmp_path / f"processes-{n}", n) for n in (1, 2)}

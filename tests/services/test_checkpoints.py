@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small import DATA, digest_of, trainer
+from support.digests import digest_of
+from support.small import DATA, trainer
 
 from quorate.commands.main import main
 from quorate.errors import CheckpointError
@@ -89,6 +90,7 @@ DAMAGES: list[Callable[[Path, Path, random.Random], None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_checkpoints_are_each_passed_over(sound: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     counts: Counter[str] = Counter()
@@ -215,6 +217,7 @@ def fit_elsewhere(run_dir: Path, limit_bytes: int = 0, **options: Any) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     """A limit on the size of a file: the kernel refuses to write on, as on a full disk."""
     limit = 200_000
@@ -228,6 +231,7 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_older_checkpoints_are_sound_when_the_disk_fills_up(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

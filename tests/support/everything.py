@@ -1,4 +1,4 @@
-"""The training of tests/scripts/everything.py, in this process."""
+"""The training of ``tests/scripts/everything.py`` in this process: all that bits depend on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from support import front_door
+from support.digests import digest_of
+from support.references import References
 
 import quorate
-from quorate.replica.digest import digest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "everything.py"
 
 
-def everything() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("everything", SCRIPT)
+def _imported(path: Path) -> ModuleType:
+    """Return a script as a module, under a name of its own: it is not run as a program."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,10 +27,18 @@ def everything() -> ModuleType:
     return module
 
 
-EVERYTHING = everything()
+EVERYTHING = _imported(SCRIPT)
 
 
 def trained(workers: int, shards: int, *, rows: int = 110, **options: Any) -> quorate.Trainer:
+    """Train two epochs on towers, from the same weights each time.
+
+    Args:
+        workers: how many towers.
+        shards: of each update.
+        rows: of the dataset; 110 leave a last batch that shards do not divide.
+        options: more of ``Trainer``'s, and other ones instead of the defaults below.
+    """
     torch.manual_seed(3)
     defaults: dict[str, Any] = {
         "optimizer": lambda params: torch.optim.Adam(params, lr=3e-3),
@@ -50,7 +60,8 @@ def trained(workers: int, shards: int, *, rows: int = 110, **options: Any) -> qu
     return trainer
 
 
-def digest_of(trainer: quorate.Trainer) -> str:
-    assert trainer.averaged_model is not None
-    averaged = trainer.averaged_model.state_dict()
-    return digest([*trainer.model.state_dict().items(), *averaged.items()])
+def digest_on_one_tower(references: References, shards: int, **options: Any) -> str:
+    """Return the digest of ``trained(1, shards, **options)``, computed once per test run."""
+    key = ("trained", shards, options)
+    digest: str = references.once(lambda: digest_of(trained(1, shards, **options)), *key)
+    return digest

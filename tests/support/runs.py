@@ -1,4 +1,4 @@
-"""Runs of scripts in tests/scripts: real processes, their ends, and what they leave on disk."""
+"""Runs of scripts in ``tests/scripts``: real processes, how they end, what they leave on disk."""
 
 from __future__ import annotations
 
@@ -22,87 +22,133 @@ from support.warm import WARM
 from quorate.commands.main import main
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
-LIMIT_S = 60
-
-
 TOWER = ("--engine", "towers", "--workers", "1")
+LIMIT_S = 120  # of a run, on a busy machine
 
 
 class Ended(NamedTuple):
     """A run that is over."""
 
-    code: int
+    code: int  # its exit code; minus the number of the signal that killed it
     out: str
     err: str
 
     @property
     def said(self) -> str:
+        """Its output, then its errors."""
         return self.out + self.err
 
 
 def command(script: str | Path, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    """Return the command line that runs a script on CPUs.
+
+    Args:
+        script: its name in ``tests/scripts``, or its path.
+        arguments: the script's own.
+        options: those of ``quorate run``.
+    """
     run = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", *options]
     return [*run, str(SCRIPTS / script), *arguments]
 
 
 def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command line to its end: quorate's in a fork of what has imported it, see ``warm``.
+
+    Args:
+        words: the command line.
+        env: variables that it has beside those of this process.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than ``LIMIT_S``, and was killed.
+    """
+    env = {**os.environ, **(env or {})}
     if words[1:3] == ["-m", "quorate"]:
-        return Ended(*WARM.run(words[3:], {**os.environ, **(env or {})}, LIMIT_S))
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **(env or {})}
-    )
+        return Ended(*WARM.run(words[3:], env, LIMIT_S))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env=env)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def run_all(
     commands: Mapping[str, list[str]], env: Mapping[str, str] | None = None
 ) -> dict[str, Ended]:
-    """Two at a time: a start keeps one core busy most of the time."""
+    """Run command lines to their ends, two at a time: a start keeps one core busy mostly.
+
+    Args:
+        commands: by names of the caller's.
+        env: variables that all have beside those of this process.
+
+    Returns:
+        How they ended, by name.
+    """
     with ThreadPoolExecutor(2) as pool:
         ended = pool.map(lambda words: run(words, env), commands.values())
         return dict(zip(commands, ended, strict=True))
 
 
-def facts(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["inspect", "--json", str(run_dir)]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def digests(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str | None]:
-    found = facts(run_dir, capsys)
-    return found["digest"], found.get("averaged_digest")
-
-
 def on_a_tower(script: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
-    """A reference, in this process: no worker is started."""
+    """Run a script on one tower, in this process: its output is this process's."""
     assert main(command(script, *arguments, options=(*TOWER, *options))[3:]) == 0
 
 
+def inspected(run_dir: Path) -> dict[str, Any]:
+    """Return what ``quorate inspect --json`` says of a run directory."""
+    code, out, err = WARM.run(["inspect", "--json", str(run_dir)], os.environ, LIMIT_S)
+    assert code == 0, err
+    facts: dict[str, Any] = json.loads(out)
+    return facts
+
+
+def facts(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return what ``quorate inspect --json`` says of a run directory.
+
+    What this process has printed so far is dropped.
+    """
+    capsys.readouterr()
+    assert main(["inspect", "--json", str(run_dir)]) == 0
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return facts
+
+
+def digests(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str | None]:
+    """Return the digests of a run's weights and of its averaged weights, if it has any."""
+    of_run = facts(run_dir, capsys)
+    return of_run["digest"], of_run.get("averaged_digest")
+
+
 def last_json(text: str) -> Any:
+    """Return the last line of an output that is JSON, parsed."""
     return json.loads(next(line for line in reversed(text.splitlines()) if line[:1] in "[{"))
 
 
 def processes_of(mark: str) -> dict[int, str]:
-    """Processes with a word in their environment: those of a run, whoever their parent is now."""
-    found = {}
+    """Return the processes of a run, whoever their parent is now: command lines by pid.
+
+    Args:
+        mark: a word that is in their environment, and in nobody else's.
+    """
+    alive = {}
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
-        except OSError:
+                    alive[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
+        except OSError:  # it has ended meanwhile
             continue
-    return found
+    return alive
 
 
 @contextmanager
 def started(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A run, and the word that its processes have; ``folder/temporary`` is for temporary files."""
+    """Start a run that is to be looked at while it lives; all of its processes are killed after.
+
+    Args:
+        folder: gets a link ``temporary`` to the run's folder for temporary files.
+        words: the command line.
+
+    Yields:
+        The run, and the mark that all of its processes have in their environment.
+    """
     mark = f"QUORATE_TEST={uuid.uuid4().hex}"
     # By a short name: sockets of loader processes are in it.
     temporary = Path(tempfile.mkdtemp(prefix="quorate-"))

@@ -1,4 +1,9 @@
-"""A small training with everything that a checkpoint has to hold."""
+"""A small training with everything that a checkpoint has to hold.
+
+Its model has a parameter that is not trained, running statistics and dropout; its learning rate and
+momentum follow a schedule; its weights are averaged. An epoch has five updates, the last of which
+is of fewer rows.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.replica.digest import digest
 
+# 56 rows of (6 features, target)
 DATA = TensorDataset(
     torch.randn(56, 6, generator=torch.Generator().manual_seed(0)),
     torch.randn(56, 1, generator=torch.Generator().manual_seed(1)),
@@ -20,6 +25,8 @@ DATA = TensorDataset(
 
 
 class Small(nn.Module):
+    """A network of two layers, and a third one that is frozen and not used."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8)
@@ -32,11 +39,12 @@ class Small(nn.Module):
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean squared error."""
     return (model(batch[0]) - batch[1]).square().mean()
 
 
 def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    """Learning rate, and momentum where there is one."""
+    """Return a schedule of the learning rate, and of the momentum where there is one."""
     momentum = not isinstance(optimizer, torch.optim.Adafactor)
     return torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 0.1, total_steps=100, cycle_momentum=momentum
@@ -44,6 +52,13 @@ def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSc
 
 
 def trainer(run_dir: Path | None, workers: int = 2, **options: Any) -> quorate.Trainer:
+    """Return a trainer of ``Small`` on towers.
+
+    Args:
+        run_dir: where it saves and resumes, if anywhere.
+        workers: how many towers.
+        options: more of ``Trainer``'s, and other ones instead of the defaults below.
+    """
     defaults: dict[str, Any] = {
         "optimizer": lambda params: torch.optim.AdamW(params, lr=0.01),
         "schedule": one_cycle,
@@ -54,8 +69,3 @@ def trainer(run_dir: Path | None, workers: int = 2, **options: Any) -> quorate.T
     return front_door.trainer(
         Small, loss, run_dir=run_dir, devices="cpu", workers=workers, **defaults | options
     )
-
-
-def digest_of(run: quorate.Trainer) -> str:
-    assert run.averaged_model is not None
-    return digest([*run.model.state_dict().items(), *run.averaged_model.state_dict().items()])

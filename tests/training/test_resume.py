@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.small import DATA, Small, digest_of, loss, trainer
+from support.digests import digest_of
+from support.small import DATA, Small, loss, trainer
 from torch import nn
 
 import quorate
@@ -222,6 +223,7 @@ print("after fit")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "codes"),
     [

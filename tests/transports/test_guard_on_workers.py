@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.runs import command, digests, facts, last_json, on_a_tower, run_all
+from support.references import References
+from support.runs import command, digests, facts, last_json, run_all
+
+pytestmark = pytest.mark.slow
 
 RULES = ("sync", "quorum:3", "bounded:1")
 WORKERS = ("--engine", "processes", "--workers", "2")
@@ -43,7 +46,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_under_any_rule(
 
 
 def test_skipped_updates_leave_the_state_on_workers_too(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, references: References
 ) -> None:
     ended = run_all(
         {
@@ -59,9 +62,8 @@ def test_skipped_updates_leave_the_state_on_workers_too(
         assert last_json(run.out)["finite"], rule
         lines = (tmp_path / rule / "metrics.jsonl").read_text().splitlines()
         assert json.loads(lines[-1])["not_finite"] == 2, rule
-    capfd.readouterr()
-    on_a_tower("not_finite.py", "sync", "skip", "6")
-    assert last_json(capfd.readouterr().out) == last_json(ended["sync"].out)
+    expected = references.on_a_tower("not_finite.py", "sync", "skip", "6").json
+    assert expected == last_json(ended["sync"].out)
 
 
 def test_a_run_begins_anew_and_from_the_weights_of_another(

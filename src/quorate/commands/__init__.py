@@ -1,0 +1,1 @@
+"""The ``quorate`` command: one module or folder per subcommand."""

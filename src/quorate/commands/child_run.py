@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO
+from typing import IO, Any
+
+from quorate.commands.options import as_typed
 
 GRACE_S = 5.0  # how long a program may take to end when it has done its part, or is told to end
 LOOK_EVERY_S = 0.05
@@ -22,16 +24,16 @@ NO_SAVES_S = 1e9
 
 
 def child_run(
-    options: Mapping[str, str | bool | None],
+    options: Mapping[str, Any],
     script: str,
     arguments: Sequence[str],
     output: IO[bytes],
     is_done: Callable[[], bool],
 ) -> int:
-    """Run a script to its end; returns its exit code, -n after signal n. Blocks.
+    """Run a script to its end, and return its exit code, -n after signal n. Blocks.
 
     Args:
-        options: of ``quorate run``, by name; None: not given; True: a switch.
+        options: of ``quorate run``, by name, as in ``memory_fraction``; None: not given.
         script: as a user types it.
         arguments: of the script.
         output: where all that it prints is written.
@@ -42,12 +44,10 @@ def child_run(
     """
     # -P: without it the folder one is in would be searched for modules before all others.
     command = [sys.executable, "-P", "-m", "quorate", "run", "--dies-with", str(os.getpid())]
-    for name, value in options.items():
-        if value is not None:
-            command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    command += as_typed(options)
     # In a session of its own: a terminal's Ctrl-C reaches this process alone, which ends the other.
     process = subprocess.Popen(
-        [*command, script, *arguments],
+        [*command, "--", script, *arguments],  # also those that are named as ours
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -68,7 +68,7 @@ def child_run(
 
 
 def last_error(output: str) -> str:
-    """The line of a program's output that says what went wrong, or nothing.
+    """Return the line of a program's output that says what went wrong.
 
     After a traceback that is the exception; notes and what others print may follow it.
     """
@@ -78,13 +78,13 @@ def last_error(output: str) -> str:
     # Markers below a line of code begin where they like.
     ends = (line for line in after if not line.startswith((" ", "\t")) and line.strip("^~"))
     raised = next(ends, None)
-    found = raised or (lines[-1] if lines else "it printed nothing")
-    return found.removeprefix("quorate: ").strip()
+    error = raised or (lines[-1] if lines else "it printed nothing")
+    return error.removeprefix("quorate: ").strip()
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM ends the program as Ctrl-C does: with the run under way."""
+    """End the program by SIGTERM, within the block, as Ctrl-C does: with the run under way."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)

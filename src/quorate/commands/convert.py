@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Any]
+import click
 
+from quorate.commands.command import Command
 
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "convert",
-        help="make a TFRecord file of labelled images",
-        description=f"{__doc__} Its features are image_raw and label.",
-    )
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        type=Path,
-        metavar="source",
-        help="two IDX files, images and labels (plain or .gz); or one .npz with both",
-    )
-    parser.add_argument("target", type=Path, help="the file to write")
-    parser.add_argument("--rows", metavar="START:END", help="only these, counted from 0")
-    parser.add_argument("--overwrite", action="store_true", help="replace the target")
-    parser.set_defaults(call=convert)
+HELP = """Make a TFRecord file of labelled images, with the features image_raw and label.
+
+SOURCES are two IDX files, images and labels (plain or .gz), or one .npz with both; TARGET is the
+file to write.
+"""
 
 
-def convert(options: argparse.Namespace) -> int:
+@click.command(
+    "convert", cls=Command, help=HELP, short_help="make a TFRecord file of labelled images"
+)
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--rows", metavar="START:END", help="only these, counted from 0")
+@click.option("--overwrite", is_flag=True, help="replace the target")
+def command(sources: tuple[Path, ...], target: Path, rows: str | None, overwrite: bool) -> int:
     """Read, check, write, and say what was written.
 
     Raises:
@@ -40,8 +33,7 @@ def convert(options: argparse.Namespace) -> int:
     from quorate.data.tfrecord.images import read_images, write_images
     from quorate.errors import DataError, SettingError
 
-    sources, target = options.sources, options.target
-    if target.exists() and not options.overwrite:
+    if target.exists() and not overwrite:
         raise SettingError("target", str(target), "a new file", "name another, or --overwrite")
     if len(sources) == 2:
         content = read_idx_pair(*sources)
@@ -50,8 +42,8 @@ def convert(options: argparse.Namespace) -> int:
     else:
         given = " ".join(map(str, sources))
         raise SettingError("sources", given, "images and labels, or one .npz", "name them first")
-    rows = _rows(options.rows, len(content.labels))
-    content = LabelledImages(content.images[rows], content.labels[rows])
+    chosen = _rows(rows, len(content.labels))
+    content = LabelledImages(content.images[chosen], content.labels[chosen])
     try:
         count = write_images(target, content)
     except OSError as error:

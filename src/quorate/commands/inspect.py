@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from quorate.commands.command import Command
+
 if TYPE_CHECKING:
     from quorate.services.checkpoints.files import Listed
 
-    Commands = argparse._SubParsersAction[Any]
-
-
 HIDDEN = ("files", "order", "optimizer_numbers", "format")
+HELP = """Show the state of a run, and which of its checkpoints are sound.
+
+RUN_DIR is as given to Trainer or --run-dir.
+"""
 
 
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("inspect", help="show a run's state", description=__doc__)
-    parser.add_argument("run_dir", type=Path, help="as given to Trainer or --run-dir")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.set_defaults(call=inspect)
-
-
-def inspect(options: argparse.Namespace) -> int:
+@click.command("inspect", cls=Command, help=HELP, short_help="show a run's state")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def command(run_dir: Path, as_json: bool) -> int:
     """Print the state's facts and digests, computed from the saved tensors.
 
     Raises:
@@ -35,18 +35,18 @@ def inspect(options: argparse.Namespace) -> int:
     from quorate.machine.columns import aligned
     from quorate.services.checkpoints import files as checkpoint
 
-    listed = checkpoint.listing(options.run_dir)
+    listed = checkpoint.listing(run_dir)
     if not listed:
-        raise CheckpointError(f"no checkpoint in {options.run_dir}; is it a run directory?")
-    sound = next((one for one in listed if one.wrong is None), None)
+        raise CheckpointError(f"no checkpoint in {run_dir}; is it a run directory?")
+    sound = next((saved for saved in listed if saved.wrong is None), None)
     if sound is None:
-        wrong = "; ".join(str(one.wrong) for one in listed)
-        raise CheckpointError(f"no sound checkpoint in {options.run_dir}: {wrong}")
+        wrong = "; ".join(str(saved.wrong) for saved in listed)
+        raise CheckpointError(f"no sound checkpoint in {run_dir}: {wrong}")
     path = sound.path
     record = checkpoint.record_of(path)
     facts: dict[str, Any] = {
         "checkpoint": str(path),
-        "damaged": [one.wrong for one in listed if one.wrong is not None],
+        "damaged": [saved.wrong for saved in listed if saved.wrong is not None],
     }
     facts |= {name: value for name, value in record.items() if name not in HIDDEN}
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
@@ -54,18 +54,18 @@ def inspect(options: argparse.Namespace) -> int:
             facts[name] = checkpoint.digest_of(path, f"{file}.safetensors", record["order"])
     facts["checkpoints"] = [
         {
-            "global_step": one.global_step,
-            "bytes": one.nbytes,
-            "saved_at": one.saved_at,
-            "is_sound": one.wrong is None,
+            "global_step": saved.global_step,
+            "bytes": saved.nbytes,
+            "saved_at": saved.saved_at,
+            "is_sound": saved.wrong is None,
         }
-        for one in listed
+        for saved in listed
     ]
-    if options.json:
+    if as_json:
         print(json.dumps(facts, indent=1))
         return 0
     best = record["account"]["best"]
-    facts["checkpoints"] = [_line(one, best) for one in listed]
+    facts["checkpoints"] = [_line(saved, best) for saved in listed]
     facts["account"] = Tally(record["account"]["tally"]).summary()
     facts["saved_at"] = _time(record["saved_at"])
     rows = [
@@ -78,13 +78,13 @@ def inspect(options: argparse.Namespace) -> int:
     return 0
 
 
-def _line(one: Listed, best: dict[str, Any] | None) -> str:
+def _line(saved: Listed, best: dict[str, Any] | None) -> str:
     """``step 1,200  13,204,512 bytes  2026-11-21 10:02:11  sound``."""
-    state = "sound" if one.wrong is None else one.wrong
-    if best is not None and best["global_step"] == one.global_step:
+    state = "sound" if saved.wrong is None else saved.wrong
+    if best is not None and best["global_step"] == saved.global_step:
         state += f", the best {best['metric']}: {best['value']:.4f}"
-    when = "" if one.saved_at is None else _time(one.saved_at)
-    return f"step {one.global_step:,}  {one.nbytes:,} bytes  {when}  {state}"
+    when = "" if saved.saved_at is None else _time(saved.saved_at)
+    return f"step {saved.global_step:,}  {saved.nbytes:,} bytes  {when}  {state}"
 
 
 def _time(seconds: float) -> str:

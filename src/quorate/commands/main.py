@@ -2,43 +2,83 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
-import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
 
+import click
+
+import quorate
+from quorate.commands.command import Commands, usage_line
 from quorate.errors import NotFiniteError, RunError, UserError
 
+OK, FAILED, MISTAKE = 0, 1, 2
+INTERRUPTED = 128 + signal.SIGINT  # and 128 + signal.SIGTERM, which the run itself exits with
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; exit code 2 as everywhere."""
+EPILOG = """\b
+Exit codes:
+  0    done; of verify: the same bits; of doctor: a run would work
+  1    the run failed; of verify: a difference was found; of doctor: a run would fail
+  2    a mistake of the user, told in one line
+  130  ended by Ctrl-C, 143 by SIGTERM: the run has saved its state
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+\b
+Completion of commands and options:
+  bash  eval "$(_QUORATE_COMPLETE=bash_source quorate)"  in ~/.bashrc
+  zsh   eval "$(_QUORATE_COMPLETE=zsh_source quorate)"   in ~/.zshrc
+  fish  _QUORATE_COMPLETE=fish_source quorate | source   in ~/.config/fish/config.fish
+
+Colours are left out where NO_COLOR is set.
+"""
+
+_version = click.version_option(
+    quorate.__version__, prog_name="quorate", message="%(prog)s %(version)s"
+)
+commands = _version(
+    Commands(
+        "quorate",
+        {
+            "run": "quorate.commands.run",
+            "inspect": "quorate.commands.inspect",
+            "verify": "quorate.commands.verify.command",
+            "bench": "quorate.commands.bench.command",
+            "doctor": "quorate.commands.doctor.command",
+            "convert": "quorate.commands.convert",
+        },
+        help="Train one PyTorch model on every device you have, with the same bits on any number "
+        "of them.",
+        epilog=EPILOG,
+    )
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command's entry point; returns the exit code."""
-    from quorate.commands import convert, inspect, run
-    from quorate.commands.bench import command as bench
-    from quorate.commands.doctor import command as doctor
-    from quorate.commands.verify import command as verify
+    """Read a command line, do what it says, and return the exit code.
 
-    parser = Parser(prog="quorate", description=__doc__)
-    metavar = "run | inspect | verify | bench | doctor | convert"
-    commands = parser.add_subparsers(dest="command", required=True, metavar=metavar)
-    for module in (run, inspect, verify, bench, doctor, convert):
-        module.add_to(commands)
-    options = parser.parse_args(arguments)
+    Args:
+        arguments: the words behind ``quorate``; None: those that this process was started with.
+    """
     try:
-        code: int = options.call(options)
+        call = _read(arguments)
+    except click.ClickException as error:
+        return _told(usage_line(error), MISTAKE)
+    except click.Abort:
+        return INTERRUPTED
+    try:
+        return call()
     except UserError as error:
-        print(f"quorate: {error}", file=sys.stderr)
-        code = 2
+        return _told(f"quorate: {error}", MISTAKE)
     except (NotFiniteError, RunError) as error:  # no traceback says more than the message
-        print(f"quorate: {error}", file=sys.stderr)
-        code = 1
+        return _told(f"quorate: {error}", FAILED)
     except KeyboardInterrupt:  # the run has said what it saved
-        code = 128 + signal.SIGINT
+        return INTERRUPTED
+
+
+def _read(arguments: Sequence[str] | None) -> Callable[[], int]:
+    words = None if arguments is None else list(arguments)
+    read = commands.main(words, "quorate", standalone_mode=False, windows_expand_args=False)
+    return read if callable(read) else lambda: OK  # --help and --version are done by now
+
+
+def _told(line: str, code: int) -> int:
+    click.echo(line, err=True)
     return code

@@ -2,108 +2,104 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from quorate.commands.command import ScriptCommand
+from quorate.commands.options import given, setting_options
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
-from quorate.settings import real
+from quorate.settings import real, whole
 from quorate.training.observer import observing
-from quorate.transports.processes.script import Script
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Any]
+    from quorate.training.observer import Observe
 
-OVERRIDES = (
-    *("devices", "workers", "shards", "engine", "threads", "update", "seed", "run_dir", "fresh"),
-    *("init_from", "save_every_s", "save_every_steps", "max_time_s", "nonfinite"),
-    *("memory_fraction", "precision", "compile", "soft_placement", "log_placement", "profile"),
-    *("profile_s", "record", "record_updates"),
+PROFILE_S, RECORD_UPDATES = 8.0, 20
+
+HELP = """Run a training script, with options that override what it passes to Trainer.
+
+The first word behind the script that is none of these options is the script's, and so is all that
+follows it; after -- all is.
+"""
+
+
+@click.command("run", cls=ScriptCommand, help=HELP, short_help="run a training script")
+@setting_options()
+@click.option(
+    "--profile",
+    metavar="FILE",
+    help="measure where a step's time goes, write it as JSON, and end; see quorate bench",
 )
-SWITCHES = {
-    "fresh": "begin anew; what is in --run-dir is moved aside",
-    "compile": "compile the model, once per shape of a shard",
-    "soft_placement": "operators without a kernel on the device run on the CPU",
-    "log_placement": "show which module and operator ran where",
-}
-
-
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("run", help="run a training script", description=__doc__)
-    parser.add_argument("--devices", help="cpu, cuda, cuda:0,cuda:1, mps")
-    parser.add_argument("--workers", type=int, help="how many, dealt over the devices in turn")
-    parser.add_argument("--shards", type=int, help="pieces of a batch; the result depends on it")
-    parser.add_argument("--engine", help="processes, or towers: a thread per worker")
-    parser.add_argument("--threads", type=int, help="intra-op threads of each worker")
-    parser.add_argument(
-        "--memory-fraction", type=float, help="bound on a worker's share of its GPU's memory"
-    )
-    parser.add_argument("--precision", help="fp32, tf32, bf16 or fp16")
-    for name, text in SWITCHES.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, action="store_const", const=True, help=text)
-    parser.add_argument("--update", help="the rule: sync, quorum:R, async, bounded:K")
-    parser.add_argument("--seed", type=int, help="also of Python's, NumPy's and torch's generators")
-    parser.add_argument("--run-dir", help="where state and metrics are saved")
-    parser.add_argument("--init-from", help="weights to begin from: a file or a run directory")
-    parser.add_argument("--save-every-s", type=float, help="seconds between checkpoints (600)")
-    parser.add_argument("--save-every-steps", type=int, help="also after every so many updates")
-    parser.add_argument("--max-time-s", type=float, help="seconds after which to save and stop")
-    parser.add_argument("--nonfinite", help="stop, or skip: what to do before such an update")
-    parser.add_argument(
-        "--profile",
-        metavar="FILE",
-        help="measure where a step's time goes, write it as JSON, and end; see quorate bench",
-    )
-    parser.add_argument("--profile-s", type=float, help="seconds to measure (8), after a warm-up")
-    parser.add_argument(
-        "--record",
-        metavar="FOLDER",
-        help="note digests of all that is computed in an empty folder, and end; see quorate verify",
-    )
-    parser.add_argument("--record-updates", type=int, help="how many updates to record (20)")
-    parser.add_argument("--dies-with", type=int, metavar="PID", help=argparse.SUPPRESS)
-    parser.add_argument("script", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
-    parser.set_defaults(call=run)
-
-
-def run(options: argparse.Namespace) -> int:
+@click.option(
+    "--profile-s",
+    type=float,
+    default=PROFILE_S,
+    help=f"seconds to measure ({PROFILE_S:g}), after a warm-up",
+)
+@click.option(
+    "--record",
+    metavar="FOLDER",
+    help="note digests of all that is computed in an empty folder, and end; see quorate verify",
+)
+@click.option(
+    "--record-updates",
+    type=int,
+    default=RECORD_UPDATES,
+    help=f"how many updates to record ({RECORD_UPDATES})",
+)
+@click.option("--dies-with", type=int, metavar="PID", hidden=True)
+def command(
+    script: str,
+    arguments: tuple[str, ...],
+    profile: str | None,
+    profile_s: float,
+    record: str | None,
+    record_updates: int,
+    dies_with: int | None,
+    **settings: Any,
+) -> int:
     """Run the script as ``__main__`` in this process.
 
     Raises:
-        SettingError: there is no such script.
+        SettingError: there is no such script, or nothing can be written where it is to be.
         Whatever the script raises: an exception of its own ends in its traceback.
     """
-    if options.dies_with is not None:
-        die_with(options.dies_with)
-    script = Path(options.script)
-    if not script.is_file():
-        raise SettingError("script", options.script, "a Python file", "check the path")
-    given = {n: v for n in OVERRIDES if (v := getattr(options, n)) is not None}
-    if options.profile is not None:
-        file = Path(options.profile).absolute()  # a script may change its folder
-        if not file.parent.is_dir():
-            raise SettingError("profile", options.profile, "a file in a folder", "make the folder")
-        given["profile"] = str(file)
-    if options.record is not None:
-        folder = Path(options.record).absolute()
-        if not folder.is_dir() or any(folder.iterdir()):
-            raise SettingError("record", options.record, "an empty folder", "make one")
-        given["record"] = str(folder)
-    if options.profile_s is not None:
-        real("profile_s", options.profile_s, above=0)
-    path = str(script.resolve())
+    if dies_with is not None:
+        die_with(dies_with)
+    file = Path(script)
+    if not file.is_file():
+        raise SettingError("script", script, "a Python file", "check the path")
     with ExitStack() as stack:
-        if options.profile is not None:
-            from quorate.commands.bench.profile import profiled
+        for observe in _observers(profile, profile_s, record, record_updates):
+            stack.enter_context(observing(observe))
+        from quorate.transports.processes.script import Script  # imports torch
 
-            stack.enter_context(observing(profiled))
-        if options.record is not None:
-            from quorate.commands.verify.recorder import recorded
-
-            stack.enter_context(observing(recorded))
-        Script(path, None, tuple(options.arguments), str(Path.cwd()), given).run()
+        Script(str(file.resolve()), None, arguments, str(Path.cwd()), given(settings)).run()
     return 0
+
+
+def _observers(
+    profile: str | None, profile_s: float, record: str | None, record_updates: int
+) -> Iterator[Observe]:
+    """Yield what looks at the training loop; the paths are absolute, as a script may go away."""
+    if profile is not None:
+        file = Path(profile).absolute()
+        if not file.parent.is_dir():
+            raise SettingError("profile", profile, "a file in a folder", "make the folder")
+        real("profile_s", profile_s, above=0)
+        from quorate.commands.bench.profile import profiling  # imports torch
+
+        yield profiling(file, profile_s)
+    if record is not None:
+        folder = Path(record).absolute()
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise SettingError("record", record, "an empty folder", "make one")
+        whole("record_updates", record_updates, least=1)
+        from quorate.commands.verify.recorder import recording
+
+        yield recording(folder, record_updates)

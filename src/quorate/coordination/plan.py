@@ -74,9 +74,7 @@ class Plan:
     """
 
     by_shard = False
-    lookahead = (
-        1  # of so many steps, from the next one on, a worker may begin one of its home first
-    )
+    lookahead = 1  # of so many steps from the next one on a worker may begin one of its own first
 
     def __init__(
         self,

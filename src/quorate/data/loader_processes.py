@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,17 +18,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from quorate.data.source import Batch, Source, Ticket
-from quorate.errors import SettingError, UserError
+from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.machine.temporary_folder import require_short_path
 
 SHM = Path("/dev/shm")
 MIB = 1 << 20
 _PREFETCHED = 2  # batches of each loader process: torch's default
-
-# Python names the sockets of loader processes TMPDIR/pymp-12345678/listener-12345678, and the
-# kernel takes 107 bytes of a name.
-SOCKET_NAME = 32
-LONGEST_TEMPORARY = 107 - SOCKET_NAME
 
 
 def check_loader_processes() -> None:
@@ -38,17 +33,9 @@ def check_loader_processes() -> None:
     Raises:
         SettingError: its path is too long for a socket's name.
     """
-    folder = tempfile.gettempdir()
-    long = len(os.fsencode(folder))
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if long > LONGEST_TEMPORARY and strategy == "file_descriptor":
-        raise SettingError(
-            "the temporary folder",
-            folder,
-            f"a path of at most {LONGEST_TEMPORARY} bytes (it has {long}): loader_workers have"
-            " their sockets there",
-            "set TMPDIR to a shorter one, or loader_workers=0",
-        )
+    if strategy == "file_descriptor":
+        require_short_path()
 
 
 def require_loader_memory(

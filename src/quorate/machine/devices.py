@@ -2,27 +2,24 @@
 
 `--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible ones),
 ``cuda:1``, ``mps``, and ``cuda:0+cuda:1`` for a replica whose model is spread over two. Workers are
-dealt over the list in turn.
+dealt over the list in turn. TensorFlow's names (``gpu:1``, ``/device:GPU:1``) are understood.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from pathlib import Path
 
 import torch
 
 from quorate.errors import SettingError
-from quorate.machine import container as control_group
+from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
+from quorate.machine.device_names import in_torch
 from quorate.machine.environment import device_environment
 from quorate.machine.visible_devices import VARIABLE, why_none
 from quorate.settings import whole
-
-MOST_CPU_WORKERS = 8
 
 # There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -93,20 +90,6 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     )
 
 
-def usable_cores() -> int:
-    """Cores this process may run on: by its affinity, and by the limit of its container."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    limit = _container_cores()
-    return cores if limit is None else max(1, min(cores, int(limit)))
-
-
-@cache
-def _container_cores() -> float | None:
-    return control_group.cores()  # it reads files, and an update asks
-
-
 def _default_devices(workers: int | None) -> list[Group]:
     if torch.cuda.is_available():
         return _parse("cuda")
@@ -127,8 +110,9 @@ def _parse(entry: str) -> list[Group]:
 
 def _named(name: str) -> list[torch.device]:
     known = "cpu, cuda, cuda:N, mps or another device of this torch build"
+    torch_name = in_torch(name)
     try:
-        device = torch.device(name)
+        device = torch.device(torch_name)
     except RuntimeError:
         raise SettingError("devices", name, known, "check the spelling") from None
     if device.type == "cpu":
@@ -141,7 +125,7 @@ def _named(name: str) -> list[torch.device]:
         count = 0
     if count == 0:
         raise SettingError("devices", name, known, _why_none(device.type))
-    if ":" not in name:
+    if ":" not in torch_name:
         return [torch.device(device.type, index) for index in range(count)]
     if device.index >= count:
         raise SettingError(

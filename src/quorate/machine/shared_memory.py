@@ -13,11 +13,13 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from quorate.errors import UserError
 from quorate.machine import container as control_group
+
+if TYPE_CHECKING:
+    import torch
 
 MIB = 1 << 20
 
@@ -50,6 +52,8 @@ class Segment:
 
     def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
         """The (count,) elements from byte ``start`` on; start must be a multiple of their size."""
+        import torch  # here, as the doctor looks at segments where torch cannot be imported
+
         if count == 0:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self.map, dtype=dtype, count=count, offset=start)

@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 class Report:
     """An update. All metrics are of all shards of its batch: weighted means, finished totals."""
 
-    global_step: int  # updates applied, this one included
-    epoch: int  # from 0, by the number of updates
-    rows: int  # that the update was made of
-    dropped_rows: int  # of its batch, which came too late
-    weight: float  # total weight: rows, unless the loss function says otherwise
-    metrics: dict[str, float]  # "loss" first
-    worker_losses: dict[int, tuple[float, float]]  # per worker: weighted sum of the loss, weight
-    staleness: int  # updates between the parameters of its oldest gradient and itself
-    fresh: list[int]  # so far, per worker: shards applied to what they were computed from
-    stale: list[int]  # ... shards applied when that had changed
-    dropped: list[int]  # ... shards that came too late for their update
-    not_finite: int  # updates so far that were skipped for that; they count as steps
-    lr: float
-    grad_norm: float | None  # before clipping; None without clip_norm
-    examples_per_s: float  # over the last few seconds, rows
-    last_step: int  # updates at the end of the run
-    epochs: int
-    ends_epoch: bool
-    eta_s: float | None  # seconds to the end at the present speed
-    totals: dict[str, torch.Tensor] = field(default_factory=dict)  # int64, for those who sum on
+    global_step: int  #: updates applied, this one included
+    epoch: int  #: from 0, by the number of updates
+    rows: int  #: that the update was made of
+    dropped_rows: int  #: of its batch, which came too late
+    weight: float  #: total weight: rows, unless the loss function says otherwise
+    metrics: dict[str, float]  #: "loss" first
+    worker_losses: dict[int, tuple[float, float]]  #: per worker: weighted sum of the loss, weight
+    staleness: int  #: updates between the parameters of its oldest gradient and itself
+    fresh: list[int]  #: so far, per worker: shards applied to what they were computed from
+    stale: list[int]  #: likewise: shards applied when that had changed
+    dropped: list[int]  #: likewise: shards that came too late for their update
+    not_finite: int  #: updates so far that were skipped for that; they count as steps
+    lr: float  #: the learning rate of the first group of parameters
+    grad_norm: float | None  #: before clipping; None without clip_norm
+    examples_per_s: float  #: over the last few seconds, rows
+    last_step: int  #: updates at the end of the run
+    epochs: int  #: passes over the rows at the end of the run
+    ends_epoch: bool  #: whether it is the last update of its epoch
+    eta_s: float | None  #: seconds to the end at the present speed
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)  #: int64, for those who sum on
 
     @property
     def loss(self) -> float:

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from quorate.coordination.tree import tree_sum
 from quorate.errors import LossError, SettingError
-from quorate.machine.devices import usable_cores
+from quorate.machine.cores import usable_cores
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
-from quorate.replica.shard_sum import Part
-from quorate.transports.job import Job
-from quorate.transports.worker_status import WorkerStatus
+if TYPE_CHECKING:  # a transport's settings are read without torch
+    from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+    from quorate.replica.shard_sum import Part
+    from quorate.transports.job import Job
+    from quorate.transports.worker_status import WorkerStatus
 
 
 class Channel(Protocol):

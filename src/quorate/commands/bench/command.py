@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.commands.after_script import EPILOG, add_script, take_options
+import click
+
+from quorate.commands.command import ScriptCommand
+from quorate.commands.options import given, setting_options
 from quorate.errors import SettingError
 
 if TYPE_CHECKING:
@@ -19,24 +22,51 @@ if TYPE_CHECKING:
     from quorate.commands.bench.results import Proof, Result
     from quorate.commands.bench.runs import Program
 
-    Commands = argparse._SubParsersAction[Any]
-
 REPEATS, SECONDS, OUT = 3, 8.0, "bench"
-PASSED_ON = ("engine", "threads", "update", "precision")  # to quorate run
-SWITCHES = ("compile",)  # passed on too
+
+HELP = """Show what more workers bring a script, and what keeps them from bringing more.
+
+Options stand before the script, or right behind it; the first word behind it that is none of them
+is the script's, and so is all that follows it; after -- all is.
+"""
 
 
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "bench", help="speed against the number of workers", description=__doc__, epilog=EPILOG
-    )
-    _add_options(parser)
-    add_script(parser)
-    parser.set_defaults(call=bench)
-
-
-def bench(options: argparse.Namespace) -> int:
+@click.command(
+    "bench", cls=ScriptCommand, help=HELP, short_help="speed against the number of workers"
+)
+@click.option("--workers", metavar="1,2,4", help="numbers of workers to compare")
+@click.option(
+    "--devices",
+    multiple=True,
+    metavar="LIST",
+    help="as for quorate run; give it again to compare lists",
+)
+@click.option("--repeats", type=int, default=REPEATS, help=f"runs of each, in turn ({REPEATS})")
+@click.option(
+    "--seconds",
+    type=float,
+    default=SECONDS,
+    help=f"to measure in each run, after a warm-up ({SECONDS:g})",
+)
+@click.option(
+    "--out", metavar="DIR", default=OUT, help=f"for results.json and speed-up.png ({OUT})"
+)
+@setting_options("shards", "engine", "threads", "update", "precision", "compile")
+def command(
+    script: str,
+    arguments: tuple[str, ...],
+    workers: str | None,
+    devices: tuple[str, ...],
+    repeats: int,
+    seconds: float,
+    out: str,
+    shards: int | None,
+    **settings: Any,
+) -> int:
     """Run the script again and again, print a table, write a JSON file and a plot.
+
+    Where neither it nor the script says how many shards there are, all runs have as many as the
+    one with the most workers.
 
     Raises:
         SettingError: an option cannot work.
@@ -51,68 +81,36 @@ def bench(options: argparse.Namespace) -> int:
     from quorate.settings import directory, real, whole
 
     # 1. What is asked for.
-    take_options(options, _add_options, "quorate bench")
-    script = Path(options.script)
-    if not script.is_file():
-        raise SettingError("script", options.script, "a Python file", "check the path")
-    repeats = whole("repeats", REPEATS if options.repeats is None else options.repeats, least=1)
-    seconds = real("seconds", SECONDS if options.seconds is None else options.seconds, above=0)
-    out = directory("out", options.out or OUT)
-    assert out is not None
-    workers = [] if options.workers is None else contenders.counts(options.workers)
-    compared = contenders.contenders(options.devices or [], workers)
-    passed: dict[str, str | bool | None] = {
-        n: str(v) for n in PASSED_ON if (v := getattr(options, n)) is not None
-    }
-    passed |= {name: True for name in SWITCHES if getattr(options, name)}
-    program = Program(str(script), tuple(options.arguments), passed, seconds)
+    if not Path(script).is_file():
+        raise SettingError("script", script, "a Python file", "check the path")
+    whole("repeats", repeats, least=1)
+    real("seconds", seconds, above=0)
+    folder = directory("out", out)
+    assert folder is not None
+    numbers = [] if workers is None else contenders.counts(workers)
+    compared = contenders.contenders(devices, numbers)
+    program = Program(script, arguments, given(settings), seconds)
     # 2. The runs.
-    out.mkdir(parents=True, exist_ok=True)
-    log = out / "failed.log"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "failed.log"
     log.unlink(missing_ok=True)
     order = contenders.rounds(compared, repeats)
     with ended_by_sigterm():
-        measured = _measured(program, order, options.shards, log)
+        measured = _measured(program, order, shards, log)
     # 3. What came of them.
-    found = results(measured)
-    same = proof(found)
-    run = found[0].runs[0]
+    compared_results = results(measured)
+    same = proof(compared_results)
+    run = compared_results[0].runs[0]
     batch = f"{run.batch_size} rows = {run.shards} shard{'s' if run.shards > 1 else ''}"
     print(
-        f"\n{' '.join([options.script, *options.arguments])}: {batch}, {run.update}; medians of "
+        f"\n{' '.join([script, *arguments])}: {batch}, {run.update}; medians of "
         f"{repeats} run{'s' if repeats > 1 else ''} of {seconds:g} s each"
     )
-    print(f"\n{table(found)}\n")
-    for line in below(found, same):
+    print(f"\n{table(compared_results)}\n")
+    for line in below(compared_results, same):
         print(line)
-    _write(options, found, same, out)
+    _write(program, compared_results, same, folder)
     return 0
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", metavar="1,2,4", help="numbers of workers to compare")
-    parser.add_argument(
-        "--devices",
-        action="append",
-        metavar="LIST",
-        help="as for quorate run; give it again to compare lists",
-    )
-    parser.add_argument("--repeats", type=int, help=f"runs of each, in turn ({REPEATS})")
-    parser.add_argument(
-        "--seconds", type=float, help=f"to measure in each run, after a warm-up ({SECONDS:g})"
-    )
-    parser.add_argument("--out", metavar="DIR", help=f"for results.json and speed-up.png ({OUT})")
-    parser.add_argument(
-        "--shards", type=int, help="pieces of a batch; the script's, else the most workers"
-    )
-    parser.add_argument("--engine", help="processes, or towers: a thread per worker")
-    parser.add_argument("--threads", type=int, help="intra-op threads of each worker")
-    parser.add_argument("--update", help="the rule: sync, quorum:R, async, bounded:K")
-    parser.add_argument("--precision", help="fp32, tf32, bf16 or fp16")
-    for name in SWITCHES:
-        parser.add_argument(
-            f"--{name}", action="store_const", const=True, help="as for quorate run"
-        )
 
 
 def _measured(
@@ -121,10 +119,10 @@ def _measured(
     """Run everything, one after the other, and say how it goes."""
     from quorate.commands.bench.runs import run
 
-    found: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
+    by_contender: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
     total = len(order) * len(order[0])
     began = time.monotonic()
-    for number, contender in enumerate((each for group in order for each in group), start=1):
+    for number, contender in enumerate(chain.from_iterable(order), start=1):
         print(f"run {number} of {total}: {contender.label()}", end="", flush=True)
         try:
             measured = run(program, contender, shards, log)
@@ -135,24 +133,23 @@ def _measured(
         left = f"; about {left_s:,.0f} s left" if number < total else ""
         print(f", {measured.examples_per_s:,.4g} examples/s{left}", flush=True)
         shards = measured.shards
-        found[contender].append(measured)
-    return found
+        by_contender[contender].append(measured)
+    return by_contender
 
 
-def _write(
-    options: argparse.Namespace, found: Sequence[Result], same: Proof | None, out: Path
-) -> None:
+def _write(program: Program, results: Sequence[Result], same: Proof | None, folder: Path) -> None:
     import torch
 
     from quorate.commands.bench.plot import plot
     from quorate.commands.bench.results import to_json
+    from quorate.machine.atomic_file import write_atomically
     from quorate.machine.host import host
 
     machine = host()
     processor = machine.processor or platform.machine()
     record = {
-        "script": options.script,
-        "arguments": options.arguments,
+        "script": program.script,
+        "arguments": list(program.arguments),
         "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": {
             "processor": processor,
@@ -162,16 +159,15 @@ def _write(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "same_bits": None if same is None else same._asdict(),
-        "contenders": to_json(found),
+        "contenders": to_json(results),
     }
-    file = out / "results.json"
-    new = file.with_name(file.name + ".new")
-    new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    new.replace(file)
-    picture = out / "speed-up.png"
+    file = folder / "results.json"
+    write_atomically(file, json.dumps(record, indent=1) + "\n")
+    picture = folder / "speed-up.png"
     try:
-        plot(found, f"{options.script} on {processor}, {machine.cores_allowed} cores", picture)
+        plot(results, f"{program.script} on {processor}, {machine.cores_allowed} cores", picture)
     except ImportError:
-        print(f"written: {file}; no plot, as matplotlib is missing: pip install 'quorate[bench]'")
+        cure = "pip install 'quorate-torch[bench]'"
+        print(f"written: {file}; no plot, as matplotlib is missing: {cure}")
     else:
         print(f"written: {file}, {picture}")

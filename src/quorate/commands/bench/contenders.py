@@ -22,7 +22,7 @@ class Contender(NamedTuple):
 
 
 def contenders(devices: Sequence[str], workers: Sequence[int]) -> list[Contender]:
-    """What is asked for, each once, in order; checked against this machine.
+    """Return what is asked for, each contender once, in order; checked against this machine.
 
     Args:
         devices: lists of devices as ``--devices`` takes them; none: the script's own.
@@ -32,43 +32,43 @@ def contenders(devices: Sequence[str], workers: Sequence[int]) -> list[Contender
     Raises:
         SettingError: a device that is not here, or no worker.
     """
-    found: list[Contender] = []
+    compared: list[Contender] = []
     lists: Sequence[str | None] = devices or [None]
     for listed in lists:
         counts = workers or [len(worker_devices(listed, None))]
         if not devices and not workers:
             counts = _doubled(counts[0])
-        found += [Contender(listed, len(worker_devices(listed, count))) for count in counts]
-    return list(dict.fromkeys(found))
+        compared += [Contender(listed, len(worker_devices(listed, count))) for count in counts]
+    return list(dict.fromkeys(compared))
 
 
 def rounds(compared: Sequence[Contender], repeats: int) -> list[list[Contender]]:
-    """The runs of each round: the order turns round each time, so that drift hits all alike.
+    """Return the runs of each round: the order turns round each time, so that drift hits all alike.
 
     The one with most workers is the first: where the script leaves the number of shards open, it
     has as many as workers, and all others get that number.
     """
-    order = sorted(compared, key=lambda each: -each.workers)
+    order = sorted(compared, key=lambda contender: -contender.workers)
     return [order if number % 2 == 0 else order[::-1] for number in range(repeats)]
 
 
 def counts(text: str) -> list[int]:
-    """Numbers of workers from ``1,2,4``.
+    """Return numbers of workers from ``1,2,4``.
 
     Raises:
         SettingError: they are none.
     """
     try:
-        found = [int(word) for word in text.split(",")]
+        numbers = [int(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
+        numbers = []
+    if not numbers or min(numbers) < 1:
         raise SettingError("workers", text, "numbers of workers such as 1,2,4", "list them")
-    return found
+    return numbers
 
 
 def _doubled(most: int) -> list[int]:
-    found = [1]
-    while found[-1] * 2 < most:
-        found.append(found[-1] * 2)
-    return sorted({*found, most})
+    numbers = [1]
+    while numbers[-1] * 2 < most:
+        numbers.append(numbers[-1] * 2)
+    return sorted({*numbers, most})

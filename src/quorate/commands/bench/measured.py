@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from quorate.machine.atomic_file import write_atomically
 from quorate.transports.worker_status import PHASES
 
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """One worker over the measured time."""
+    """What one worker did in the measured time."""
 
     worker: int
     device: str
@@ -54,6 +54,7 @@ class Measured:
 
     @property
     def examples_per_s(self) -> float:
+        """Rows per second."""
         return self.rows / self.seconds
 
     @property
@@ -62,18 +63,17 @@ class Measured:
         return self.seconds / self.updates
 
     def write(self, path: Path) -> None:
-        """All of it or nothing."""
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        os.replace(new, path)
+        """Write it to a file, as a whole or not at all."""
+        write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Measured:
-        """What ``write`` wrote."""
+        """Return what ``write`` wrote."""
         workers = [WorkerTime(**worker) for worker in record["workers"]]
         digests = {int(n): digest for n, digest in record["digests"].items()}
         return cls(**{**record, "workers": workers, "digests": digests})
 
 
 def no_seconds() -> dict[str, float]:
+    """Return no time in any of a worker's phases."""
     return dict.fromkeys(PHASES, 0.0)

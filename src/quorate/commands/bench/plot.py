@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import io
 from collections.abc import Sequence
-from os import replace
 from pathlib import Path
 
 from quorate.commands.bench.results import Result
 from quorate.commands.bench.split import PARTS
+from quorate.machine.atomic_file import write_atomically
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = dict(
@@ -17,7 +17,7 @@ COLOURS = dict(
 INK = "#333333"
 
 
-def plot(found: Sequence[Result], title: str, path: Path) -> None:
+def plot(results: Sequence[Result], title: str, path: Path) -> None:
     """Write a PNG.
 
     Raises:
@@ -33,13 +33,13 @@ def plot(found: Sequence[Result], title: str, path: Path) -> None:
     speed, parts = figure.subplots(1, 2)
 
     # 1. Speed-up, with the range of the rounds.
-    least = found[0].contender.workers
-    ends = [least, max(result.contender.workers for result in found)]
+    least = results[0].contender.workers
+    ends = [least, max(result.contender.workers for result in results)]
     speed.plot(ends, [n / least for n in ends], "--", color="#999999", label="ideal", zorder=1)
-    for devices in dict.fromkeys(result.contender.devices for result in found):
+    for devices in dict.fromkeys(result.contender.devices for result in results):
         # One line through lists of devices of which each has one number of workers.
-        group = [r for r in found if r.contender.devices == devices]
-        group = group if len(group) > 1 else list(found)
+        group = [r for r in results if r.contender.devices == devices]
+        group = group if len(group) > 1 else list(results)
         speed.errorbar(
             [r.contender.workers for r in group],
             [r.speed_up for r in group],
@@ -49,12 +49,12 @@ def plot(found: Sequence[Result], title: str, path: Path) -> None:
             ],
             marker="o",
             capsize=3,
-            color=COLOURS["compute"] if len(group) == len(found) else None,
-            label="measured" if len(group) == len(found) else devices,
+            color=COLOURS["compute"] if len(group) == len(results) else None,
+            label="measured" if len(group) == len(results) else devices,
         )
-        if group == list(found):
+        if group == list(results):
             break
-    for result in found:
+    for result in results:
         speed.annotate(
             f"{result.examples_per_s:,.4g}/s",
             (result.contender.workers, result.speed_up),
@@ -63,18 +63,18 @@ def plot(found: Sequence[Result], title: str, path: Path) -> None:
             fontsize=8,
             color=INK,
         )
-    speed.set_xticks(sorted({result.contender.workers for result in found}))
+    speed.set_xticks(sorted({result.contender.workers for result in results}))
     speed.set_ylim(bottom=0)
     speed.margins(x=0.15)
     speed.set_xlabel("workers")
-    speed.set_ylabel(f"speed-up over {found[0].contender.label()}")
+    speed.set_ylabel(f"speed-up over {results[0].contender.label()}")
     speed.legend(frameon=False)
 
     # 2. The split of a step.
-    names = [_name(result) for result in found]
-    bottom = [0.0] * len(found)
+    names = [_name(result) for result in results]
+    bottom = [0.0] * len(results)
     for part in PARTS:
-        heights = [result.split[part] * result.step_s * 1e3 for result in found]
+        heights = [result.split[part] * result.step_s * 1e3 for result in results]
         parts.bar(names, heights, 0.6, bottom=bottom, color=COLOURS[part], label=part)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     parts.set_ylabel("milliseconds of a step")
@@ -87,10 +87,9 @@ def plot(found: Sequence[Result], title: str, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=INK)
 
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".png", delete=False) as new:
-        figure.savefig(new, format="png", dpi=120)
-    Path(new.name).chmod(0o644)
-    replace(new.name, path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_atomically(path, picture.getvalue())
 
 
 def _name(result: Result) -> str:

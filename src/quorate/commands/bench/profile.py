@@ -12,53 +12,55 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.coordination import rules
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.machine.cores import usable_cores
 from quorate.machine.cpu_time import CpuTime, cpu_time
-from quorate.machine.devices import usable_cores
 from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part
-from quorate.settings import real, setting
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.worker_status import WorkerStatus
 
-SECONDS = 8.0
+if TYPE_CHECKING:
+    from quorate.training.observer import Observe
+
 # The first updates make what later ones have: compiled kernels, memory, rows that are ahead.
 WARM_UP_UPDATES, WARM_UP_SHARE = 3, 0.25
 LEAST_UPDATES = 3
 FIRST_DIGEST = 4  # and after twice as many updates, and so on
 
 
-def profiled(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-    """The transport, measured if that is wanted.
+def profiling(file: Path, seconds: float) -> Observe:
+    """Return an observer that measures a training loop.
 
     Args:
-        state: of the loop that it is for.
-        facts: what a checkpoint says of the run.
+        file: where the result is written.
+        seconds: to measure, after the warm-up.
     """
-    file: str | None = setting("profile", None)
-    if file is None:
-        return transport
-    seconds = real("profile_s", setting("profile_s", SECONDS), above=0)
-    return Profiled(transport, Clock(transport, state, facts, Path(file), seconds))
+
+    def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+        return Profiled(transport, Clock(transport, state, facts, file, seconds))
+
+    return observe
 
 
 class Profiled(TransportAround):
-    """A ``Transport`` whose jobs are timed."""
+    """A transport whose jobs are timed."""
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
         super().__init__(inner)
         self._clock = clock
 
     def open(self, job: Job) -> Channel:
+        """Open a job, and time it."""
         if isinstance(job, Training):
             self._clock.job = job
             return TrainingChannel(super().open(job), self._clock)
@@ -67,46 +69,56 @@ class Profiled(TransportAround):
 
 
 class EvaluationChannel(ChannelAround):
-    """An evaluation is no part of a step."""
+    """The channel of an evaluation, which is no part of a step."""
 
     def __init__(self, inner: Channel, clock: Clock) -> None:
         super().__init__(inner)
         self._clock = clock
 
     def close(self) -> None:
+        """Close it: the evaluation is over."""
         super().close()
         self._clock.evaluation_ends()
 
 
 class TrainingChannel(ChannelAround):
-    """The clock is told of each update."""
+    """The channel of the training, which tells the clock of each update."""
 
     def __init__(self, inner: Channel, clock: Clock) -> None:
         super().__init__(inner)
         self._clock = clock
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        """Pass on an effect; the caller is done with its report."""
         self._clock.goes_on()
         if isinstance(effect, Keep):
             self._clock.kept(effect.step, effect.shard)
         super().send(effect)
 
     def receive(self, timeout_s: float | None) -> Event | None:
+        """Wait for an event; the caller is done with its report."""
         self._clock.goes_on()
         return super().receive(timeout_s)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        """Collect the gradients of a step, and time it."""
         self._clock.collecting(holders)
         parts = super().collect(step, holders)
         self._clock.collected(step)
         return parts
 
     def publish(self) -> None:
+        """Publish the parameters after an update, and time it."""
         self._clock.updated()
         super().publish()
         self._clock.published()
 
     def close(self) -> None:
+        """Close it, and end the program if enough was measured.
+
+        Raises:
+            SystemExit: it was.
+        """
         error = sys.exc_info()[1]
         left = isinstance(error, GeneratorExit)  # by the script: a caller of close() is not to end
         measured = (error is None or left) and self._clock.is_over()
@@ -116,7 +128,7 @@ class TrainingChannel(ChannelAround):
 
 
 class Clock:
-    """Adds up what the time of a loop goes into. One thread, the coordinator's.
+    """Sums of what the time of a loop goes into. One thread, the coordinator's.
 
     An update goes through these, in this order: ``collecting``, ``collected``, ``updated``,
     ``published``, ``goes_on``; evaluations are between the last two.
@@ -157,34 +169,38 @@ class Clock:
         self._spent = _Spent(status)
 
     def kept(self, step: int, shard: int) -> None:
+        """Count the rows of a shard that is to be in an update."""
         assert self.job is not None
         self._rows[step] = self._rows.get(step, 0) + len(self.job.plan.shard(step, shard))
 
     def collecting(self, holders: Sequence[int]) -> None:
-        """Enough of a step is in. Devices that are asynchronous may compute it still."""
+        """Begin to collect a step. Devices that are asynchronous may compute it still."""
         self._at = time.monotonic()
         for device in {self._devices[worker] for worker in holders}:
             self._synchronize(device)
         self._spent.device_s += self._lap()
 
     def collected(self, step: int) -> None:
+        """Count a step whose gradients are collected."""
         self._spent.exchange_s += self._lap()
         self._spent.rows += self._rows.pop(step, 0)
 
     def updated(self) -> None:
+        """Count the time of an update that was made, not yet published."""
         self._synchronize(self._state.parameters.device)
         sum_s = self._state.update.sum_s
         self._spent.exchange_s += sum_s
         self._spent.update_s += self._lap() - sum_s
 
     def published(self) -> None:
+        """Count an update: the caller has its report from here on."""
         self._spent.exchange_s += self._lap()
         self._spent.updates += 1
         self._updates += 1
         self._is_held = True
 
     def goes_on(self) -> None:
-        """The caller is done with the report of the last update.
+        """End the time that the caller had the report of the last update, if it had one.
 
         Raises:
             SystemExit: all is measured, and written.
@@ -212,7 +228,7 @@ class Clock:
             raise SystemExit(0)
 
     def is_over(self) -> bool:
-        """The loop came to its end before the time did; whether something was measured."""
+        """Write what was measured of a loop that ended early, and return whether anything was."""
         if self._is_held:
             self._is_held = False
             self._spent.beside_s += self._lap()
@@ -222,9 +238,11 @@ class Clock:
         return True
 
     def evaluation_begins(self) -> None:
+        """Stop the clock for an evaluation."""
         self._evaluation = time.monotonic(), self._transport.status()
 
     def evaluation_ends(self) -> None:
+        """Start the clock again after an evaluation."""
         if self._evaluation is None:
             return
         (began, before), self._evaluation = self._evaluation, None
@@ -267,10 +285,10 @@ class Clock:
         begun, spent = self._begun, self._spent
         workers = []
         for was, status in zip(begun.status, self._transport.status(), strict=True):
-            total, other = _Account(), spent.not_training[status.number]
+            total, besides = _Account(), spent.not_training[status.number]
             total.add(was, status)
-            seconds = {n: max(0.0, s - other.seconds[n]) for n, s in total.seconds.items()}
-            shards = total.shards - other.shards
+            seconds = {n: max(0.0, s - besides.seconds[n]) for n, s in total.seconds.items()}
+            shards = total.shards - besides.shards
             workers.append(WorkerTime(status.number, status.device, shards, seconds))
         Measured(
             update=self._facts["update"],

@@ -39,14 +39,14 @@ class Proof(NamedTuple):
 
 
 def results(measured: Mapping[Contender, Sequence[Measured]]) -> list[Result]:
-    """Of all contenders, in order of the number of workers.
+    """Return the results of all contenders, in order of the number of workers.
 
     Args:
         measured: the repeats of each, one per round.
     """
-    order = sorted(measured, key=lambda each: each.workers)
+    order = sorted(measured, key=lambda contender: contender.workers)
     base = measured[order[0]]
-    found = []
+    listed = []
     for contender in order:
         runs = list(measured[contender])
         by_speed = sorted(runs, key=lambda run: run.examples_per_s)
@@ -55,7 +55,7 @@ def results(measured: Mapping[Contender, Sequence[Measured]]) -> list[Result]:
             run.examples_per_s / least.examples_per_s for run, least in zip(runs, base, strict=True)
         ]
         parts = split(middle)
-        found.append(
+        listed.append(
             Result(
                 contender=contender,
                 runs=runs,
@@ -71,15 +71,15 @@ def results(measured: Mapping[Contender, Sequence[Measured]]) -> list[Result]:
                 notes=notes(middle),
             )
         )
-    return found
+    return listed
 
 
-def proof(found: Sequence[Result]) -> Proof | None:
-    """Of the last update that all runs have a digest of; None if there is none, or nothing to say.
+def proof(listed: Sequence[Result]) -> Proof | None:
+    """Return whether bits were the same after the last update that all runs have a digest of.
 
-    Bits are promised for one kind of device only.
+    None if there is no such update, or nothing to say: bits are promised for one kind of device.
     """
-    runs = [run for result in found for run in result.runs]
+    runs = [run for result in listed for run in result.runs]
     kinds = {worker.device.partition(":")[0] for run in runs for worker in run.workers}
     common = set.intersection(*(set(run.digests) for run in runs))
     if not common or len(kinds) > 1 or len(runs) < 2:
@@ -88,10 +88,10 @@ def proof(found: Sequence[Result]) -> Proof | None:
     return Proof(n, len(runs), sorted({run.digests[n] for run in runs}))
 
 
-def to_json(found: Sequence[Result]) -> list[dict[str, Any]]:
-    """One object per contender."""
+def to_json(listed: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return an object for JSON per contender."""
     records = []
-    for result in found:
+    for result in listed:
         record = result._asdict()
         record["runs"] = [
             asdict(run) | {"examples_per_s": run.examples_per_s} for run in result.runs

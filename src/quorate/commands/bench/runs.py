@@ -7,7 +7,7 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quorate.commands.bench.contenders import Contender
 from quorate.commands.bench.measured import Measured
@@ -20,7 +20,7 @@ class Program(NamedTuple):
 
     script: str
     arguments: tuple[str, ...]
-    options: Mapping[str, str | bool | None]  # of quorate run, by name; True: a switch
+    options: Mapping[str, Any]  # of quorate run, by name
     seconds: float  # to measure
 
 
@@ -41,12 +41,12 @@ def run(program: Program, contender: Contender, shards: int | None, log: Path) -
         options = {
             **program.options,
             "devices": contender.devices,
-            "workers": str(contender.workers),
-            "shards": None if shards is None else str(shards),
-            "run-dir": str(folder / "run"),
-            "save-every-s": str(NO_SAVES_S),
-            "profile": str(file),
-            "profile-s": str(program.seconds),
+            "workers": contender.workers,
+            "shards": shards,
+            "run_dir": folder / "run",
+            "save_every_s": NO_SAVES_S,
+            "profile": file,
+            "profile_s": program.seconds,
         }
         with (folder / "output").open("wb") as output:
             code = child_run(options, program.script, program.arguments, output, file.exists)

@@ -17,7 +17,7 @@ Split = dict[str, float]
 
 
 def split(run: Measured) -> Split:
-    """The share of each of ``PARTS`` in the time of a step, which add up to 1.
+    """Return the share of each of ``PARTS`` in the time of a step; they add up to 1.
 
     input     waiting for rows
     compute   forward and backward
@@ -57,10 +57,10 @@ def split(run: Measured) -> Split:
 
 
 def compute_s(run: Measured) -> float:
-    """Seconds of forward and backward per shard, of the worker in the middle, or 0."""
-    found = [
+    """Return the seconds of forward and backward per shard, of the worker in the middle, or 0."""
+    seconds = [
         (worker.seconds["forward"] + worker.seconds["backward"]) / worker.shards
         for worker in run.workers
         if worker.shards
     ]
-    return median_low(found) if found else 0.0
+    return median_low(seconds) if seconds else 0.0

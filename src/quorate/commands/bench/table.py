@@ -14,24 +14,24 @@ SPREAD = 0.2  # that is worth a word
 HEADS = ("workers", "examples/s", "spread", "speed-up", "efficiency", "step", *PARTS)
 
 
-def table(found: Sequence[Result]) -> str:
-    """A row per contender; the parts are shares of a step."""
-    listed = {result.contender.devices for result in found} != {None}
+def table(results: Sequence[Result]) -> str:
+    """Return a row per contender; the parts are shares of a step."""
+    listed = {result.contender.devices for result in results} != {None}
     heads = ("devices", *HEADS) if listed else HEADS
-    rows = [_cells(result, listed) for result in found]
+    rows = [_cells(result, listed) for result in results]
     return aligned([heads, *rows], right=range(len(heads)))
 
 
-def below(found: Sequence[Result], same: Proof | None) -> list[str]:
-    """Bottlenecks in words, what else there is to say, and whether bits were the same."""
+def below(results: Sequence[Result], same: Proof | None) -> list[str]:
+    """Return bottlenecks in words, what else there is to say, and whether bits were the same."""
     lines = []
-    for result in found:
+    for result in results:
         first, *others = result.findings
         label = result.contender.label()
         lines.append(f"{label}: {first.words}")
-        lines += [f"{' ' * len(label)}  also {other.words}" for other in others]
+        lines += [f"{' ' * len(label)}  also {finding.words}" for finding in others]
         lines += [f"{' ' * len(label)}  {note}" for note in result.notes]
-    if (most := max(map(spread, found))) > SPREAD:
+    if (most := max(map(spread, results))) > SPREAD:
         lines.append(
             f"runs that are alike differ by up to {most:.0%}: other programs run too, or the "
             "machine drifts; more --repeats make medians steadier"
@@ -50,7 +50,7 @@ def below(found: Sequence[Result], same: Proof | None) -> list[str]:
 
 
 def spread(result: Result) -> float:
-    """How far the runs of a contender are apart, as a share of their median."""
+    """Return how far the runs of a contender are apart, as a share of their median."""
     return (result.fastest - result.slowest) / result.examples_per_s
 
 

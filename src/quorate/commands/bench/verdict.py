@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 def findings(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -> list[Finding]:
-    """What takes time, the bottleneck first. There is always one.
+    """Return what takes time, the bottleneck first; there is always one.
 
     The bottleneck is what costs most, if that is at least ``LEAST_COST`` of a step; else it is the
     computation, which is what the time is for.
@@ -35,47 +35,47 @@ def findings(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -
         split: of its median run.
         base: repeats of the one with the fewest workers.
     """
-    found = [*_stragglers(runs), *_parts(runs[0], split), *_evaluation(runs)]
-    names = {finding.name for finding in found}
+    costly = [*_stragglers(runs), *_parts(runs[0], split), *_evaluation(runs)]
+    names = {finding.name for finding in costly}
     if "straggler" not in names:
-        found += _waiting(runs[0], split)
-    found += _longer(runs, split, base)
-    found = sorted((f for f in found if f.cost >= LEAST_COST), key=lambda f: -f.cost)
-    return found or [_compute(split)]
+        costly += _waiting(runs[0], split)
+    costly += _longer(runs, split, base)
+    costly = sorted((f for f in costly if f.cost >= LEAST_COST), key=lambda f: -f.cost)
+    return costly or [_compute(split)]
 
 
 def notes(run: Measured) -> list[str]:
-    """What is to be said of a contender besides."""
-    found = []
+    """Return what else there is to say of a contender."""
+    lines = []
     cpu = sum(worker.device == "cpu" for worker in run.workers)
     if cpu * run.threads > run.cores:
-        found.append(f"more workers than cores: {_cores(run)}")
+        lines.append(f"more workers than cores: {_cores(run)}")
     if run.update == "sync" and len(run.workers) > run.shards:
-        found.append(
+        lines.append(
             f"more workers than shards: {len(run.workers) - run.shards} of {len(run.workers)} only "
             "step in for others; raise shards"
         )
     if run.others_cores >= LEAST_OTHERS:
-        found.append(
+        lines.append(
             f"other programs used {run.others_cores:.1f} of this machine's cores meanwhile"
         )
     if again := [w.worker for w in run.workers if w.seconds["starting"] > 0]:
         listed = ", ".join(map(str, again))
-        found.append(f"worker {listed} ended in the measured time, and was started again")
-    return found
+        lines.append(f"worker {listed} ended in the measured time, and was started again")
+    return lines
 
 
 def _stragglers(runs: Sequence[Measured]) -> list[Finding]:
     times = _times(runs)
     devices = {worker.worker: worker.device for worker in runs[0].workers}
-    found = []
+    listed = []
     late = slow(times)
     known = {w: t.shard_s for w, t in times.items() if t.shard_s}
-    usual = known | {each.worker: each.usual_s for each in late}
-    speed, without = (sum(1 / s for s in each.values()) for each in (known, usual))
-    for each in late:
-        words = f"straggler: {described(each, devices[each.worker])}"
-        found.append(Finding("straggler", 1 - speed / without, words))
+    usual = known | {straggler.worker: straggler.usual_s for straggler in late}
+    speed, without = (sum(1 / s for s in shard_s.values()) for shard_s in (known, usual))
+    for straggler in late:
+        words = f"straggler: {described(straggler, devices[straggler.worker])}"
+        listed.append(Finding("straggler", 1 - speed / without, words))
     for worker in runs[0].workers:
         if times[worker.worker].shard_s is None and len(known) > 0:
             seconds = {n: worker.seconds[n] for n in WORK}
@@ -85,13 +85,13 @@ def _stragglers(runs: Sequence[Measured]) -> list[Finding]:
                     f"straggler: worker {worker.worker} ({worker.device}) finished nothing in "
                     f"{duration(runs[0].seconds)}; in {phase}"
                 )
-                found.append(Finding("straggler", 1 / len(times), words))
-    return found
+                listed.append(Finding("straggler", 1 / len(times), words))
+    return listed
 
 
 def _times(runs: Sequence[Measured]) -> dict[int, ShardTime]:
     """Per worker: the median over the runs of what a shard takes."""
-    found = {}
+    by_worker = {}
     for number in range(len(runs[0].workers)):
         per_shard = [
             {phase: w.seconds[phase] / w.shards for phase in WORK}
@@ -99,10 +99,10 @@ def _times(runs: Sequence[Measured]) -> dict[int, ShardTime]:
             if (w := run.workers[number]).shards > 0
         ]
         shards = min(run.workers[number].shards for run in runs)
-        phases_s = {p: median(each[p] for each in per_shard) for p in WORK} if per_shard else {}
-        shard_s = median(sum(each.values()) for each in per_shard) if per_shard else None
-        found[number] = ShardTime(shards, shard_s, phases_s, None)
-    return found
+        phases_s = {p: median(times[p] for times in per_shard) for p in WORK} if per_shard else {}
+        shard_s = median(sum(times.values()) for times in per_shard) if per_shard else None
+        by_worker[number] = ShardTime(shards, shard_s, phases_s, None)
+    return by_worker
 
 
 def _parts(run: Measured, split: Split) -> list[Finding]:
@@ -145,10 +145,10 @@ def _waiting(run: Measured, split: Split) -> list[Finding]:
 
 def _longer(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -> list[Finding]:
     """Whether shards take longer than with fewer workers: something is shared."""
-    now_s, before_s = (median(map(compute_s, each)) for each in (runs, base))
+    now_s, before_s = (median(map(compute_s, repeats)) for repeats in (runs, base))
     run, workers, fewer = runs[0], len(runs[0].workers), len(base[0].workers)
     kinds = [
-        {worker.device.partition(":")[0] for worker in each.workers} for each in (run, base[0])
+        {worker.device.partition(":")[0] for worker in repeat.workers} for repeat in (run, base[0])
     ]
     if workers <= fewer or kinds[0] != kinds[1] or not 0 < before_s * LONGER < now_s:
         return []

@@ -27,17 +27,17 @@ DEATH_S = 0.5  # how long a killed process may take to be gone
 
 
 class Asked(NamedTuple):
-    """What came of it."""
+    """What came of a question."""
 
     lines: list[dict[str, Any]]  # the answers, in order
     failure: str | None  # why there are no more
 
     def all(self, name: str) -> list[Any]:
-        """Every answer of this name."""
+        """Return every answer of a name."""
         return [line[name] for line in self.lines if name in line]
 
     def first(self, name: str) -> Any:
-        """The first answer of this name, or None."""
+        """Return the first answer of a name, or None."""
         return next(iter(self.all(name)), None)
 
 
@@ -89,7 +89,7 @@ def _asked(module: str, path: Sequence[str], answer_s: float, begin_s: float) ->
 def _heard(
     fd: int, answer_s: float, begin_s: float
 ) -> tuple[list[dict[str, Any]], str | None, bool]:
-    """What it prints until it ends; the question that it is at; whether it ended in time."""
+    """Read what it prints until it ends; return also its last question, and whether it ended."""
     lines: list[dict[str, Any]] = []
     question, text = None, b""
     deadline = time.monotonic() + begin_s
@@ -110,7 +110,7 @@ def _heard(
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        answer = json.loads(line)
     except ValueError:  # a library printed something of its own
         return None
-    return found if isinstance(found, dict) else None
+    return answer if isinstance(answer, dict) else None

@@ -102,18 +102,18 @@ def _gpu(nvml: Any, ask: _Asked, handle: Any) -> dict[str, Any]:
 
 
 def _slices(nvml: Any, ask: _Asked, handle: Any) -> list[dict[str, Any]]:
-    found = []
+    slices = []
     for index in range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         part = ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if part is not None:
-            found.append(
+            slices.append(
                 {
                     "uuid": ask(nvml.nvmlDeviceGetUUID, part),
                     "gpu_instance": ask(nvml.nvmlDeviceGetGpuInstanceId, part),
                     "compute_instance": ask(nvml.nvmlDeviceGetComputeInstanceId, part),
                 }
             )
-    return found
+    return slices
 
 
 def _link(nvml: Any, ask: _Asked, one: Any, other: Any) -> dict[str, Any]:

@@ -55,18 +55,18 @@ def _ask() -> None:
     for index in range(count):
         name = f"{kind}:{index}"
         _say(asking=f"{name} for a little memory")
-        found: dict[str, Any] = {"device": name, "uuid": None, "error": None}
+        answer: dict[str, Any] = {"device": name, "uuid": None, "error": None}
         try:
             if kind == "cuda":
-                found["uuid"] = str(module.get_device_properties(index).uuid)
+                answer["uuid"] = str(module.get_device_properties(index).uuid)
             ones = torch.ones(8, device=name)
             _say(asking=f"{name} to compute")
             with torch.accelerator.device_index(index):
                 if (ones * 2).sum().item() != 16:
-                    found["error"] = "8 times 2 is not 16 on it"
+                    answer["error"] = "8 times 2 is not 16 on it"
         except Exception as error:  # no kernel for it, no memory left, held by another process
-            found["error"] = _first_line(error)
-        _say(device=found)
+            answer["error"] = _first_line(error)
+        _say(device=answer)
 
 
 def _version(number: int | None) -> str | None:

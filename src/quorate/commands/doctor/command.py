@@ -2,63 +2,68 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Any]
+import click
 
+from quorate.commands.command import Command
+from quorate.commands.options import setting_options
 
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "doctor", help="show devices and limits, and what would go wrong", description=__doc__
-    )
-    parser.add_argument("--devices", help="of the run that is to be judged; as for run")
-    parser.add_argument("--workers", type=int, help="likewise")
-    parser.add_argument("--threads", type=int, default=1, help="likewise")
-    parser.add_argument("--loader-workers", type=int, help="likewise; 0: it has none")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.set_defaults(call=doctor)
+HELP = "Show what devices and limits there are, and whether such a run would work."
 
 
-def doctor(options: argparse.Namespace) -> int:
-    """Print what there is and what is wrong. 1 if such a run would fail, else 0.
+@click.command(
+    "doctor",
+    cls=Command,
+    help=HELP,
+    short_help="show devices and limits, and what would go wrong",
+)
+@setting_options("devices", "workers", "threads", "loader_workers")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def command(
+    devices: str | None,
+    workers: int | None,
+    threads: int | None,
+    loader_workers: int | None,
+    as_json: bool,
+) -> int:
+    """Print what there is and what is wrong; return 1 if such a run would fail, else 0.
 
     Raises:
         SettingError: a number is too small.
     """
     from quorate.commands.doctor.examination import examine
     from quorate.commands.doctor.table import shown
-    from quorate.commands.doctor.verdicts import FAILS, Wanted, verdicts
+    from quorate.commands.doctor.verdict import FAILS
+    from quorate.commands.doctor.verdicts import verdicts
+    from quorate.commands.doctor.wanted import Wanted, named_devices
     from quorate.settings import whole
 
-    workers, loader_workers = options.workers, options.loader_workers
     wanted = Wanted(
-        devices=options.devices and tuple(map(str.strip, re.split(r"[,+]", options.devices))),
+        devices=named_devices(devices) if devices else None,
         workers=None if workers is None else whole("workers", workers, least=1),
-        threads=whole("threads", options.threads, least=1),
+        threads=1 if threads is None else whole("threads", threads, least=1),
         loader_workers=loader_workers and whole("loader_workers", loader_workers, least=0),
     )
     facts = examine()
-    found = verdicts(facts, wanted)
-    code = int(any(verdict.level == FAILS for verdict in found))
-    if options.json:
-        told = {"works": not code, "verdicts": _plain(found), **_plain(facts)}
-        print(json.dumps(told, indent=1))
+    listed = verdicts(facts, wanted)
+    code = int(any(verdict.level == FAILS for verdict in listed))
+    if as_json:
+        record = {"works": not code, "verdicts": _plain(listed), **_plain(facts)}
+        print(json.dumps(record, indent=1))
     else:
-        print(shown(facts, found))
+        print(shown(facts, listed))
     return code
 
 
 def _plain(value: Any) -> Any:
-    """The same of objects and lists that JSON has."""
+    """Return the same, of objects and lists that JSON has."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(one) for name, one in value._asdict().items()}
+        return {name: _plain(part) for name, part in value._asdict().items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(part) for part in value]
     return value

@@ -28,7 +28,7 @@ def examine(answer_s: float = ANSWER_S) -> Facts:
     with ThreadPoolExecutor(2) as both:
         driver, torch = both.map(partial(ask, answer_s=answer_s), ("ask_nvml", "ask_torch"))
     environment = device_environment()
-    gpus = tuple(_gpu(found) for found in driver.all("gpu"))
+    gpus = tuple(_gpu(answer) for answer in driver.all("gpu"))
     value = environment.get(VARIABLE)
     selection = Selection((), why_none(value))  # all that is known if some GPU did not answer
     if driver.failure is None:
@@ -37,7 +37,7 @@ def examine(answer_s: float = ANSWER_S) -> Facts:
         environment=environment,
         driver=_driver(driver),
         gpus=gpus,
-        lost={one["index"]: one["error"] for one in driver.all("lost")},
+        lost={gpu["index"]: gpu["error"] for gpu in driver.all("lost")},
         links=tuple(Link(**link) for link in driver.all("link")),
         selection=selection,
         torch=_torch(torch),
@@ -49,16 +49,17 @@ def examine(answer_s: float = ANSWER_S) -> Facts:
 
 
 def _driver(asked: Asked) -> Driver:
-    found = asked.first("driver") or {"version": None, "cuda": None}
-    return Driver(**found, failure=asked.failure)
+    answer = asked.first("driver") or {"version": None, "cuda": None}
+    return Driver(**answer, failure=asked.failure)
 
 
-def _gpu(found: dict[str, Any]) -> Gpu:
-    slices = tuple(Slice(**part) for part in found.pop("slices"))
+def _gpu(answer: dict[str, Any]) -> Gpu:
+    slices = tuple(Slice(**part) for part in answer.pop("slices"))
     holders = tuple(
-        Holder(one["pid"], _name(one["pid"]), one["memory_bytes"]) for one in found.pop("holders")
+        Holder(process["pid"], _name(process["pid"]), process["memory_bytes"])
+        for process in answer.pop("holders")
     )
-    return Gpu(**found, slices=slices, holders=holders)
+    return Gpu(**answer, slices=slices, holders=holders)
 
 
 def _name(pid: int) -> str | None:
@@ -70,22 +71,22 @@ def _name(pid: int) -> str | None:
 
 def _torch(asked: Asked) -> Torch:
     nothing = dict.fromkeys(("version", "cuda", "hip", "accelerator", "threads", "cudnn"))
-    found = asked.first("build") or {**nothing, "mkldnn": False, "nccl": False, "gloo": False}
-    return Torch(**found, why_none=asked.first("why_none"), failure=asked.failure)
+    answer = asked.first("build") or {**nothing, "mkldnn": False, "nccl": False, "gloo": False}
+    return Torch(**answer, why_none=asked.first("why_none"), failure=asked.failure)
 
 
 def _accelerators(
     asked: Asked, gpus: Sequence[Gpu], selection: Selection
 ) -> tuple[Accelerator, ...]:
-    """What torch sees, and which GPU each is: by UUID, else by the rules of the variable."""
+    """Return what torch sees, and which GPU each is: by UUID, else by the variable's rules."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     indices |= {part.uuid: gpu.index for gpu in gpus for part in gpu.slices}
-    found = []
-    for number, one in enumerate(asked.all("device")):
-        uuids = [f"{kind}-{one['uuid']}" for kind in ("GPU", "MIG")]
+    accelerators = []
+    for number, answer in enumerate(asked.all("device")):
+        uuids = [f"{kind}-{answer['uuid']}" for kind in ("GPU", "MIG")]
         visible = next((Visible(indices[u], u) for u in uuids if u in indices), None)
-        is_listed = one["device"].startswith("cuda") and number < len(selection.visible)
-        if visible is None and one["uuid"] is None and is_listed:
+        is_listed = answer["device"].startswith("cuda") and number < len(selection.visible)
+        if visible is None and answer["uuid"] is None and is_listed:
             visible = selection.visible[number]
-        found.append(Accelerator(one["device"], visible, one["error"]))
-    return tuple(found)
+        accelerators.append(Accelerator(answer["device"], visible, answer["error"]))
+    return tuple(accelerators)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quorate.machine.host import Host
 from quorate.machine.visible_devices import Selection, Slice, Visible
 
 
@@ -45,7 +46,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver."""
+    """What there is of NVIDIA's driver."""
 
     version: str | None
     cuda: str | None  # the newest CUDA that it can run
@@ -79,27 +80,6 @@ class Torch:
 
 
 @dataclass(frozen=True)
-class Host:
-    """Cores and memory."""
-
-    processor: str | None
-    cores: int  # of the machine, logical
-    cores_physical: int | None
-    cores_allowed: int  # by affinity: cpuset, taskset
-    cores_limit: float | None  # of the container: cpu.max, cfs_quota
-    numa_nodes: int
-    memory_bytes: int | None  # None: the system does not say
-    memory_free_bytes: int | None
-    container_free_bytes: int | None  # of the container's limit, if there is one
-
-    @property
-    def cores_usable(self) -> float:
-        """What may be used at a time."""
-        limit = self.cores_allowed if self.cores_limit is None else self.cores_limit
-        return min(self.cores_allowed, limit)
-
-
-@dataclass(frozen=True)
 class Limits:
     """What the system lets a process have."""
 
@@ -129,7 +109,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it."""
+    """All that a doctor found."""
 
     environment: dict[str, str]  # the variables that devices and threads depend on
     driver: Driver

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from quorate.commands.doctor.facts import Limits
-from quorate.data.loader_processes import check_loader_processes
 from quorate.errors import UserError
 from quorate.machine import descriptors
 from quorate.machine.shared_memory import MIB, Segment
+from quorate.machine.temporary_folder import require_short_path
 
 # Of the shared memory that is tried: room for a model of some million parameters.
 TRIED_BYTES = 64 * MIB
+# Loader processes hand over descriptors, which takes a socket, but on macOS and Windows. It is
+# torch's choice, and torch is not imported here: it may be what is wrong.
+HAS_SOCKETS = sys.platform not in ("darwin", "win32")
 
 
 def limits(shm: Path = Path("/dev/shm")) -> Limits:
-    """What there is. A segment and a temporary file are tried, and nothing is left of them."""
+    """Return what there is. A segment and a temporary file are tried, and removed."""
     size = free = None
     if shm.is_dir():
-        found = os.statvfs(shm)
-        size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        room = os.statvfs(shm)
+        size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     files = descriptors.limit()
     folder, error = _temporary()
     return Limits(
@@ -38,12 +42,12 @@ def limits(shm: Path = Path("/dev/shm")) -> Limits:
         temporary=folder,
         temporary_error=error,
         temporary_free_bytes=None if error else shutil.disk_usage(folder).free,
-        sockets_error=None if error else _refusal(check_loader_processes),
+        sockets_error=None if error or not HAS_SOCKETS else _refusal(require_short_path),
     )
 
 
 def _limit(name: str) -> int | None:
-    """The one that holds; None where there is none, or no such thing on this system."""
+    """Return the limit that holds; None: there is none, or no such thing on this system."""
     try:
         import resource
     except ImportError:
@@ -53,7 +57,7 @@ def _limit(name: str) -> int | None:
 
 
 def _temporary() -> tuple[str, str | None]:
-    """The folder, and why nothing can be written to it."""
+    """Return the folder, and why nothing can be written to it."""
     folder = "?"
     try:
         folder = tempfile.gettempdir()

@@ -10,8 +10,8 @@ from quorate.commands.doctor.facts import Interface
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Those that are up and have an address; none where the system does not say."""
-    found = []
+    """Return those that are up and have an address; none where the system does not say."""
+    listed = []
     try:
         stats = psutil.net_if_stats()
     except OSError:  # there is no /proc
@@ -21,5 +21,5 @@ def interfaces() -> tuple[Interface, ...]:
         ips = [ip for ip in ips if not ip.startswith("fe80:")]  # which no program can be given
         if name in stats and stats[name].isup and ips:
             loopback = all(ip.startswith("127.") or ip == "::1" for ip in ips)
-            found.append(Interface(name, tuple(ips), stats[name].speed or None, loopback))
-    return tuple(found)
+            listed.append(Interface(name, tuple(ips), stats[name].speed or None, loopback))
+    return tuple(listed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from quorate.commands.doctor.facts import Facts, Gpu
-from quorate.commands.doctor.verdicts import FAILS, Verdict
+from quorate.commands.doctor.verdict import FAILS, Verdict
 from quorate.machine.columns import aligned
 
 GIB = 1 << 30
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 
 def shown(facts: Facts, verdicts: Sequence[Verdict]) -> str:
-    """The whole text; a subject that has several rows is named once."""
+    """Return the whole text; a subject that has several rows is named once."""
     rows = [*_gpus(facts), *_torch(facts), *_host(facts), *_limits(facts), *_network(facts)]
     before = ["", *(row.subject for row in rows)]
     table = aligned(
@@ -107,7 +107,7 @@ def _torch(facts: Facts) -> Iterator[Row]:
         yield Row("torch", f"none: {torch.failure}")
         return
     built = [f"CUDA {torch.cuda}" if torch.cuda else "", f"ROCm {torch.hip}" if torch.hip else ""]
-    parts = [torch.version, *(f"built with {one}" for one in built if one)]
+    parts = [torch.version, *(f"built with {toolkit}" for toolkit in built if toolkit)]
     if not any(built):
         parts.append("built without CUDA")
     if torch.accelerator not in (None, "cuda"):

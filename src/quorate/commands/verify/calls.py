@@ -22,15 +22,15 @@ OPERATOR = "operator"  # another operator was called in its place
 Pair = tuple[str, str]
 
 
-def paired(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, Pair]:
-    """The results of two computations, by name."""
-    return {name: (text, other.get(name, "")) for name, text in one.items()}
+def paired(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, Pair]:
+    """Return the results of two computations, by name."""
+    return {name: (text, second.get(name, "")) for name, text in first.items()}
 
 
 def culprit(
     first: Sequence[Call], second: Sequence[Call], results: Mapping[str, Pair]
 ) -> CallRecord | None:
-    """The earliest call that two computations of the same shard part at.
+    """Return the earliest call that two computations of the same shard part at.
 
     Args:
         first, second: the calls of each, in order.
@@ -40,23 +40,22 @@ def culprit(
     if not wanted:
         return None
     together = next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if _other(a, b)),
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if _are_others(a, b)),
         min(len(first), len(second)),
     )
     pairs = list(zip(first[:together], second[:together], strict=True))
     if together < max(len(first), len(second)):
         # The course of the computation is another from here on, by something that differs before.
         wanted = {p for a, b in pairs if not a.is_empty for p in _differing("outputs", a, b)}
-    found = _earliest(pairs, wanted)
-    if found is not None:
-        return found
+    if (earliest := _earliest(pairs, wanted)) is not None:
+        return earliest
     if together < min(len(first), len(second)):
         a, b = first[together], second[together]
         return _record(OPERATOR, a, b, (a.operator, b.operator))
     return None
 
 
-def _other(a: Call, b: Call) -> bool:
+def _are_others(a: Call, b: Call) -> bool:
     return (a.operator, len(a.inputs), len(a.outputs)) != (
         b.operator,
         len(b.inputs),
@@ -71,26 +70,25 @@ def _differing(which: str, a: Call, b: Call) -> Iterator[Pair]:
 
 
 def _earliest(pairs: Sequence[tuple[Call, Call]], wanted: set[Pair]) -> CallRecord | None:
-    """The earliest call that what is wanted leads back to."""
-    found: CallRecord | None = None
-    made: list[set[Pair]] = [set()]  # before each call, by the calls so far
+    """Return the earliest call that what is wanted leads back to."""
+    earliest: CallRecord | None = None
+    results: list[set[Pair]] = [set()]  # before each call, of the calls so far
     for a, b in pairs:
-        made.append(
-            made[-1] | set(_differing("outputs", a, b)) if a.outputs != b.outputs else made[-1]
-        )
+        more = set(_differing("outputs", a, b)) if a.outputs != b.outputs else set()
+        results.append(results[-1] | more if more else results[-1])
     for number in range(len(pairs) - 1, -1, -1):
         a, b = pairs[number]
         if not wanted & set(_differing("outputs", a, b)):
             continue
         given = list(_differing("inputs", a, b))
-        foreign = [pair for pair in given if pair not in made[number]]
+        foreign = [pair for pair in given if pair not in results[number]]
         if not given:
             why = MEMORY if a.is_empty else RESULT
-            found = _record(why, a, b, next(_differing("outputs", a, b)))
+            earliest = _record(why, a, b, next(_differing("outputs", a, b)))
         elif foreign:
-            found = _record(TENSOR if "[" in foreign[0][0] else NUMBER, a, b, foreign[0])
+            earliest = _record(TENSOR if "[" in foreign[0][0] else NUMBER, a, b, foreign[0])
         wanted |= set(given)
-    return found
+    return earliest
 
 
 def _record(why: str, a: Call, b: Call, values: Pair) -> CallRecord:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from quorate.commands.verify.records import Event, Recording, ShardRecord
 
@@ -60,56 +61,56 @@ class Difference:
     rates: tuple[float, float] | None = None  # the learning rate, where it is what differs
 
 
-def first_difference(one: Recording, other: Recording) -> Difference | None:
-    """Where two runs part; None if their bits are the same after each update of both."""
-    for a, b in zip(one.updates, other.updates, strict=False):
+def first_difference(first: Recording, second: Recording) -> Difference | None:
+    """Return where two runs part; None if their bits are the same after each update of both."""
+    for a, b in zip(first.updates, second.updates, strict=False):
         names = list(_differing(a.tensors, b.tensors))
         rates = (a.lr, b.lr)
-        if not names and repr(a.lr) == repr(b.lr) and not _loss_differs(one, other, a.step):
+        if not names and repr(a.lr) == repr(b.lr) and not _loss_differs(first, second, a.step):
             continue
         if a.number == 0 and names:
             return Difference(WEIGHTS, 0, parameter=names[0], parameters=len(names))
-        found = _in_shards(one, other, a.number, a.step)
-        if found is None and not names:
+        in_shards = _in_shards(first, second, a.number, a.step)
+        if in_shards is None and not names:
             return Difference(RATE, a.number, rates=rates)
-        if found is None:
+        if in_shards is None:
             return Difference(UPDATE, a.number, parameter=names[0], parameters=len(names))
-        return found
-    if len(one.updates) != len(other.updates):
-        return Difference(LENGTH, min(len(one.updates), len(other.updates)))
+        return in_shards
+    if len(first.updates) != len(second.updates):
+        return Difference(LENGTH, min(len(first.updates), len(second.updates)))
     return None
 
 
-def other_rows(one: Recording, other: Recording) -> list[int]:
-    """The rows of the dataset whose content is not the same in both runs."""
-    found = set()
-    for ticket in one.shards.keys() & other.shards.keys():
-        a, b = one.shards[ticket][0], other.shards[ticket][0]
+def changed_rows(first: Recording, second: Recording) -> list[int]:
+    """Return the rows of the dataset whose content is not the same in both runs."""
+    rows: set[int] = set()
+    for ticket in first.shards.keys() & second.shards.keys():
+        a, b = first.shards[ticket][0], second.shards[ticket][0]
         pairs = zip(a.rows, a.samples, b.rows, b.samples, strict=False)
-        found |= {row for row, text, again, changed in pairs if row == again and text != changed}
-    return sorted(found)
+        rows |= {row for row, text, again, changed in pairs if row == again and text != changed}
+    return sorted(rows)
 
 
 def alike(run: Recording) -> list[tuple[Sighting, Sighting]]:
-    """Rows of one epoch of a run that hold what an earlier row of it holds, and that row."""
+    """Return rows of one epoch of a run that hold what an earlier row holds, after that row."""
     steps = max(1, int(run.facts.get("steps_per_epoch", 1)))
     first: dict[tuple[int, str], Sighting] = {}
-    found = []
+    pairs = []
     for step, shard in sorted(run.shards):
         record = run.shards[step, shard][0]
         for row, text in zip(record.rows, record.samples, strict=True):
             here = Sighting(row, record.worker, step, shard)
             before = first.setdefault((step // steps, text), here)
             if before.row != row:
-                found.append((before, here))
-    return found
+                pairs.append((before, here))
+    return pairs
 
 
-def _loss_differs(one: Recording, other: Recording, step: int) -> bool:
+def _loss_differs(first: Recording, second: Recording, step: int) -> bool:
     # Further metrics need not be functions of the data: seconds, say.
-    for ticket in one.shards.keys() & other.shards.keys():
+    for ticket in first.shards.keys() & second.shards.keys():
         if ticket[0] == step:
-            mine, theirs = ({_loss(s) for s in run.shards[ticket]} for run in (one, other))
+            mine, theirs = ({_loss(s) for s in run.shards[ticket]} for run in (first, second))
             if not mine & theirs:
                 return True
     return False
@@ -119,30 +120,31 @@ def _loss(record: ShardRecord) -> tuple[str, ...]:
     return tuple(repr(record.metrics.get(name)) for name in ("loss", "weight"))
 
 
-def _in_shards(one: Recording, other: Recording, update: int, step: int) -> Difference | None:
-    found = []
-    for ticket in sorted(one.shards.keys() | other.shards.keys()):
+def _in_shards(first: Recording, second: Recording, update: int, step: int) -> Difference | None:
+    parted = []
+    for ticket in sorted(first.shards.keys() | second.shards.keys()):
         if ticket[0] != step:
             continue
-        pairs = [(a, b) for a in one.shards.get(ticket, []) for b in other.shards.get(ticket, [])]
+        copies = (run.shards.get(ticket, []) for run in (first, second))
+        pairs = list(product(*copies))
         partings = [_parting(a, b, update) for a, b in pairs]
         if partings and all(p is not None for p in partings):
-            found.append((partings[0], pairs[0]))
-    if not found:
+            parted.append((partings[0], pairs[0]))
+    if not parted:
         return None
-    difference, (a, b) = found[0]
+    difference, (a, b) = parted[0]
     assert difference is not None
     seen: tuple[Sighting, ...] = ()
     if difference.row is not None:
         at = b.rows.index(difference.row)
-        seen = tuple(_sightings(other, b.samples[at], difference.row))
-        seen = seen or tuple(_sightings(one, a.samples[at], difference.row))
+        seen = tuple(_sightings(second, b.samples[at], difference.row))
+        seen = seen or tuple(_sightings(first, a.samples[at], difference.row))
     names = list(_differing(a.gradient, b.gradient))
-    return _with(difference, a, b, names, seen, len(found))
+    return _with(difference, a, b, names, seen, len(parted))
 
 
 def _with(
-    found: Difference,
+    difference: Difference,
     a: ShardRecord,
     b: ShardRecord,
     names: Sequence[str],
@@ -151,7 +153,7 @@ def _with(
 ) -> Difference:
     return Difference(
         **{
-            **vars(found),
+            **vars(difference),
             "shard": a.shard,
             "workers": (a.worker, b.worker),
             "parameter": next(iter(names), None),
@@ -171,7 +173,7 @@ def _sightings(run: Recording, text: str, but: int) -> Iterator[Sighting]:
 
 
 def _parting(a: ShardRecord, b: ShardRecord, update: int) -> Difference | None:
-    """Where two computations of one shard part, in the order of causes."""
+    """Return where two computations of one shard part, in the order of causes."""
     if a.rows != b.rows:
         return Difference(ROWS, update)
     for row, text, changed in zip(a.rows, a.samples, b.samples, strict=True):
@@ -179,8 +181,8 @@ def _parting(a: ShardRecord, b: ShardRecord, update: int) -> Difference | None:
             return Difference(ROW, update, row=row)
     if a.batch != b.batch:
         return Difference(BATCH, update)
-    if (found := _forward(a.forward, b.forward, update)) is not None:
-        return found
+    if (difference := _forward(a.forward, b.forward, update)) is not None:
+        return difference
     for name in _differing(a.metrics, b.metrics):
         return Difference(LOSS, update, metric=name)
     if (event := _backward(a.backward, b.backward)) is not None:

@@ -37,11 +37,11 @@ class ModuleTrace:
         self._open: defaultdict[str, list[int]] = defaultdict(list)  # of these, not yet returned
 
     def watch(self, loss: Loss) -> Loss:
-        """The loss function, before which all is forgotten: a shard may be begun once more."""
+        """Return the loss function, before which all is forgotten: a shard may be begun again."""
 
         def begin(model: torch.nn.Module, batch: Any) -> Any:
-            for kept in (self.forward, self.backward, self._begun, self._open):
-                kept.clear()
+            for notes in (self.forward, self.backward, self._begun, self._open):
+                notes.clear()
             return loss(model, batch)
 
         return begin

@@ -30,7 +30,7 @@ OVERWRITES = {
 
 
 class OperatorTrace(TorchDispatchMode):
-    """Within a ``with`` block each operator that this thread calls is noted, also in backward.
+    """A note of each operator that this thread calls in a ``with`` block, also in backward.
 
     Args:
         model: whose modules are named.
@@ -49,11 +49,11 @@ class OperatorTrace(TorchDispatchMode):
         self._places = Places(model, until=replica.__file__)
 
     def phase(self, name: str) -> None:
-        """To be told what phase of the shard begins: what comes after backward is not noted."""
+        """Hear what phase of the shard begins: what comes after backward is not noted."""
         self._is_over = name == "pushing"
 
     def watch(self, loss: Loss) -> Loss:
-        """The loss function, before which all is forgotten: a shard may be begun once more."""
+        """Return the loss function, before which all is forgotten: a shard may be begun again."""
 
         def begin(model: torch.nn.Module, batch: Any) -> Any:
             self.calls.clear()

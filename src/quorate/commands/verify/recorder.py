@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quorate.commands.verify.recorded_training import RecordedTraining
 from quorate.commands.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
@@ -31,52 +31,52 @@ from quorate.coordination.protocol import (
 )
 from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
-from quorate.settings import setting, whole
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
 
-UPDATES = 20
+if TYPE_CHECKING:
+    from quorate.training.observer import Observe
 
 _Answer = Done | Failed | Cancelled
 
 
-def recorded(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-    """The transport, recorded if that is wanted: the first training loop of a program is.
+def recording(folder: Path, updates: int) -> Observe:
+    """Return an observer that records the first training loop of a program.
 
     Args:
-        state: of the loop that it is for.
-        facts: what a checkpoint says of the run.
-
-    Raises:
-        SettingError: the bits depend on timing; the transport is closed.
+        folder: where records are written; empty at first.
+        updates: how many to record.
     """
-    folder: str | None = setting("record", None)
-    if folder is None or any(Path(folder).iterdir()):
-        return transport
-    updates = whole("record_updates", setting("record_updates", UPDATES), least=1)
-    rule = rules.parse(facts["update"])
-    if not rules.keeps_bits(rule, facts["shards"]):
-        transport.close()
-        raise SettingError(
-            "update",
-            rule.name,
-            "a rule whose bits do not depend on timing, to compare bits",
-            "verify the script with --update sync",
-        )
-    return Recorded(transport, _Recorder(state, facts, Path(folder), updates))
+
+    def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+        if any(folder.iterdir()):  # a loop before this one
+            return transport
+        rule = rules.parse(facts["update"])
+        if not rules.keeps_bits(rule, facts["shards"]):
+            transport.close()
+            raise SettingError(
+                "update",
+                rule.name,
+                "a rule whose bits do not depend on timing, to compare bits",
+                "verify the script with --update sync",
+            )
+        return Recorded(transport, _Recorder(state, facts, folder, updates))
+
+    return observe
 
 
 class Recorded(TransportAround):
-    """A ``Transport`` whose training is recorded."""
+    """A transport whose training is recorded."""
 
     def __init__(self, inner: Transport, recorder: _Recorder) -> None:
         super().__init__(inner)
         self._recorder = recorder
 
     def open(self, job: Job) -> Channel:
+        """Open a job, recorded if it is a training."""
         if not isinstance(job, Training):
             return super().open(job)
         recorded = RecordedTraining(
@@ -92,7 +92,7 @@ class Recorded(TransportAround):
 
 
 class RecordedChannel(ChannelAround):
-    """The recorder is told of each update.
+    """The channel of the training, which tells the recorder of each update.
 
     What workers answer is passed on when all that compute have answered: so each of them takes its
     part, and the same part in another run, though one is slow.
@@ -106,11 +106,17 @@ class RecordedChannel(ChannelAround):
         self._due: deque[_Answer] = deque()
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        """Pass on an effect."""
         if isinstance(effect, Compute):
             self._computing.add(effect.worker)
         super().send(effect)
 
     def receive(self, timeout_s: float | None) -> Event | None:
+        """Wait for an event; the caller is done with its report.
+
+        Raises:
+            SystemExit: enough is recorded.
+        """
         self._recorder.goes_on()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._due:
@@ -122,22 +128,25 @@ class RecordedChannel(ChannelAround):
             if isinstance(event, _Answer):
                 self._held.append(event)
             if not self._computing:
-                self._due.extend(sorted(self._held, key=lambda each: each.worker))
+                self._due.extend(sorted(self._held, key=lambda answer: answer.worker))
                 self._held.clear()
             if isinstance(event, Left):  # at once, or it would be given another shard
                 return event
         return self._due.popleft()
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        """Collect the gradients of a step, and note who computed them."""
         parts = super().collect(step, holders)
         self._recorder.collected(step, parts)
         return parts
 
     def publish(self) -> None:
+        """Publish the parameters after an update, and note them."""
         super().publish()
         self._recorder.updated()
 
     def close(self) -> None:
+        """Close it: the recording is over."""
         error = sys.exc_info()[1]
         self._recorder.is_over(None if isinstance(error, GeneratorExit) else error)
         super().close()
@@ -151,9 +160,9 @@ class _Recorder:
         self._state = state
         self._facts = facts
         self._left = updates
-        self._made = 0
+        self._updates = 0
         self._step = -1
-        self._kept: dict[int, int] = {}
+        self._computed_by: dict[int, int] = {}  # shard -> worker, of the last update
         self._has_ended = False
 
     def begins(self, steps_per_epoch: int) -> None:
@@ -166,19 +175,20 @@ class _Recorder:
 
     def collected(self, step: int, parts: Sequence[Part]) -> None:
         self._step = step
-        self._kept = {share.shard: share.worker for _, found in parts for share in found.shares}
+        shares = (share for _, total in parts for share in total.shares)
+        self._computed_by = {share.shard: share.worker for share in shares}
 
     def updated(self) -> None:
-        self._made += 1
+        self._updates += 1
         self._note()
 
     def goes_on(self) -> None:
-        """The caller is done with the report of the last update.
+        """Go on after the report of the last update.
 
         Raises:
             SystemExit: enough is recorded.
         """
-        if self._made >= self._left:
+        if self._updates >= self._left:
             self.is_over(None)
             raise SystemExit(0)
 
@@ -186,8 +196,8 @@ class _Recorder:
         if self._has_ended:
             return
         self._has_ended = True
-        said = "" if error is None else f"{type(error).__name__}: {error}"
-        note(self.folder, COORDINATOR, EndRecord(self._made, said))
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        note(self.folder, COORDINATOR, EndRecord(self._updates, text))
 
     def _note(self) -> None:
         state = self._state
@@ -195,10 +205,10 @@ class _Recorder:
             self.folder,
             COORDINATOR,
             UpdateRecord(
-                number=self._made,
+                number=self._updates,
                 step=self._step,
                 lr=state.update.optimizer.lr,
                 tensors={name: tensor_text(t) for name, t in state.tensors().items()},
-                kept=self._kept,
+                computed_by=self._computed_by,
             ),
         )

@@ -53,7 +53,7 @@ class UpdateRecord:
     step: int  # of the plan; -1 before the first update
     lr: float  # of the next one
     tensors: dict[str, str]  # the model's state dict, in its order
-    kept: dict[int, int] = field(default_factory=dict)  # shard -> worker whose copy counted
+    computed_by: dict[int, int] = field(default_factory=dict)  # shard -> worker whose copy counted
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class EndRecord:
 
 @dataclass
 class Recording:
-    """All of one run."""
+    """All that is noted of one run."""
 
     facts: dict[str, Any] = field(default_factory=dict)  # as in a checkpoint
     updates: list[UpdateRecord] = field(default_factory=list)  # from number 0 on
@@ -137,33 +137,34 @@ def note(folder: Path, writer: str, record: Any) -> None:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether the recording is over. Cheap enough to be asked again and again."""
+    """Return whether the recording is over. Cheap enough to be asked again and again."""
     return (folder / ENDED).exists()
 
 
 def read(folder: Path) -> Recording:
-    """What is noted in a folder so far."""
-    found = Recording()
+    """Return what is noted in a folder so far."""
+    recording = Recording()
     for record in _lines(folder):
         match record.pop("kind"):
             case "facts":
-                found.facts = record
+                recording.facts = record
             case "UpdateRecord":
-                record["kept"] = {int(shard): worker for shard, worker in record["kept"].items()}
-                found.updates.append(UpdateRecord(**record))
+                pairs = record["computed_by"].items()
+                record["computed_by"] = {int(shard): worker for shard, worker in pairs}
+                recording.updates.append(UpdateRecord(**record))
             case "ShardRecord":
                 for name in ("forward", "backward"):
                     record[name] = [Event(**event) for event in record[name]]
                 shard = ShardRecord(**record)
-                found.shards.setdefault((shard.step, shard.shard), []).append(shard)
+                recording.shards.setdefault((shard.step, shard.shard), []).append(shard)
             case "TwiceRecord":
                 if (call := record.pop("call")) is not None:
                     call = CallRecord(**{**call, "values": tuple(call["values"])})
-                traced = [Call(**each) for each in record.pop("calls")]
-                found.twice.append(TwiceRecord(**record, call=call, calls=traced))
+                traced = [Call(**called) for called in record.pop("calls")]
+                recording.twice.append(TwiceRecord(**record, call=call, calls=traced))
             case "EndRecord":
-                found.end = EndRecord(**record)
-    return found
+                recording.end = EndRecord(**record)
+    return recording
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:

@@ -25,36 +25,36 @@ def twice(
     batches = [source.load(ticket) for _ in range(2)]
     rows = batches[0].rows.tolist()
     pairs = zip(rows, *(batch.samples for batch in batches), strict=True)
-    other = [row for row, text, again in pairs if text != again]
-    made = [fingerprint(batch.data) for batch in batches]
+    changed = [row for row, text, again in pairs if text != again]
+    hashes = [fingerprint(batch.data) for batch in batches]
     traces = [_computed(replica, batches[0], stream, seed, fill) for fill in range(2)]
-    (first, one), (second, two) = traces
-    results = paired(one, two)
+    (calls, once), (calls_again, again) = traces
+    results = paired(once, again)
     return TwiceRecord(
         worker=worker,
         device=str(replica.device),
         step=ticket[0],
         shard=ticket[1],
-        rows=other,
-        operators=len(first),
-        differs=[name for name, (text, again) in results.items() if text != again],
-        call=culprit(first, second, results),
-        calls=first,
-        results=one,
-        batch_differs=not other and made[0] != made[1],
+        rows=changed,
+        operators=len(calls),
+        differs=[name for name, (text, changed_text) in results.items() if text != changed_text],
+        call=culprit(calls, calls_again, results),
+        calls=calls,
+        results=once,
+        batch_differs=not changed and hashes[0] != hashes[1],
     )
 
 
 def _computed(
     replica: Replica, batch: Batch, stream: Stream, seed: int, fill: int
 ) -> tuple[list[Call], dict[str, str]]:
-    """The calls of operators, and the results: metrics, the gradient by parameter, the loss."""
+    """Return the calls of operators, and the results: metrics, gradient by parameter, loss."""
     trace = OperatorTrace(replica.model, stream, fill)
     with replica.watched(trace.watch), trace:
-        found = replica.gradient(batch.data, len(batch.rows), stream, seed, at=trace.phase)
-    assert found.gradient is not None
-    results = {name: repr(value) for name, value in found.metrics.items()}
-    results |= {name: tensor_text(view) for name, view in found.gradient.views.items()}
+        result = replica.gradient(batch.data, len(batch.rows), stream, seed, at=trace.phase)
+    assert result.gradient is not None
+    results = {name: repr(value) for name, value in result.metrics.items()}
+    results |= {name: tensor_text(view) for name, view in result.gradient.views.items()}
     results |= {f"loss function {n}": text for n, text in enumerate(trace.returned)}
-    replica.recycle(found)
+    replica.recycle(result)
     return trace.calls, results

@@ -10,7 +10,7 @@ import torch
 
 
 def tensor_text(tensor: torch.Tensor) -> str:
-    """``float32[64, 10] 9f86d081884c7d65``: dtype, shape, and a hash over the elements.
+    """Return dtype, shape, and a hash over the elements: ``float32[64, 10] 9f86d081884c7d65``.
 
     Of one element the value itself stands in the place of the hash.
     """
@@ -27,18 +27,18 @@ def tensor_text(tensor: torch.Tensor) -> str:
 
 
 def value_hash(value: object) -> str:
-    """A hash over tensors, numbers and strings in nested containers, 16 hex digits.
+    """Return a hash over tensors, numbers and strings in nested containers, 16 hex digits.
 
     Another object counts by its type only.
     """
-    found = hashlib.blake2b(digest_size=8)
+    total = hashlib.blake2b(digest_size=8)
     for piece in pieces(value):
-        found.update(f"{piece};".encode())
-    return found.hexdigest()
+        total.update(f"{piece};".encode())
+    return total.hexdigest()
 
 
 def place_text(tensor: torch.Tensor) -> str | None:
-    """Which elements of its memory a tensor has, if it has not all of them."""
+    """Return which elements of its memory a tensor has, if it has not all of them."""
     try:
         if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
             return None
@@ -49,7 +49,7 @@ def place_text(tensor: torch.Tensor) -> str | None:
 
 
 def pieces(value: Any) -> Iterator[str]:
-    """What a value consists of, as text: tensors, numbers, strings, and the types of the rest."""
+    """Yield what a value consists of, as text: tensors, numbers, strings, types of the rest."""
     if isinstance(value, torch.Tensor):
         yield tensor_text(value)
     elif isinstance(value, Mapping):

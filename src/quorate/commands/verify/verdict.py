@@ -13,8 +13,8 @@ from quorate.commands.verify.differences import (
     ROWS,
     Difference,
     alike,
+    changed_rows,
     first_difference,
-    other_rows,
 )
 from quorate.commands.verify.records import CallRecord, Recording
 from quorate.errors import UserError
@@ -40,7 +40,7 @@ class Run(NamedTuple):
         return self.error if self.code in (1, 2) else f"exit code {self.code}; {self.error}"
 
     def refuse_a_mistake(self) -> None:
-        """Nothing had begun: that is no difference, and other runs would end in the same way.
+        """Refuse a run in which nothing had begun: other runs would end in the same way.
 
         Raises:
             UserError: as the run said.
@@ -56,16 +56,16 @@ class Run(NamedTuple):
             raise UserError(f"the run on {self.label} failed: {self.why}")
 
     @property
-    def made(self) -> int:
-        """Updates."""
+    def updates(self) -> int:
+        """How many updates it made."""
         return max(0, len(self.recording.updates) - 1)
 
     def summary(self) -> str:
-        """What it did, in one line."""
+        """Return what it did, in one line."""
         if self.failed:
-            return f"failed after {_count(self.made, 'update')}: {self.why}"
+            return f"failed after {_count(self.updates, 'update')}: {self.why}"
         shards = self.recording.facts["shards"]
-        return f"{_count(self.made, 'update')} of {_count(shards, 'shard')}"
+        return f"{_count(self.updates, 'update')} of {_count(shards, 'shard')}"
 
 
 class Verdict(NamedTuple):
@@ -87,7 +87,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
         run.refuse_a_mistake()
         if not sound:
             raise UserError(f"the run on {run.label} failed: {run.why}")
-        if not run.failed and run.made == 0:
+        if not run.failed and run.updates == 0:
             raise UserError(f"the run on {run.label} made no update: there is nothing to compare")
     reference, *others = sound
     for run in others:
@@ -96,23 +96,24 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     lines: list[str] = []
     for run in runs:
         if run.failed:
-            made = _count(run.made, "update")
-            lines.append(f"{run.label} failed after {made}, {reference.label} did not:")
+            after = _count(run.updates, "update")
+            lines.append(f"{run.label} failed after {after}, {reference.label} did not:")
             lines.append(f"  {run.why}")
-    found = [(run, first_difference(reference.recording, run.recording)) for run in others]
-    parted = sorted(((r, d) for r, d in found if d is not None), key=lambda each: each[1].update)
+    compared = [(run, first_difference(reference.recording, run.recording)) for run in others]
+    differing = [(run, difference) for run, difference in compared if difference is not None]
+    parted = sorted(differing, key=lambda pair: pair[1].update)
     if parted:
         run, difference = parted[0]
         lines += words.difference(difference, (reference.label, run.label))
-        if (found_call := _parting_call(reference, run, difference)) is not None:
-            lines += words.operator(found_call)
+        if (call := _parting_call(reference, run, difference)) is not None:
+            lines += words.operator(call)
         lines += [_also(run, difference) for run, difference in parted[1:]]
     repeated = _not_repeatable(runs)
     lines += repeated
     is_same = not lines
     if is_same:
         names = f"{', '.join(run.label for run in sound[:-1])} and {sound[-1].label}"
-        lines.append(f"same bits on {names}, after each of {_count(reference.made, 'update')}")
+        lines.append(f"same bits on {names}, after each of {_count(reference.updates, 'update')}")
         lines += _computed_twice(runs)
     elif not repeated and any(difference.shard is not None for _, difference in parted):
         lines.append(
@@ -123,21 +124,21 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     return Verdict(is_same, [*lines, *_notes(reference, others, is_same=is_same), *_idle(sound)])
 
 
-def _changed(one: Run, other: Run) -> str | None:
-    """The name of a file of the script that is another in another run."""
-    before, after = (run.recording.facts.get("sources", {}) for run in (one, other))
+def _changed(first: Run, second: Run) -> str | None:
+    """Return the name of a file of the script that is not the same in both runs."""
+    before, after = (run.recording.facts.get("sources", {}) for run in (first, second))
     return next((name for name in before if after.get(name, before[name]) != before[name]), None)
 
 
-def _parting_call(one: Run, other: Run, difference: Difference) -> CallRecord | None:
-    """The operator that two runs part at, if both have traced the shard: one of the first step."""
+def _parting_call(first: Run, second: Run, difference: Difference) -> CallRecord | None:
+    """Return the operator that two runs part at, if both traced the shard in the first step."""
     if difference.update != 1 or difference.cause in (ROWS, ROW, BATCH):
         return None
-    traced = [{(t.step, t.shard): t for t in run.recording.twice} for run in (one, other)]
+    traced = [{(t.step, t.shard): t for t in run.recording.twice} for run in (first, second)]
     for ticket in sorted(traced[0].keys() & traced[1].keys()):
-        first, second = (by_ticket[ticket] for by_ticket in traced)
-        if first.shard == difference.shard and not (first.differs or second.differs):
-            return culprit(first.calls, second.calls, paired(first.results, second.results))
+        a, b = (by_ticket[ticket] for by_ticket in traced)
+        if a.shard == difference.shard and not (a.differs or b.differs):
+            return culprit(a.calls, b.calls, paired(a.results, b.results))
     return None
 
 
@@ -146,39 +147,45 @@ def _also(run: Run, difference: Difference) -> str:
 
 
 def _not_repeatable(runs: Sequence[Run]) -> list[str]:
-    """What was another when it was done twice; the same finding once."""
-    said: dict[tuple[object, ...], list[str]] = {}
+    """Return what was another when it was done twice; the same finding once."""
+    texts: dict[tuple[object, ...], list[str]] = {}
     for run in runs:
-        for found in run.recording.twice:
-            call = None if found.call is None else (found.call.operator, found.call.line)
-            what = (bool(found.rows), found.batch_differs, bool(found.differs), call, found.device)
+        for record in run.recording.twice:
+            call = None if record.call is None else (record.call.operator, record.call.line)
+            what = (
+                bool(record.rows),
+                record.batch_differs,
+                bool(record.differs),
+                call,
+                record.device,
+            )
             if any(what[:3]):
-                said.setdefault(what, words.twice(found))
-    return [line for lines in said.values() for line in lines]
+                texts.setdefault(what, words.twice(record))
+    return [line for lines in texts.values() for line in lines]
 
 
 def _computed_twice(runs: Sequence[Run]) -> list[str]:
-    found: dict[str, int] = {}
+    operators: dict[str, int] = {}
     for run in runs:
-        for each in run.recording.twice:
-            found[each.device] = max(found.get(each.device, 0), each.operators)
+        for record in run.recording.twice:
+            operators[record.device] = max(operators.get(record.device, 0), record.operators)
     return [
-        f"one shard computed twice on {device}: same bits, {_count(operators, 'operator')}"
-        for device, operators in found.items()
+        f"one shard computed twice on {device}: same bits, {_count(number, 'operator')}"
+        for device, number in operators.items()
     ]
 
 
 def _notes(reference: Run, others: Sequence[Run], *, is_same: bool) -> list[str]:
     lines = []
     runs = [reference, *others]
-    found = [{(a.row, b.row): (a, b) for a, b in alike(run.recording)} for run in runs]
-    common = found[0].keys() & set.intersection(*map(set, found))
-    everywhere = [pair for rows, pair in found[0].items() if rows in common]
+    by_run = [{(a.row, b.row): (a, b) for a, b in alike(run.recording)} for run in runs]
+    common = by_run[0].keys() & set.intersection(*map(set, by_run))
+    everywhere = [pair for rows, pair in by_run[0].items() if rows in common]
     lines += words.alike(everywhere, "on every number of workers")
-    for run, pairs in zip(runs, found, strict=True):
+    for run, pairs in zip(runs, by_run, strict=True):
         here = [pair for rows, pair in pairs.items() if rows not in common]
         lines += words.alike(here, f"on {run.label}, and not on all")
-    changed = {run.label: other_rows(reference.recording, run.recording) for run in others}
+    changed = {run.label: changed_rows(reference.recording, run.recording) for run in others}
     return lines + [
         f"note: row {rows[0]} of the dataset has other content on {label} than on "
         f"{reference.label}, which has made no difference to parameters or loss"
@@ -191,7 +198,9 @@ def _idle(runs: Sequence[Run]) -> list[str]:
     """Workers whose part is not known: they computed nothing."""
     lines = []
     for run in runs:
-        busy = {worker for update in run.recording.updates for worker in update.kept.values()}
+        busy = {
+            worker for update in run.recording.updates for worker in update.computed_by.values()
+        }
         idle = sorted(set(range(min(run.workers, run.recording.facts["shards"]))) - busy)
         if idle:
             which = ", ".join(map(str, idle))

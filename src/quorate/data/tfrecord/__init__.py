@@ -1,12 +1,12 @@
 """TFRecord files without TensorFlow: a map-style dataset over them, and a writer.
 
-from quorate.data.tfrecord import Feature, Features, TFRecordDataset
+::
 
-train = TFRecordDataset(
-    "train.tfrecord",
-    Features({"image_raw": Feature("bytes", (1, 28, 28)), "label": Feature("int64", ())}),
-)
-image, label = train[0]  # uint8 (1, 28, 28) and int64 ()
+    train = TFRecordDataset(
+        "train.tfrecord",
+        Features({"image_raw": Feature("bytes", (1, 28, 28)), "label": Feature("int64", ())}),
+    )
+    image, label = train[0]  # uint8 (1, 28, 28) and int64 ()
 """
 
 from quorate.data.tfrecord.dataset import TFRecordDataset

@@ -1,0 +1,96 @@
+"""Verdicts on cores, memory and network interfaces. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quorate.commands.doctor.facts import Accelerator, Facts
+from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
+from quorate.commands.doctor.wanted import Wanted, cpu_workers
+
+MIB = 1 << 20
+# Of a small model: 222 MiB and 55 per worker.
+MEMORY_BYTES, MEMORY_PER_WORKER_BYTES = 256 * MIB, 64 * MIB
+
+
+def on_cores(
+    facts: Facts, wanted: Wanted, chosen: Sequence[Accelerator], workers: int
+) -> Iterator[Verdict]:
+    """Judge whether there are cores enough for the run's workers."""
+    host = facts.host
+    usable = f"{host.cores_usable:g}"
+    by_itself = f"CPU workers that a run starts by itself: {cpu_workers(facts)}; for more, "
+    if host.cores_limit is not None and host.cores_limit < min(host.cores_allowed, host.cores):
+        yield Verdict(
+            BEWARE,
+            "cores",
+            f"the container may use the time of {host.cores_limit:g} of {host.cores} cores "
+            "(cpu.max, cfs_quota_us): whoever starts a thread per core is stopped for the rest "
+            "of each period",
+            by_itself + "raise the limit (docker --cpus)",
+        )
+    if host.cores_allowed < host.cores:
+        yield Verdict(
+            BEWARE,
+            "cores",
+            f"this process may run on {host.cores_allowed} of {host.cores} cores (affinity: "
+            "taskset, cpuset)",
+            by_itself + "let it have more (docker --cpuset-cpus, taskset)",
+        )
+    if not chosen and workers * wanted.threads > max(1.0, host.cores_usable):
+        yield Verdict(
+            BEWARE,
+            "cores",
+            f"{workers} workers x {wanted.threads} threads on {usable} cores: they wait for one "
+            "another",
+            "fewer --workers or --threads",
+        )
+
+
+def on_memory(facts: Facts, chosen: Sequence[Accelerator], workers: int) -> Iterator[Verdict]:
+    """Judge whether there is memory enough for the smallest of models."""
+    host, limits = facts.host, facts.limits
+    known = [b for b in (host.container_free_bytes, host.memory_free_bytes) if b is not None]
+    free = min(known, default=None)
+    if host.memory_free_bytes is None:
+        yield Verdict(
+            FAILS,
+            "memory",
+            "how much there is cannot be told: /proc is not there, and a run reads it",
+            "mount -t proc proc /proc",
+        )
+    need = MEMORY_BYTES + (0 if chosen else workers * MEMORY_PER_WORKER_BYTES)
+    if free is not None and free < need:
+        whose = "of the machine" if free == host.memory_free_bytes else "to the container"
+        yield Verdict(
+            FAILS,
+            "memory",
+            f"{free / MIB:,.0f} MiB are left {whose}, and {workers} workers take "
+            f"{need / MIB:,.0f} MiB with the smallest of models",
+            "end other programs, raise the container's limit, or fewer --workers",
+        )
+    if limits.address_bytes is not None and limits.address_bytes < 16 * 1024 * MIB:
+        yield Verdict(
+            BEWARE,
+            "memory",
+            f"addresses of a process are limited to {limits.address_bytes / MIB:,.0f} MiB "
+            "(ulimit -v), which counts what is mapped and never touched",
+            "ulimit -v unlimited",
+        )
+
+
+def on_interfaces(facts: Facts) -> Iterator[Verdict]:
+    """Judge variables that name a network interface."""
+    names = [interface.name for interface in facts.interfaces]
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = facts.environment.get(variable, "")
+        if not value or value.startswith("^"):
+            continue
+        wanted = [name.strip().removeprefix("=") for name in value.split(",")]
+        if not any(name.startswith(prefix) for prefix in wanted for name in names):
+            yield Verdict(
+                BEWARE,
+                "interfaces",
+                f"{variable}={value!r} fits none that is up ({', '.join(names)})",
+                f"unset it, or name one of them: {variable}={names[-1] if names else 'eth0'}",
+            )

@@ -1,0 +1,290 @@
+"""The command line: what is ours and what is the script's, help, completion, exit codes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorate.commands import child_run, run
+from quorate.commands.bench import command as bench
+from quorate.commands.command import ScriptCommand
+from quorate.commands.main import main
+from quorate.commands.options import as_typed, flag
+from quorate.commands.verify import command as verify
+from quorate.training.recipe import OPTIONS
+
+COMMANDS = ("run", "inspect", "verify", "bench", "doctor", "convert")
+QUORATE = [sys.executable, "-m", "quorate"]
+
+
+def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run(
+        [*QUORATE, *arguments], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
+
+
+def the_line(capsys: pytest.CaptureFixture[str]) -> str:
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert shown.out == ""
+    return line
+
+
+# --- options before or behind the script ----------------------------------------------------------
+
+
+def parsed(command: ScriptCommand, *typed: str) -> tuple[Any, Any, tuple[str, ...]]:
+    with command.make_context("quorate", list(typed)) as ctx:
+        return ctx.params["workers"], ctx.params["script"], ctx.params["arguments"]
+
+
+@pytest.mark.parametrize("command", [run.command, verify.command, bench.command])
+@pytest.mark.parametrize(
+    ("typed", "workers", "arguments"),
+    [
+        (("--workers", "2", "a.py"), 2, ()),
+        (("--workers=2", "a.py", "--epochs", "3"), 2, ("--epochs", "3")),
+        (("a.py", "--workers", "2"), 2, ()),
+        (("a.py", "--workers=2", "--epochs", "3"), 2, ("--epochs", "3")),
+        # The first word that is none of ours ends ours.
+        (("--workers", "2", "a.py", "--epochs", "3", "--workers", "9"), 2, None),
+        (("--workers", "2", "a.py", "b", "--workers", "9"), 2, None),
+        (("--workers", "2", "a.py", "-", "--workers", "9"), 2, None),
+        # Both: the last one holds.
+        (("--workers", "1", "a.py", "--workers", "2", "b"), 2, ("b",)),
+        # Switches take no value.
+        (("a.py", "--compile", "--workers", "2", "b"), 2, ("b",)),
+        (("a.py", "--no-compile", "b"), None, ("b",)),
+        # -- ends ours, before the script or behind it, and only once.
+        (("--workers", "2", "--", "a.py", "--workers", "9"), 2, ("--workers", "9")),
+        (("--workers", "2", "a.py", "--", "--workers", "9"), 2, ("--workers", "9")),
+        (("a.py", "--workers", "2", "--", "--", "b"), 2, ("--", "b")),
+        (("--workers", "2", "a.py", "b", "--", "c"), 2, ("b", "--", "c")),
+        # A script has a help of its own.
+        (("--workers", "2", "a.py", "--help"), 2, ("--help",)),
+    ],
+)
+def test_options_stand_before_the_script_or_right_behind_it(
+    command: ScriptCommand,
+    typed: Sequence[str],
+    workers: int | None,
+    arguments: Sequence[str] | None,
+) -> None:
+    if arguments is None:  # all that follows the script
+        arguments = tuple(typed[typed.index("a.py") + 1 :])
+    found, script, rest = parsed(command, *typed)
+    if command is run.command:
+        assert found == workers
+    elif workers is not None:
+        assert found == str(workers)
+    assert (script, rest) == ("a.py", arguments)
+
+
+def test_a_value_that_looks_like_an_option_is_a_value() -> None:
+    with run.command.make_context("quorate", ["--seed", "-1", "a.py", "--shards", "-2"]) as ctx:
+        assert (ctx.params["seed"], ctx.params["shards"]) == (-1, -2)
+
+
+def test_all_options_of_run_reach_a_child_run_as_they_were_given() -> None:
+    values = {str: "x", int: 3, float: 0.1, bool: False}
+    given = {name: values[o.kind] for name, o in OPTIONS.items() if o.kind is not None}
+    with run.command.make_context("quorate", [*as_typed(given), "a.py"]) as ctx:
+        assert {name: ctx.params[name] for name in given} == given
+
+
+def test_what_follows_a_script_in_a_child_run_is_the_scripts(tmp_path: Path) -> None:
+    script, said = tmp_path / "script.py", tmp_path / "said"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    with said.open("wb") as output:
+        code = child_run.child_run(
+            {"workers": 1, "shards": None}, str(script), ["--workers", "9"], output, lambda: False
+        )
+    assert (code, said.read_text()) == (0, "['--workers', '9']\n")
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ([], "quorate: missing command; see quorate --help"),
+        (["veryfy"], "quorate: no such command: veryfy; did you mean verify? see quorate --help"),
+        (
+            ["mend"],
+            f"quorate: no such command: mend; expected {', '.join(COMMANDS)}; see quorate --help",
+        ),
+        (
+            ["--verson"],
+            "quorate: no such option: --verson; did you mean --version? see quorate --help",
+        ),
+        (
+            ["run", "--precison", "bf16", "a.py"],
+            "quorate: no such option: --precison; did you mean --precision? see quorate run --help",
+        ),
+        (
+            ["verify", "--update-s", "2", "a.py"],
+            "quorate: no such option: --update-s; did you mean --updates? "
+            "see quorate verify --help",
+        ),
+        (["run"], "quorate: missing argument 'SCRIPT'; see quorate run --help"),
+        (["run", "--workers"], "quorate: option --workers lacks its value; see quorate run --help"),
+        (
+            ["bench", "a.py", "--out"],
+            "quorate: option --out lacks its value; see quorate bench --help",
+        ),
+        (
+            ["run", "nowhere.py"],
+            "quorate: script: got 'nowhere.py', expected a Python file; check the path",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    typed: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == 2
+    assert the_line(capsys) == line
+
+
+# --- exit codes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit(7)", 7),
+        ("raise EOFError('the end')", 1),
+        ("import quorate; raise quorate.UserError('a mistake')", 2),
+        ("from quorate.errors import NotFiniteError; raise NotFiniteError('nan')", 1),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+def test_a_script_ends_as_it_would_by_itself(body: str, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(body + "\n")
+    done = ended("run", str(script))
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert ("Traceback" in done.stderr) == ("EOFError" in body)
+    assert len(done.stderr.splitlines()) == 1 or code != 2
+
+
+def test_exit_codes_and_completion_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "  1    the run failed",
+        "  130  ended by Ctrl-C, 143 by SIGTERM",
+        "_QUORATE_COMPLETE",
+    ):
+        assert line in shown
+    assert [line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines()[:6]] == list(
+        COMMANDS
+    )
+
+
+# --- what is there at once ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "typed", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+)
+def test_help_imports_nothing_heavy(typed: list[str]) -> None:
+    check = (
+        "import sys; from quorate.commands.main import main; code = main(sys.argv[1:]);"
+        "heavy = {'torch', 'numpy', 'rich', 'psutil'} & sys.modules.keys();"
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check, *typed],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import quorate
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"quorate {quorate.__version__}\n"
+
+
+def test_the_help_of_run_names_each_option_once_and_where_it_is_in_a_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "--help"]) == 0
+    shown = capsys.readouterr().out
+    flags = [line.split()[0] for line in shown.splitlines() if line.startswith("  -")]
+    for name, option in OPTIONS.items():
+        if option.kind is not None:
+            assert flags.count(flag(name)) == 1
+            assert f"[{option.place}]" in shown
+    for hidden in ("--dies-with",):
+        assert hidden not in shown
+    for visible in ("--profile FILE", "--record FOLDER"):
+        assert visible in shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_produced(shell: str) -> None:
+    done = ended(_QUORATE_COMPLETE=f"{shell}_source")
+    assert done.returncode == 0, done
+    assert "_QUORATE_COMPLETE=" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("quorate ver", "verify"),
+        ("quorate run --prec", "--precision"),
+        ("quorate run a.py --soft", "--soft-placement"),
+    ],
+)
+def test_commands_and_options_are_completed(typed: str, completed: str) -> None:
+    done = ended(
+        _QUORATE_COMPLETE="bash_complete",
+        COMP_WORDS=typed,
+        COMP_CWORD=str(len(typed.split()) - 1),
+    )
+    assert f"plain,{completed}" in done.stdout.splitlines()
+
+
+def test_no_color_is_respected_on_a_terminal() -> None:
+    assert COLOUR.search(on_a_terminal([sys.executable, "-c", RED]))
+    assert not COLOUR.search(on_a_terminal([sys.executable, "-c", RED], NO_COLOR="1"))
+    assert not COLOUR.search(on_a_terminal([*QUORATE, "--help"], NO_COLOR="1"))
+
+
+# What the display prints with.
+RED = "from rich.console import Console; Console().print('[red]slow[/red]')"
+COLOUR = re.compile(rb"\x1b\[[0-9;]*3[0-9]")
+
+
+def on_a_terminal(command: list[str], **environment: str) -> bytes:
+    ours, theirs = pty.openpty()
+    env = {n: v for n, v in os.environ.items() if n not in ("NO_COLOR", "FORCE_COLOR")}
+    env |= {"TERM": "xterm-256color", **environment}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        text = b""
+        with suppress(OSError):  # Linux: the other end is closed
+            while chunk := os.read(ours, 1 << 16):
+                text += chunk
+        process.wait(60)
+    os.close(ours)
+    return text

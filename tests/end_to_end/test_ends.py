@@ -1,0 +1,127 @@
+"""The end of a run: nobody outlives it, nothing is left, a signal to all saves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.runs import LIMIT_S, command, facts, last_json, processes_of, started
+
+from quorate.transports.processes.starter import can_fork
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc"),
+]
+
+
+def wait_for(process: subprocess.Popen[str], word: str) -> str:
+    assert process.stdout is not None
+    said = ""
+    while word not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def workers_of(mark: str) -> list[int]:
+    """Without their fork server."""
+    found = [pid for pid, words in processes_of(mark).items() if "dies_with_parent.py" in words]
+    return [pid for pid in found if not can_fork() or parent_of(pid) in found]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("when", ["start", "computing", "holding"])
+def test_nobody_outlives_a_coordinator_that_is_killed(tmp_path: Path, when: str) -> None:
+    what = {"computing": "compute", "holding": "hold"}.get(when, when)
+    before = set(Path("/dev/shm").iterdir())
+    with started(tmp_path, command("loops.py", what, options=("--workers", "2"))) as (run_, mark):
+        wait_for(run_, when)
+        deadline = time.monotonic() + 20
+        # The coordinator, and a fork server that imports torch; then two workers, each with a
+        # process that loads rows.
+        while len(processes_of(mark)) < (2 if when == "start" else 5 + can_fork()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if when == "start":
+            time.sleep(0.5)
+        else:
+            os.kill(workers_of(mark)[0], signal.SIGSTOP)
+        run_.kill()
+        killed_at = time.monotonic()
+        run_.wait()
+        while processes_of(mark) and time.monotonic() < killed_at + 5:
+            time.sleep(0.02)
+        assert time.monotonic() - killed_at < 2.0, processes_of(mark)
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - before if path.exists()]
+
+
+def test_loops_leave_nothing(tmp_path: Path) -> None:
+    words = command("loops.py", "leave", "4", options=("--workers", "2"))
+    before = set(Path("/dev/shm").iterdir())
+    with started(tmp_path, words) as (run_, mark):
+        assert run_.stdout is not None
+        said = run_.stdout.read()
+        assert run_.wait(timeout=LIMIT_S) == 0, said
+        assert not processes_of(mark)
+        left = {path.name for path in (tmp_path / "temporary").iterdir()}
+    found = last_json(said)
+    assert [each["children"] for each in found] == [0] * 4
+    # The first loop's parameters are in shared memory as long as the model is there.
+    assert all(each["files"] <= found[0]["files"] for each in found), found
+    assert len({each["files"] for each in found[1:]}) == 1, found
+    assert said.count("workers are towers") == 3
+    assert set(Path("/dev/shm").iterdir()) <= before
+    assert all(name.startswith("torchinductor_") for name in left), left  # torch's, by its import
+
+
+SLOW = """
+import sys, time, torch, quorate
+from torch.utils.data import TensorDataset
+def loss(model, batch):
+    time.sleep(0.03)
+    return model(batch[0]).square().mean()
+torch.manual_seed(0)
+trainer = quorate.Trainer(torch.nn.Linear(3, 1), loss, optimizer=torch.optim.Adam, batch_size=8,
+    shards=4)
+trainer.fit(TensorDataset(torch.ones(4000, 3)), epochs=2)
+print("after fit")
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_all_processes_ends_the_step_and_saves(
+    tmp_path: Path, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    options = ("--workers", "2", "--run-dir", str(tmp_path / "run"))
+    with started(tmp_path, command(script, options=options)) as (run_, mark):
+        wait_for(run_, "step 1/")
+        workers = workers_of(mark)
+        assert len(workers) == 2
+        for pid in workers:  # to these alone it means nothing
+            os.kill(pid, number)
+        time.sleep(0.5)
+        assert workers_of(mark) == workers
+        # A terminal sends Ctrl-C to its whole foreground group, a cluster SIGTERM to all.
+        for pid in processes_of(mark):
+            os.kill(pid, number)
+        assert run_.stdout is not None
+        said = run_.stdout.read()
+        assert run_.wait(timeout=30) == code, said
+        assert not processes_of(mark)
+    assert f": {number.name}\n" in said
+    assert "saved step" in said
+    assert "Traceback" not in said
+    assert "is starting" not in said
+    assert "after fit" not in said
+    assert 0 < facts(tmp_path / "run", capsys)["global_step"] < 1000

@@ -1,0 +1,121 @@
+"""The documents: the map of files, the reference, links, paths and the first script."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.warm import WARM
+
+import quorate
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+CALLS = {
+    **{public: getattr(quorate, public) for public in quorate.__all__ if public != "load_weights"},
+    "fit": quorate.Trainer.fit,
+    "updates": quorate.Trainer.updates,
+}
+PLACES = (ROOT, ROOT / "src" / "quorate", DOCS)  # that paths in documents are below
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_the_map_of_files_is_what_the_modules_say() -> None:
+    command = [sys.executable, str(DOCS / "map_of_files.py"), "--check"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_every_module_says_what_it_is() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    assert "|  |" not in page.partition("<!-- map")[2]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    there = set(re.findall(r"auto\w+:: (quorate\.\w+)(?:\(\))?$", reference, re.MULTILINE))
+    assert {f"quorate.{public}" for public in quorate.__all__} <= there
+    errors = dict(inspect.getmembers(quorate.errors, inspect.isclass))
+    named = set(re.findall(r"autoexception:: [\w.]+\.(\w+)", reference))
+    assert named == {n for n, kind in errors.items() if issubclass(kind, quorate.QuorateError)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
+        path, _, anchor = target.partition("#")
+        if re.match(r"https?:|mailto:", target):
+            continue
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), target
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    for path in re.findall(r"`([\w./-]+/[\w-]+\.(?:py|md))`", without_code(page)):
+        assert any((place / path).exists() for place in PLACES), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_keywords_that_are_shown_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    text = page.read_text()
+    theirs = page.parent.name == "coming-from"  # other projects have a Trainer and a fit too
+    prefix = r"\bquorate\." if theirs else r"\b(?:quorate\.)?"
+    for call in re.finditer(rf"{prefix}({'|'.join(CALLS)})\(", text):
+        known = inspect.signature(CALLS[call[1]]).parameters
+        assert keywords(text, call.end()) <= known.keys(), text[call.start() : call.end() + 80]
+
+
+def keywords(text: str, start: int) -> set[str]:
+    """The keywords of a call whose arguments begin here, without those of calls inside of it."""
+    depth, end, own = 1, start, ""
+    while depth and end < len(text):
+        depth += (text[end] in "([{") - (text[end] in ")]}")
+        own += text[end] if depth == 1 else ""
+        end += 1
+    return set(re.findall(r"(?:^|[\s,])(\w+) ?=(?!=)", re.sub(r"#.*|'[^']*'|\"[^\"]*\"", "", own)))
+
+
+def test_the_first_script_does_what_the_page_says(tmp_path: Path) -> None:
+    page = (DOCS / "start.md").read_text()
+    script = tmp_path / "circle.py"
+    script.write_text(next(re.finditer(r"```python\n(.*?)```", page, re.DOTALL))[1])
+    run = ["run", "--devices", "cpu", "--workers", "1", "--run-dir", str(tmp_path / "run")]
+    code, out, err = WARM.run([*run, str(script)], os.environ, 120)
+    assert code == 0, err
+    assert "256 rows = 4 shards x 64 on 1 cpu worker" in out
+    assert float(re.findall(r"'accuracy': ([\d.]+)", out)[0]) > 0.95
+
+
+def test_the_page_of_run_has_every_option() -> None:
+    recipe = pytest.importorskip("quorate.training.recipe")
+    page = (DOCS / "run.md").read_text()
+    for option in recipe.OPTIONS.values():
+        if option.kind is not None:
+            assert f"| `--{option.name.replace('_', '-')}" in page, option.name
