@@ -46,7 +46,7 @@ SOURCES: tuple[Source, ...] = (
 def load(
     folder: str | Path | None = None, say: Callable[[str], None] = print
 ) -> tuple[TensorDataset, TensorDataset]:
-    """The training and the test set.
+    """Load the training and the test set.
 
     Args:
         folder: Where the four IDX files lie, plain or with .gz behind their names. They may be data
@@ -63,7 +63,7 @@ def load(
             be fetched.
     """
     if folder is None:
-        place = fetch(
+        source = fetch(
             "Fashion-MNIST",
             FILES,
             SOURCES,
@@ -73,13 +73,13 @@ def load(
             say=say,
         )
     else:
-        place = Path(folder)
-    return _pair(place, TRAIN_IMAGES, TRAIN_LABELS), _pair(place, TEST_IMAGES, TEST_LABELS)
+        source = Path(folder)
+    return _pair(source, TRAIN_IMAGES, TRAIN_LABELS), _pair(source, TEST_IMAGES, TEST_LABELS)
 
 
 def _pair(folder: Path, images_name: str, labels_name: str) -> TensorDataset:
-    found = read_idx_pair(_find(folder, images_name), _find(folder, labels_name), CLASSES)
-    return TensorDataset(found.images.unsqueeze(1), found.labels)
+    images, labels = read_idx_pair(_find(folder, images_name), _find(folder, labels_name), CLASSES)
+    return TensorDataset(images.unsqueeze(1), labels)
 
 
 def _find(folder: Path, name: str) -> Path:

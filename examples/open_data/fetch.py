@@ -84,7 +84,7 @@ def fetch(
 def _missing(
     title: str, files: Sequence[File], cache: Path, say: Callable[[str], None]
 ) -> list[File]:
-    """The files that are not in the cache as they should be."""
+    """List the files that are not in the cache as they should be."""
     missing = []
     for file in files:
         try:

@@ -264,7 +264,7 @@ def test_an_index_is_made_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> 
     kept = files / ".images.tfrecord.index"
     assert kept.exists()
     with monkeypatch.context() as patch:
-        patch.setattr("quorate.data.tfrecord.index._found", pytest.fail)
+        patch.setattr("quorate.data.tfrecord.index._scan", pytest.fail)
         assert index(path).offsets.tolist() == first.offsets.tolist()
         os.chdir(files)
         assert index(Path("images.tfrecord")).path == path
@@ -287,7 +287,7 @@ def test_an_index_of_a_folder_that_cannot_be_written(
     first = index(files / "images.tfrecord")
     assert len(list((tmp_path / "cache" / "indexes").iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("quorate.data.tfrecord.index._found", pytest.fail)
+        patch.setattr("quorate.data.tfrecord.index._scan", pytest.fail)
         assert index(files / "images.tfrecord").offsets.tolist() == first.offsets.tolist()
     monkeypatch.setenv("QUORATE_DATA", str(files / "images.tfrecord"))  # nor there
     assert len(index(files / "images.tfrecord")) == 7

@@ -256,7 +256,7 @@ class Director:
         transport = trainer._loop.transport
         if not isinstance(transport, Processes):
             return False
-        os.kill(transport._members[worker].life.pid, signal.SIGKILL)
+        os.kill(transport.status()[worker].pid, signal.SIGKILL)
         self.wait(lambda: self.has("Left", worker), f"worker {worker} does not leave")
         return True
 

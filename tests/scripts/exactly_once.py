@@ -29,6 +29,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
+from quorate.transports.processes.member import State
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
 
@@ -71,17 +72,18 @@ class FaultPlan(threading.Thread):
                 time.sleep(0.001)
             if trainer.global_step < stop_at:
                 time.sleep(chance.uniform(0.0, 0.03))
-                member, life = chance.choice(able)
-                os.kill(life.pid, signal.SIGKILL)
-                self.killed.append(member.number)
+                number, pid = chance.choice(able)
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append(number)
         if stop_at:
             self._wait_for(stop_at)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _able(self) -> list[tuple[Any, Any]]:
+    def _able(self) -> list[tuple[int, int]]:
         transport: Processes = trainer._loop.transport
-        lives = [(m, m.life) for m in transport._members]
-        return [(m, life) for m, life in lives if life is not None and life.joined]
+        joined = {m.number for m in transport.members if m.state is State.JOINED}
+        pids = [(status.number, status.pid) for status in transport.status()]
+        return [(number, pid) for number, pid in pids if number in joined and pid is not None]
 
     def _wait_for(self, step: int) -> None:
         while trainer.global_step < step:

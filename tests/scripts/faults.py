@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 import quorate
 from quorate.replica.digest import digest
+from quorate.transports.processes.member import State
 from quorate.transports.processes.transport import Processes
 
 ROWS, BATCH = 300, 24
@@ -102,21 +103,19 @@ class FaultPlan(threading.Thread):
             self.last_hit_at = trainer.global_step
 
     def _kill(self, phase: str) -> bool:
-        lives = [
-            m
-            for m in self._transport._members
-            if m.life is not None and m.life.pid not in {None, *self._killed}
-        ]
-        able = [m for m in lives if m.life is not None and m.life.joined]
-        self._chance.shuffle(lives)
-        for member in lives:
-            process = member.life
-            if process is None or process.kill_reason or (member in able and len(able) < 2):
+        pids = {status.number: status.pid for status in self._transport.status()}
+        living = [n for n, pid in pids.items() if pid not in {None, *self._killed}]
+        states = {n: self._transport.members[n].state for n in living}
+        able = [n for n in living if states[n] is State.JOINED]
+        self._chance.shuffle(living)
+        for number in living:
+            if states[number] is State.KILLED or (number in able and len(able) < 2):
                 continue
-            doing = self._transport.arena.doing(member.number).phase
-            if doing == phase if process.is_here else phase == "starting":
-                self._killed.add(process.pid)  # its end is noticed later
-                os.kill(process.pid, signal.SIGKILL)
+            doing = self._transport.arena.doing(number).phase
+            is_met = phase == "starting" if states[number] is State.STARTING else doing == phase
+            if is_met and (pid := pids[number]) is not None:
+                self._killed.add(pid)  # its end is noticed later
+                os.kill(pid, signal.SIGKILL)
                 return True
         return False
 

@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.replica.digest import digest
 from quorate.transports.processes import starter
+from quorate.transports.processes.member import State
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
 
@@ -49,7 +50,8 @@ for update in trainer.updates(TensorDataset(data), steps=updates):
     transport = trainer._loop.transport
     if how == "none" or not isinstance(transport, Processes):
         continue
-    able = [m.life.pid for m in transport._members if m.life is not None and m.life.joined]
+    joined = {m.number for m in transport.members if m.state is State.JOINED}
+    able = [status.pid for status in transport.status() if status.number in joined]
     if not killed and len(able) == 2 and update.global_step >= updates // 3:
         used = transport._starter
         forked = isinstance(used, starter.ForkServer)

@@ -60,16 +60,14 @@ if __name__ == "__main__":
         step = update.global_step - 1
         times_s[next(part for part, steps in PARTS.items() if step in steps)].append(now - last)
         crew = trainer._loop.transport
-        if isinstance(crew, Processes) and crew._members[2].life is not None:
-            member = crew._members[2]
-            pid = member.life.pid
+        if isinstance(crew, Processes) and (pid := crew.status()[2].pid) is not None:
             if step + 1 == PARTS["stopped"].start:
                 # In the middle of a shard, and then of a step.
                 threading.Timer(SHARD_S / 2, os.kill, (pid, signal.SIGSTOP)).start()
             if step + 1 == PARTS["stopped"].start + WITHOUT:
                 os.kill(pid, signal.SIGCONT)
             if step + 1 == PARTS["gone"].start:
-                member.restarts.killed = 0
+                crew.members[2].restarts.killed = 0
                 os.kill(pid, signal.SIGKILL)
         last = time.monotonic()
     print(json.dumps({"digest": digest(trainer.model.state_dict().items()), "times_s": times_s}))

@@ -292,7 +292,7 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) ->
 
 
 def test_what_waits_for_a_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_file, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(event_file, "MOST_WAITING_BYTES", 1000)
     events = EventFile(tmp_path / "run" / "summaries", 0)
     for step in range(1, 101):
         events.add_scalars({"loss": float(step)}, step, time.time())

@@ -36,5 +36,5 @@ class Source(Protocol):
 
 
 def one_line(reason: object) -> str:
-    """A reason, as a message of one line can hold it."""
+    """Return a reason as a message of one line can hold it."""
     return " ".join(str(reason).split()) or repr(reason)

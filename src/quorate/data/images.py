@@ -54,7 +54,7 @@ def crop(
 
 
 def center_crop(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """The middle of each image, (B, C, h, w): a view.
+    """Cut the middle out of each image, (B, C, h, w): a view.
 
     Raises:
         SettingError: it is larger than an image.
@@ -71,7 +71,7 @@ def flip(images: torch.Tensor, coins: torch.Tensor) -> torch.Tensor:
 
 
 def turn(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """One of the eight symmetries of a square for each image.
+    """Turn and flip images: one of the eight symmetries of a square for each.
 
     Args:
         images: (B, C, H, H), any dtype.
@@ -108,7 +108,7 @@ def contrast(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def standardize(images: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and variance 1 for each image, over all its channels; float32.
+    """Scale each image to mean 0 and variance 1, over all its channels; float32.
 
     As tf.image.per_image_standardization does: the deviation counts as 1 / sqrt(C * H * W) where it
     is less, so that an image of one colour becomes zeros.
@@ -125,20 +125,20 @@ def _per_image(values: torch.Tensor) -> torch.Tensor:
 
 
 def _first(place: torch.Tensor, length: int, window: int) -> torch.Tensor:
-    """Where a window begins in each image, (B,) int64."""
+    """Return where a window begins in each image, (B,) int64."""
     last = length - window
     # In float64, where a number below 1 times a count stays below the count.
     return (place.double() * (last + 1)).long().clamp_(0, last)
 
 
 def _gathered(images: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-    """Pixels of each image by their numbers, row by row: (B, C, H, W), (B, n) -> (B, C, n)."""
+    """Take pixels of each image by their numbers, row by row: (B, C, H, W), (B, n) -> (B, C, n)."""
     flat = images.flatten(2)
     return flat.gather(2, sources[:, None].expand(-1, flat.shape[1], -1))
 
 
 def _fitting(images: torch.Tensor, size: tuple[int, int], dim: int) -> int:
-    """The length of a window along dimension 2 or 3."""
+    """Return the length of a window along dimension 2 or 3."""
     length = size[dim - 2]
     if not 0 < length <= images.shape[dim]:
         got = f"{size[0]} x {size[1]} pixels"
@@ -148,7 +148,7 @@ def _fitting(images: torch.Tensor, size: tuple[int, int], dim: int) -> int:
 
 
 def _means(values: torch.Tensor) -> torch.Tensor:
-    """Means over the last dimension, (..., n) -> (...).
+    """Return means over the last dimension, (..., n) -> (...).
 
     One half is added to the other until one number is left. ``torch.mean`` may choose another order
     for another batch, or on more threads.
@@ -165,7 +165,7 @@ def _means(values: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=4)
 def _symmetries(side: int) -> torch.Tensor:
-    """Where each pixel of a turned square comes from, (8, side * side) int64."""
+    """Return where each pixel of a turned square comes from, (8, side * side) int64."""
     pixels = torch.arange(side * side).view(side, side)
     return torch.stack(
         [torch.rot90(p, k).reshape(-1) for p in (pixels, pixels.flip(1)) for k in range(4)]

@@ -18,7 +18,7 @@ ARRAYS = (("images", "labels"), ("x", "y"), ("x_train", "y_train"))  # names tha
 
 
 class LabelledImages(NamedTuple):
-    """Images of one size, and a whole number for each."""
+    """Images of one size, and a label for each: a whole number."""
 
     images: torch.Tensor  # uint8 (N, H, W), or (N, H, W, C) or (N, C, H, W) as the file has it
     labels: torch.Tensor  # int64 (N,)
@@ -57,12 +57,12 @@ def read_npz(path: Path) -> LabelledImages:
 def _pair(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
     for images, labels in ARRAYS:
         if images in arrays and labels in arrays:
-            found = arrays[images], np.atleast_1d(arrays[labels].squeeze())
-            for name, array in zip((images, labels), found, strict=True):
+            pair = arrays[images], np.atleast_1d(arrays[labels].squeeze())
+            for name, array in zip((images, labels), pair, strict=True):
                 if array.dtype.kind not in "iufb":
                     got = f"array {name} of {array.dtype}"
                     raise DataError(path, got=got, expected="numbers")
-            native = (np.ascontiguousarray(a, a.dtype.newbyteorder("=")) for a in found)
+            native = (np.ascontiguousarray(a, a.dtype.newbyteorder("=")) for a in pair)
             first, second = map(torch.from_numpy, native)
             return first, second
     wanted = ", ".join(" and ".join(pair) for pair in ARRAYS)

@@ -1,4 +1,4 @@
-"""Services: what runs beside training and never in its way. One file each; this is what they share.
+"""Services run beside training and never in its way; this is what all of them have.
 
 A service has a thread and a clock of its own. The loop tells it what happens, which must take no
 time; what takes time it does in ``tick``.
@@ -12,16 +12,16 @@ from quorate.services.report import Report
 
 
 class Service(Protocol):
-    """One of them."""
+    """What a supervisor runs beside training."""
 
     name: str
     every_s: float  # between the ends of two ticks and the next
 
     def updated(self, report: Report) -> None:
-        """An update was made. Called in the loop."""
+        """Take note of an update. Called in the loop."""
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        """The validation set was evaluated. Called in the loop."""
+        """Take note of an evaluation of the validation set. Called in the loop."""
 
     def tick(self) -> None:
         """Do what is to be done now and then. Called in the service's own thread; it may block.

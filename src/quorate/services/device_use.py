@@ -15,7 +15,7 @@ from quorate.transports.worker_status import WorkerStatus
 
 
 class DeviceUse(NamedTuple):
-    """What one worker's device does."""
+    """What a worker's device does."""
 
     worker: int
     device: str  # as torch names it
@@ -34,7 +34,7 @@ class HostUse(NamedTuple):
 
 
 class Gauges:
-    """Reads what is used. Any thread may; ``close`` it.
+    """What is used, to be read by any thread; ``close`` it.
 
     Use of a CPU is measured from one read to the next, whoever reads: who wants intervals of its
     own has gauges of its own. What cannot be read is None, never an exception: a worker may end at
@@ -49,7 +49,7 @@ class Gauges:
         self._gpus: _Gpus | None = None
 
     def read(self, workers: Sequence[WorkerStatus]) -> tuple[list[DeviceUse], HostUse]:
-        """What every worker's device does, in their order, and the host.
+        """Return what every worker's device does, in their order, and the host.
 
         Takes some 0.1 ms per worker on a CPU. The first use of a CPU that a worker has is None.
         """
@@ -77,10 +77,10 @@ class Gauges:
             return nothing
         key: Any
         if worker.pid is not None:
-            found = _process(worker.pid)
-            if found is None:
+            process = _process(worker.pid)
+            if process is None:
                 return nothing
-            key, cpu_s, resident = found
+            key, cpu_s, resident = process
         elif worker.thread in threads:
             key, cpu_s, resident = worker.thread, threads[worker.thread], None
         else:
@@ -100,7 +100,7 @@ class Gauges:
 
 
 class _Spent(NamedTuple):
-    """What a process or a thread has used so far."""
+    """CPU time that a process or a thread has used so far."""
 
     at: float  # time.monotonic()
     cpu_s: float
@@ -126,7 +126,7 @@ def _host_times() -> _HostTimes:
 
 
 def _process(pid: int) -> tuple[tuple[int, float], float, int] | None:
-    """Which process it is, its CPU seconds, its resident bytes; None if it is gone."""
+    """Return which process it is, its CPU seconds, its resident bytes; None if it is gone."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -141,7 +141,7 @@ def _process(pid: int) -> tuple[tuple[int, float], float, int] | None:
 
 
 def _threads() -> dict[int, float]:
-    """CPU seconds of this process's threads, by the kernel's numbers."""
+    """Return the CPU seconds of this process's threads, by the kernel's numbers."""
     try:
         threads = psutil.Process(os.getpid()).threads()
     except psutil.Error:
@@ -154,23 +154,23 @@ class _Gpus:
 
     def __init__(self) -> None:
         self._nvml = Nvml()
-        self._found: dict[str, Found | None] = {}  # by torch's name
+        self._gpus: dict[str, Found | None] = {}  # by torch's name
 
     def use(self, nothing: DeviceUse) -> DeviceUse:
-        """The same with what is known filled in. Each of the values may be missing on its own."""
+        """Fill in what is known. Each of the values may be missing on its own."""
         nvml, name = self._nvml.module, nothing.device
         if nvml is None:
             return nothing
-        if name not in self._found:
-            self._found[name] = self._nvml.find(name)
-        found = self._found[name]
-        if found is None:
+        if name not in self._gpus:
+            self._gpus[name] = self._nvml.find(name)
+        gpu = self._gpus[name]
+        if gpu is None:
             return nothing
-        use = nothing._replace(physical=f"physical {found.visible.index}")
+        use = nothing._replace(physical=f"physical {gpu.visible.index}")
         with self._nvml.unless_it_fails():  # a slice of a GPU (MIG) has no utilization
-            use = use._replace(use=nvml.nvmlDeviceGetUtilizationRates(found.handle).gpu / 100)
+            use = use._replace(use=nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100)
         with self._nvml.unless_it_fails():
-            memory = nvml.nvmlDeviceGetMemoryInfo(found.handle)
+            memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
             return use._replace(memory_bytes=memory.used, memory_total_bytes=memory.total)
         return use
 

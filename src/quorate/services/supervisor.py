@@ -16,7 +16,7 @@ GRACE_S = 5.0
 
 
 class Supervisor:
-    """While it is entered, services run.
+    """Services that run while this is entered.
 
     Args:
         services: in no order.
@@ -52,14 +52,14 @@ class Supervisor:
 
 
 class _Clock(threading.Thread):
-    """Ticks for one service."""
+    """The thread of one service, and what may fail in it or in the loop."""
 
     def __init__(self, service: Service, say: Callable[[str], None]) -> None:
         super().__init__(name=f"quorate-{service.name}", daemon=True)
         self.over = threading.Event()
         self._service = service
         self._say = say
-        self._said: str | None = None  # the failure that was said last
+        self._shown: str | None = None  # the failure that was shown last
 
     def run(self) -> None:
         self.guarded(lambda service: service.tick())
@@ -69,14 +69,14 @@ class _Clock(threading.Thread):
         self.guarded(lambda service: service.close())
 
     def guarded(self, work: Callable[[Service], None]) -> None:
-        """Have the service do something; what goes wrong is said, each kind once in a row."""
+        """Have the service do something; show what goes wrong, the same only once in a row."""
         try:
             work(self._service)
         except Exception as error:  # the edge of a service: training does not depend on it
-            said = f"{self._service.name} failed, training goes on: {_described(error)}"
-            if said != self._said:
-                self._say(said)
-            self._said = said
+            failure = f"{self._service.name} failed, training goes on: {_described(error)}"
+            if failure != self._shown:
+                self._say(failure)
+            self._shown = failure
 
 
 def _described(error: Exception) -> str:

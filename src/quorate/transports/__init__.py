@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
-from quorate.replica.shard_sum import Part
-from quorate.transports.job import Job
-from quorate.transports.worker_status import WorkerStatus
+if TYPE_CHECKING:  # a transport's settings are read without torch
+    from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+    from quorate.replica.shard_sum import Part
+    from quorate.transports.job import Job
+    from quorate.transports.worker_status import WorkerStatus
 
 
 class Channel(Protocol):
@@ -19,6 +20,9 @@ class Channel(Protocol):
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """The next event of any worker, or None after ``timeout_s`` seconds. Blocks."""
+
+    def now(self) -> float:
+        """Return the time, in seconds of the clock that ``receive`` waits by."""
 
     def post(self, event: Event) -> None:
         """Put in an event of the coordinator's own. Any thread, also a signal handler, may."""

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from quorate.data.tfrecord.example import Features
 from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, TAIL, checksum, length_in
-from quorate.data.tfrecord.index import Index, index, place_of
+from quorate.data.tfrecord.index import Index, index, record_name
 from quorate.errors import DataError
 
 
@@ -50,7 +50,7 @@ class TFRecordDataset(Dataset[Any]):
         return int(self._starts[-1])
 
     def __getitem__(self, row: int) -> Any:
-        """The sample of a record.
+        """Return the sample of a record.
 
         Raises:
             IndexError: there is no such record.
@@ -61,7 +61,7 @@ class TFRecordDataset(Dataset[Any]):
         return self.__getitems__([row % len(self)])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
-        """The samples of several records, each file opened once. Raises as ``[row]`` does."""
+        """Return the samples of several records. Opens each file once; raises as ``[row]`` does."""
         if not rows:
             return []
         if min(rows) < 0 or max(rows) >= len(self):
@@ -81,12 +81,12 @@ class TFRecordDataset(Dataset[Any]):
         try:
             return self._parse(data)
         except DataError as error:
-            where, at = place_of(file.path, record), int(file.offsets[record])
+            where, at = record_name(file.path, record), int(file.offsets[record])
             got = f"{error.where}: {error.got}"
             raise DataError(where, got=got, expected=error.expected, offset=at) from error
         except Exception as error:
             at = int(file.offsets[record])
-            error.add_note(f"quorate: in {place_of(file.path, record)}, at byte {at:,}")
+            error.add_note(f"quorate: in {record_name(file.path, record)}, at byte {at:,}")
             raise
 
 
@@ -118,7 +118,7 @@ class _Open:
         os.close(self._fd)
 
     def read(self, record: int) -> bytes:
-        """The data of a record."""
+        """Read the data of a record."""
         start, end = self._file.offsets[record : record + 2].tolist()
         # Not through a mapping of the file: one that is cut meanwhile would end the process.
         try:
@@ -140,5 +140,5 @@ class _Open:
     def _wrong(self, record: int, got: object, expected: str) -> DataError:
         at = int(self._file.offsets[record])
         fix = "the file is damaged: get it again"
-        where = place_of(self._file.path, record)
+        where = record_name(self._file.path, record)
         return DataError(where, got=got, expected=expected, offset=at, fix=fix)

@@ -59,7 +59,7 @@ class Feature:
 
 
 class Features:
-    """Reads the features of an Example that are declared; others in it are passed over.
+    """The features of an Example that are to be read; others in it are passed over.
 
     Args:
         features: By their names. They come out in this order.
@@ -71,7 +71,7 @@ class Features:
         self.features = dict(features)
 
     def __call__(self, data: bytes) -> tuple[Any, ...]:
-        """The features of a serialized Example: a tensor each, or ``bytes``.
+        """Return the features of a serialized Example: a tensor each, or ``bytes``.
 
         Raises:
             DataError: it is no Example, a feature is missing, or is another than was declared.
@@ -79,32 +79,32 @@ class Features:
         return self.samples([self.values(data)])[0]
 
     def values(self, data: bytes) -> list[Any]:
-        """The values of the features, checked: ``bytes``, or a number or a list of them.
+        """Return the values of the features, checked: ``bytes``, or a number or a list of them.
 
         Raises:
             DataError: as above.
         """
         try:
-            found = _EXAMPLE.FromString(data).features.feature
+            features = _EXAMPLE.FromString(data).features.feature
         except DecodeError as error:
             got = f"{len(data):,} bytes that are none ({error})"
             raise DataError("message", got=got, expected="a tf.train.Example") from error
-        return [_value(name, found.get(name), want) for name, want in self.features.items()]
+        return [_value(name, features.get(name), want) for name, want in self.features.items()]
 
     def samples(self, values: Sequence[list[Any]]) -> list[tuple[Any, ...]]:
-        """What ``values`` returned for several Examples, as tensors.
+        """Turn what ``values`` returned for several Examples into tensors.
 
         A tensor for each value would take most of the time that a batch takes: those of one shape
         are made together, and are views of one memory.
         """
         columns = zip(*values, strict=True)
         features = self.features.values()
-        made = (_tensors(column, want) for column, want in zip(columns, features, strict=True))
-        return list(zip(*made, strict=True))
+        tensors = (_tensors(column, want) for column, want in zip(columns, features, strict=True))
+        return list(zip(*tensors, strict=True))
 
 
 def example(features: Mapping[str, Any]) -> bytes:
-    """A serialized Example; the same features give the same bytes.
+    """Serialize an Example; the same features give the same bytes.
 
     Args:
         features: Name -> ``bytes``, or whole or real numbers: one, or a sequence, array or tensor
@@ -135,14 +135,14 @@ def example(features: Mapping[str, Any]) -> bytes:
     return serialized
 
 
-def _value(name: str, found: Any, want: Feature) -> Any:
-    if found is None:
+def _value(name: str, feature: Any, want: Feature) -> Any:
+    if feature is None:
         raise _wrong(name, "no such feature", want)
-    held = found.WhichOneof("kind")
+    held = feature.WhichOneof("kind")
     if held != KINDS[want.kind]:
-        kind = next((kind for kind, other in KINDS.items() if other == held), "no")
+        kind = next((kind for kind, message in KINDS.items() if message == held), "no")
         raise _wrong(name, f"{kind} values", want)
-    values = getattr(found, held).value
+    values = getattr(feature, held).value
     if want.kind == "bytes":
         if len(values) != 1:
             raise _wrong(name, f"{len(values)} strings", want)
@@ -171,7 +171,7 @@ def _wrong(name: str, got: str, want: Feature) -> DataError:
 
 
 def _declared() -> Any:
-    """The class of Example."""
+    """Return the class of Example."""
     file = text_format.Parse(_PROTO, FileDescriptorProto())
     pool = DescriptorPool()  # in the common one TensorFlow's own may lie
     pool.Add(file)

@@ -25,19 +25,19 @@ _OFFSET = 0xA282EAD8
 
 
 def checksum(data: bytes) -> int:
-    """The masked CRC-32C of some bytes."""
+    """Return the masked CRC-32C of some bytes."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _OFFSET) & 0xFFFFFFFF
 
 
 def framed(data: bytes) -> bytes:
-    """A record that holds these bytes."""
+    """Return a record that holds these bytes."""
     length = _LENGTH.pack(len(data))
     return b"".join((length, TAIL.pack(checksum(length)), data, TAIL.pack(checksum(data))))
 
 
 def length_in(head: bytes) -> int | None:
-    """The length that a record's first 12 bytes say; None if their checksum is wrong."""
+    """Return the length that a record's first 12 bytes say; None if their checksum is wrong."""
     length: int
     length, stated = HEAD.unpack(head)
     return length if checksum(head[: _LENGTH.size]) == stated else None

@@ -33,7 +33,7 @@ def write_images(path: str | Path, content: LabelledImages) -> int:
 def read_images(
     paths: str | Path | Sequence[str | Path], shape: tuple[int, ...]
 ) -> TFRecordDataset:
-    """The dataset of (image, label) in such files.
+    """Return the dataset of (image, label) in files that ``write_images`` wrote, or TensorFlow.
 
     Args:
         paths: A file, or several.

@@ -49,7 +49,7 @@ class Index:
 
 
 def index(path: Path) -> Index:
-    """The index of a file: the one that was kept, or a new one, which is kept.
+    """Return the index of a file: the one that was kept, or a new one, which is kept.
 
     Raises:
         DataError: the file is missing, is no TFRecord file, or is cut or damaged.
@@ -63,10 +63,10 @@ def index(path: Path) -> Index:
         with path.open("rb", buffering=0) as file:
             stat = os.fstat(file.fileno())
             for place in _places(path):
-                offsets = _kept(place, stat)
+                offsets = _read(place, stat)
                 if offsets is not None:
                     return Index(path, stat.st_size, stat.st_mtime_ns, offsets)
-            offsets = _found(path, file, stat.st_size)
+            offsets = _scan(path, file, stat.st_size)
             after = os.fstat(file.fileno())
     except FileNotFoundError:
         raise DataError(path, got="no such file", expected="a TFRecord file") from None
@@ -79,12 +79,12 @@ def index(path: Path) -> Index:
     return fresh
 
 
-def place_of(path: Path, number: int) -> str:
-    """What messages call a record."""
+def record_name(path: Path, number: int) -> str:
+    """Return what messages call a record."""
     return f"{path}, record {number:,}"
 
 
-def _found(path: Path, file: BinaryIO, size: int) -> NDArray[np.int64]:
+def _scan(path: Path, file: BinaryIO, size: int) -> NDArray[np.int64]:
     """Go from length to length, and check each."""
     fd = file.fileno()
     offsets = [0]
@@ -101,7 +101,7 @@ def _found(path: Path, file: BinaryIO, size: int) -> NDArray[np.int64]:
         end = at + OVERHEAD_BYTES + length
         if end > size:
             raise DataError(
-                place_of(path, len(offsets) - 1),
+                record_name(path, len(offsets) - 1),
                 got=f"the end of the file after {size - at:,} bytes",
                 expected=f"{end - at:,} bytes, as its length says",
                 offset=at,
@@ -113,7 +113,7 @@ def _found(path: Path, file: BinaryIO, size: int) -> NDArray[np.int64]:
 
 
 def _length(path: Path, number: int, at: int, head: bytes, size: int) -> int:
-    where = place_of(path, number)
+    where = record_name(path, number)
     if len(head) < HEAD.size:
         got = f"the end of the file after {size - at} bytes"
         raise DataError(where, got=got, expected=f"{HEAD.size} bytes of a length", offset=at)
@@ -143,8 +143,8 @@ def _places(path: Path) -> tuple[Path, Path]:
     return path.with_name(f".{path.name}.index"), cache_dir() / "indexes" / f"{name}.index"
 
 
-def _kept(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:
-    """The offsets in an index file; None if there is none that fits, or it is damaged."""
+def _read(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:
+    """Read the offsets in an index file; None if there is none that fits, or it is damaged."""
     try:
         content = place.read_bytes()
         magic, size, changed_ns, records, crc = _TOP.unpack_from(content)
@@ -157,12 +157,12 @@ def _kept(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:
     return np.frombuffer(body, dtype="<i8").astype(np.int64)
 
 
-def _keep(found: Index) -> None:
+def _keep(fresh: Index) -> None:
     """Write an index file, whole or not at all."""
-    body = found.offsets.astype("<i8").tobytes()
-    top = (_MAGIC, found.size, found.changed_ns, len(found), google_crc32c.value(body))
+    body = fresh.offsets.astype("<i8").tobytes()
+    top = (_MAGIC, fresh.size, fresh.changed_ns, len(fresh), google_crc32c.value(body))
     reasons = []
-    beside, cached = _places(found.path)
+    beside, cached = _places(fresh.path)
     for place in (beside, cached):
         try:
             if place is cached:
@@ -173,5 +173,5 @@ def _keep(found: Index) -> None:
             reasons.append(f"{place}: {error.strerror or error}")
     logging.getLogger("quorate").warning(
         "the index of %s cannot be kept, and is made at every start (%s)",
-        *(found.path, "; ".join(reasons)),
+        *(fresh.path, "; ".join(reasons)),
     )

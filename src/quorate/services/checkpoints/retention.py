@@ -25,7 +25,7 @@ def surplus(
     every_s: float | None,
     best: int | None,
 ) -> set[int]:
-    """The steps whose checkpoints are to be deleted.
+    """Return the steps whose checkpoints are to be deleted.
 
     Args:
         saved: all of them.
@@ -36,12 +36,12 @@ def surplus(
             last that does. None: none does.
         best: the step of the best one, which stays until another is better; None: there is none.
     """
-    past = sorted(one for one in saved if one.global_step <= newest)
-    stay = {best, *(one.global_step for one in past[-keep:])}
+    past = sorted(checkpoint for checkpoint in saved if checkpoint.global_step <= newest)
+    stay = {best, *(checkpoint.global_step for checkpoint in past[-keep:])}
     if every_s is not None:
-        kept_at = -inf
-        for one in past:
-            if one.at >= kept_at + every_s:
-                kept_at = one.at
-                stay.add(one.global_step)
-    return {one.global_step for one in past} - stay
+        last_at = -inf
+        for checkpoint in past:
+            if checkpoint.at >= last_at + every_s:
+                last_at = checkpoint.at
+                stay.add(checkpoint.global_step)
+    return {checkpoint.global_step for checkpoint in past} - stay

@@ -93,12 +93,12 @@ class Checkpoints:
             self._idle.wait()
 
     def outcomes(self) -> list[Outcome]:
-        """What became of saves since the last call. Does not block."""
-        found = []
+        """Return what became of saves since the last call. Does not block."""
+        outcomes = []
         with suppress(Empty):
             while True:
-                found.append(self._outcomes.get_nowait())
-        return found
+                outcomes.append(self._outcomes.get_nowait())
+        return outcomes
 
     def finish(self) -> None:
         """Wait until what is under way is on the disk."""
@@ -133,7 +133,7 @@ class Checkpoints:
                 self._tidy(contents)
                 self._took_s = time.monotonic() - began
                 outcome = Outcome(contents.global_step, path, "")
-            except Exception as error:  # the edge of the thread: said in the loop
+            except Exception as error:  # the edge of the thread: the loop tells the user
                 outcome = Outcome(contents.global_step, None, str(error))
             self._outcomes.put(outcome)
             self._idle.set()

@@ -48,7 +48,7 @@ def display(stream: TextIO | None = None) -> Display:
 
 
 class Lines:
-    """One line every few seconds, at the end of an epoch, and at the end.
+    """A display of one line every few seconds, at the end of an epoch, and at the end.
 
     The table of workers comes once a minute, and at the end.
     """
@@ -64,10 +64,12 @@ class Lines:
         self._shows_tables = False  # it has shown one
 
     def say(self, text: str) -> None:
+        """Show a line that stays."""
         with self._writing:
             print(text, file=self._stream, flush=True)
 
     def update(self, report: Report) -> None:
+        """Take note of an update."""
         now = time.monotonic()
         due = self._first or now - self._shown_at >= LINE_EVERY_S
         if due or report.ends_epoch:
@@ -76,6 +78,7 @@ class Lines:
             self.say(f"{position(report)}  {numbers(report)}{rest}")
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
         self._rows = self._table.rows(workers, uses, now)
         for line in self._slow.named(workers, now):
@@ -85,6 +88,7 @@ class Lines:
             self._show_table()
 
     def close(self) -> None:
+        """Show the table of workers once more, if it was shown."""
         if self._shows_tables and self._rows:
             self._show_table()
 
@@ -96,7 +100,7 @@ class Lines:
 class Bar:
     """A progress bar with the newest numbers, and the table of workers below it.
 
-    What is said scrolls above it.
+    Other lines scroll above it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -113,9 +117,11 @@ class Bar:
         self._slow = SlowWorkers()
 
     def say(self, text: str) -> None:
+        """Show a line that stays."""
         self._progress.console.print(text, markup=False, highlight=False)
 
     def update(self, report: Report) -> None:
+        """Show the numbers of an update."""
         where, what = position(report), numbers(report)
         if self._task is None:
             self._progress.start()
@@ -127,12 +133,14 @@ class Bar:
         )
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
         self._progress.below = rendered(self._table.rows(workers, uses, now))
         for line in self._slow.named(workers, now):
             self.say(line)
 
     def close(self) -> None:
+        """Leave the bar as it is, and the terminal as it was."""
         self._progress.stop()
 
 
@@ -148,7 +156,7 @@ class _BarAndTable(Progress):
 
 
 def position(report: Report) -> str:
-    """``epoch 2/5  step 300/1,175``."""
+    """Return where a run is: ``epoch 2/5  step 300/1,175``."""
     return (
         f"epoch {report.epoch + 1}/{report.epochs}  "
         f"step {report.global_step:,}/{report.last_step:,}"
@@ -156,7 +164,7 @@ def position(report: Report) -> str:
 
 
 def numbers(report: Report) -> str:
-    """Loss, metrics, learning rate and speed in one line."""
+    """Return loss, metrics, learning rate and speed, in one line."""
     late = ""
     if any(report.stale):
         late += f"  staleness {report.staleness}"
@@ -167,12 +175,12 @@ def numbers(report: Report) -> str:
 
 
 def metrics(values: Mapping[str, float]) -> str:
-    """``loss 0.3127  accuracy 0.8871``."""
+    """Return metrics in one line: ``loss 0.3127  accuracy 0.8871``."""
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
 def clock(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
+    """Return a time as a clock has it: ``1:02:03`` or ``2:03``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,4 +1,4 @@
-"""Shard times: how long a worker takes for a shard, from what it was at between two moments."""
+"""Shard times: how long a worker takes for a shard, from its status at two moments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORK = PHASES[PHASES.index("fetching") :]  # what a shard's time consists of
 
 
 class ShardTime(NamedTuple):
-    """One worker over some time."""
+    """What shards took a worker over some time."""
 
     shards: int  # begun in it
     shard_s: float | None  # seconds of work per shard; None if no shard was begun
@@ -19,7 +19,7 @@ class ShardTime(NamedTuple):
 
 
 def shard_time(before: WorkerStatus | None, after: WorkerStatus) -> ShardTime:
-    """Of one worker between two statuses; without the first one, since its beginning.
+    """Return a worker's shard time between two statuses; without the first, since its beginning.
 
     A shard that is under way counts as a whole one if it was begun in that time, and its time as
     far as it was spent in it: over n shards the figure may be off by one part in n.
@@ -39,7 +39,7 @@ def shard_time(before: WorkerStatus | None, after: WorkerStatus) -> ShardTime:
 
 
 def duration(seconds: float) -> str:
-    """``3.1 ms``, ``0.31 s``, ``31 s``."""
+    """Return a time for people: ``3.1 ms``, ``0.31 s``, ``31 s``."""
     if seconds < 0.1:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.0f} s"

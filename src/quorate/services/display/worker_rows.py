@@ -1,4 +1,4 @@
-"""The table of workers: one row each, on a terminal or as plain lines."""
+"""The rows of the table of workers, and the table for a terminal or as plain lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service that shows what each worker does: its time, its device, who is slow."""
+"""The table of workers as a service: it asks what they are at every few seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quorate.transports.worker_status import WorkerStatus
 
 
 class WorkerTable:
-    """A ``Service``.
+    """The service that has the display show workers and their devices.
 
     Args:
         screen: where it is shown.
@@ -30,15 +30,17 @@ class WorkerTable:
         self._gauges = gauges
 
     def updated(self, report: Report) -> None:
-        pass
+        """Do nothing: the table is not about updates."""
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        pass
+        """Do nothing: the table is not about metrics."""
 
     def tick(self) -> None:
+        """Show what workers are at now."""
         workers = self._status()
         uses, _ = self._gauges.read(workers)
         self._screen.workers(workers, uses)
 
     def close(self) -> None:
+        """Close the gauges."""
         self._gauges.close()

@@ -1,0 +1,1 @@
+"""Summaries for TensorBoard: curves of a run, and what callbacks add."""

@@ -24,11 +24,11 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from quorate.machine.atomic_file import write_atomically
 
 SUFFIX = ".quorate"  # of files that this wrote, and may cut
-KEPT_BYTES = 64 << 20  # how much waits while nothing can be written; what is older is dropped
+MOST_WAITING_BYTES = 64 << 20  # while nothing can be written; what is older is dropped
 
 
 class EventFile:
-    """One of them. Any thread adds; one thread writes. No file is open between two writes.
+    """An event file. Any thread adds; one thread writes. No file is open between two writes.
 
     A run that goes on at ``global_step`` computes later steps again: events after it, which a run
     that was cut off may have left, are dropped from the folder's other files at the first write.
@@ -46,13 +46,13 @@ class EventFile:
         self._cut = False  # whether events after global_step are gone
 
     def add(self, event: Event) -> None:
-        """Have it written at the next write. Does not block."""
+        """Have an event written at the next write. Does not block."""
         data = event.SerializeToString()
         with self._lock:
             self._waiting.append(data)
 
     def add_scalars(self, values: Mapping[str, float], global_step: int, wall_time: float) -> None:
-        """Likewise, values by their names; NaN and infinity too."""
+        """Have values written, by their names; NaN and infinity too. Does not block."""
         summary = Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
         self.add(Event(wall_time=wall_time, step=global_step, summary=summary))
 
@@ -64,14 +64,14 @@ class EventFile:
             self._prepare()
             self._append(taken)
         except OSError:
-            kept, size = [], 0
+            newest, size = [], 0
             for data in reversed(taken):
                 size += len(data)
-                if size > KEPT_BYTES:
+                if size > MOST_WAITING_BYTES:
                     break
-                kept.append(data)
+                newest.append(data)
             with self._lock:
-                self._waiting[:0] = reversed(kept)
+                self._waiting[:0] = reversed(newest)
             raise
 
     def _prepare(self) -> None:
@@ -94,7 +94,7 @@ class EventFile:
         self._size = end + len(records.getvalue())  # closed, so nothing can fail any more
 
     def _head(self) -> list[bytes]:
-        """What a file begins with: its version, and that later steps seen so far do not count.
+        """Return what a file begins with: its version, and that later steps seen do not count.
 
         For events that are not ours to cut, and for a reader that has seen what was cut.
         """
@@ -117,12 +117,12 @@ def drop_after(path: Path, global_step: int) -> None:
             if whole == path.stat().st_size:
                 return
         file.seek(0)
-        kept = (record for record, event in _records(file) if event.step <= global_step)
-        write_atomically(path, kept)
+        records = (record for record, event in _records(file) if event.step <= global_step)
+        write_atomically(path, records)
 
 
 def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:
-    """Records as they lie in the file, up to its end or to the first that is not whole.
+    """Yield records as they lie in the file, up to its end or to the first that is not whole.
 
     The file is left behind the last whole one. A record: 8 bytes length, 4 bytes CRC of that, the
     event, 4 bytes CRC of it (not checked: it takes a second per 5 MB).

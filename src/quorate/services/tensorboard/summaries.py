@@ -78,7 +78,7 @@ class Summaries:
 
     @property
     def writer(self) -> SummaryWriter:
-        """For images, text and what else there is. Any thread; what is added waits for a tick."""
+        """Torch's own, for images, text, ... Any thread; what is added waits for a tick."""
         events = self._event_file()
         with self._lock:
             if self._writer is None:
@@ -122,7 +122,7 @@ class Summaries:
             return self._events
 
     def _of_workers(self) -> dict[str, float]:
-        """What workers and their devices do."""
+        """Return the points about workers and their devices."""
         workers = self._status()
         points: dict[str, float | None] = {}
         devices, host = self._gauges.read(workers)
@@ -172,7 +172,7 @@ class _Interval:
     def points(
         self, now: float, finished: Callable[[Counts], dict[str, float]]
     ) -> dict[str, float]:
-        """One value per curve. Needs an update at least."""
+        """Return one value per curve. Needs an update at least."""
         assert self._last is not None
         dropped = self._last.dropped
         points = {
@@ -217,7 +217,7 @@ class _Mean:
 
 
 def _share(phase: str, before: dict[str, float], now: dict[str, float]) -> float | None:
-    """Of the time between two moments, what part was this phase; None if there was no time."""
+    """Return a phase's share of the time between two moments; None if there was no time."""
     passed = {name: seconds - before.get(name, 0.0) for name, seconds in now.items()}
     if min(passed.values(), default=0.0) < 0:
         passed = now  # a new worker has the number, and counts from its start

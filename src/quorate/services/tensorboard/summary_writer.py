@@ -10,7 +10,7 @@ from quorate.services.tensorboard.event_file import EventFile
 
 
 class BufferedSummaryWriter(SummaryWriter):
-    """SummaryWriter, as it is documented. What is added is on disk after the service's next tick.
+    """torch's SummaryWriter, but that what is added is on disk after the service's next tick.
 
     ``add_scalars`` and ``add_hparams`` open files of torch's own in folders below, until ``close``.
     """
@@ -20,7 +20,7 @@ class BufferedSummaryWriter(SummaryWriter):
         super().__init__(str(events.folder))
 
     def _get_file_writer(self) -> Any:
-        """Where all of its methods add events."""
+        """Return where all of its methods add events."""
         if self.all_writers is None:
             self.file_writer: Any = self._files
             self.all_writers: Any = {str(self.log_dir): self._files}
@@ -43,7 +43,7 @@ class _Events:
         return self._folder
 
     def flush(self) -> None:
-        """Nothing: the disk is the service's to wait for."""
+        """Do nothing: the disk is the service's to wait for."""
 
     def close(self) -> None:
-        """Nothing: no file is open, and the service goes on."""
+        """Do nothing: no file is open, and the service goes on."""

@@ -3,7 +3,8 @@
 The coordinator starts the script again in each of them. A worker's end is seen by its exit; what it
 had computed is in shared memory and stays. A new one is started in its place.
 
-Legend: N workers, V shards, t step, s shard.
+Here are the processes, wires and the clock. What becomes of a worker is decided in ``members.py``,
+and whether it is the same as the coordinator in ``agreement.py``.
 """
 
 from __future__ import annotations
@@ -14,31 +15,39 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from quorate.coordination.plan import abridged
-from quorate.errors import UserError, WorkerError
+from quorate.errors import WorkerError
 from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
-from quorate.machine.devices import Group, current, kinds
-from quorate.machine.memory_fraction import free_cache
+from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
-from quorate.replica.fingerprint import fingerprint
-from quorate.replica.model import unchanged
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.streams import Stream
-from quorate.transports.job import Job, Training, class_name, probe_fingerprint
+from quorate.transports.job import Job, Training, class_name
+from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
-from quorate.transports.processes.restarts import Restarts
+from quorate.transports.processes.decisions import (
+    Ask,
+    AwaitEnd,
+    Close,
+    Decision,
+    Fail,
+    Join,
+    Kill,
+    Leave,
+    Release,
+    Say,
+    Start,
+    Welcome,
+)
+from quorate.transports.processes.members import GATHER_S, Members
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import new_starter
 from quorate.transports.processes.wire import Message
@@ -47,13 +56,6 @@ from quorate.transports.worker_status import WorkerStatus
 
 # How long workers may take to end when they are told to; then they are killed.
 GRACE_S = 0.5
-
-# How long one may take that has closed its wire: it is ending, with torch to tear down.
-DEAF_S = 5.0
-
-# How long the first workers that are ready wait for the others: as long as no update is made, a
-# worker can be asked for the gradient that the coordinator computes too.
-TOGETHER_S = 10.0
 
 
 class Processes:
@@ -100,24 +102,18 @@ class Processes:
         require_descriptors(len(groups))
         self.arena = arena
         self.buffers = buffers
+        self.tickets: Iterator[int] = itertools.count()
+        self.members = Members([str(group) for group in groups], timeout_s)
+        self._processes: list[WorkerProcess | None] = [None] * len(groups)
+        self._agreement = Agreement(model, probe, groups, datasets, threads=threads, say=say)
         self._script = script
         self._sources = script.sources()
-        self._model = model
-        self._probe = probe
-        self._groups = groups
-        self._devices = [device for group in groups for device in group]
-        self._datasets = datasets
-        self._threads = threads
         self._compiles = compiles
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
-        self.tickets: Iterator[int] = itertools.count()
-        self._data: dict[str, str | None] = {}  # fingerprints by _key; None: not repeatable
-        self._gradient: str | None = None  # fingerprint; None: not repeatable, or training goes on
-        self._together_until: float | None = None
         text, self._fds = arena.handed_over()
         payload = json.dumps(text).encode()
         self._description = Segment(len(payload))
@@ -127,11 +123,10 @@ class Processes:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        self._members = [_Member(number) for number in range(len(groups))]
         self._starter = new_starter(script, spins=threads * len(groups) <= usable_cores())
         try:
-            for member in self._members:
-                self._start(member)
+            for number in range(len(groups)):
+                self._start(number)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -139,59 +134,45 @@ class Processes:
             raise
 
     def can_compute(self, dataset: object) -> bool:
-        return any(known is dataset for known in self._datasets.values())
+        return self._agreement.name_of(dataset) is not None
 
     def open(self, job: Job) -> ProcessesChannel:
         self._jobs += 1
-        if (key := self._key(job)) not in self._data:
-            self._data[key] = self._fingerprint(job) if job.is_compared else None
-        if self._jobs == 1 and isinstance(job, Training):
-            self._gradient = self._probed(job) if job.is_compared else None
+        number, gather_s = self._jobs, None
+        is_first = number == 1 and isinstance(job, Training)
+        self._agreement.expect(job, is_first=is_first)
+        if is_first:
             # Whoever wants to know what differs wants all of them to take part.
-            self._together_until = time.monotonic() + (
-                TOGETHER_S if job.is_compared else self._timeout_s
-            )
-        channel = ProcessesChannel(self, job, self._jobs)
-        self._channels[self._jobs] = channel
+            gather_s = GATHER_S if job.is_compared else self._timeout_s
+        channel = ProcessesChannel(self, job, number)
+        self._channels[number] = channel
         self.arena.publish(self.buffers)
-        for member in self._members:
-            if member.life is not None and member.life.is_here:
-                self._ask(member.life, channel)
+        self._do(self.members.open(number, time.monotonic(), gather_s=gather_s))
         return channel
 
     def status(self) -> list[WorkerStatus]:
-        found = []
-        for member, group in zip(self._members, self._groups, strict=True):
-            life = member.life  # read once: another thread may end it
-            pid = None if life is None else life.pid
+        rows = []
+        for member in self.members:
+            process = self._processes[member.number]  # read once: another thread may end it
+            pid = None if process is None else process.pid
             doing = self.arena.doing(member.number)
-            found.append(WorkerStatus(member.number, str(group), pid, None, *doing))
-        return found
+            rows.append(WorkerStatus(member.number, member.devices, pid, None, *doing))
+        return rows
 
     def forget(self, channel: ProcessesChannel) -> None:
         """End a job."""
         del self._channels[channel.number]
-        for member in self._members:
-            life, number = member.life, channel.number
-            if life is None:
-                continue
-            # It may be computing for another job still, and join this one only later.
-            if number in life.joined or number in member.ready or number in life.asked:
-                life.wire.send({"kind": "close", "job": number})
-            life.asked.pop(number, None)
-            life.joined.discard(number)
-            member.ready.discard(number)
+        self._do(self.members.close(channel.number))
 
     def tell(self, worker: int, message: Message) -> None:
-        life = self._members[worker].life
-        if life is not None:  # else it has ended, and the coordinator will hear of it
-            life.wire.send(message)
+        """Send a message to a worker. Does not block."""
+        process = self._processes[worker]
+        if process is not None:  # else it has ended, and the coordinator will hear of it
+            process.wire.send(message)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
-        life = self._members[worker].life
-        if life is not None:
-            life.kill(reason)
+        self._do(self.members[worker].kill(reason))
 
     def wake(self) -> None:
         """Have ``pump`` return. Any thread, also a signal handler, may."""
@@ -206,28 +187,26 @@ class Processes:
             UserError: workers cannot be started again from this script.
         """
         now = time.monotonic()
-        due_s = [max(0.0, at - now) for at in self._due()]
+        due_s = [max(0.0, at - now) for at in self.members.due(self._computing())]
         limits = due_s if timeout_s is None else [*due_s, timeout_s]
         for key, _ in self._selector.select(min(limits, default=None)):
             key.data()
-        self._do_what_is_due()
+        self._tick()
 
     def close(self) -> None:
         """End all workers: those that wait end at once, the others are killed."""
-        for member in self._members:
-            member.retry_at = None
-            if member.life is not None:
-                member.life.wire.send({"kind": "end"})
+        processes = [process for process in self._processes if process is not None]
+        for process in processes:
+            process.wire.send({"kind": "end"})
         # After a second Ctrl-C nobody waits.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         deadline = time.monotonic() + (0.0 if at_once else GRACE_S)
-        for member in self._members:
+        for process in processes:
             # A kill before its fork would end the others too.
-            if member.life is not None and member.life.pid is not None:
-                member.life.wait(max(0.0, deadline - time.monotonic()))
-        for member in self._members:
-            if member.life is not None:
-                self._release(member)
+            if process.pid is not None:
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for number in range(len(self._processes)):
+            self._release(number)
         self._starter.close()
         if self._wake_write >= 0:
             self._selector.close()
@@ -235,33 +214,69 @@ class Processes:
             os.close(self._wake_read)
             os.close(write)
 
-    # --- starting ---------------------------------------------------------------------------------
+    # --- what was decided -------------------------------------------------------------------------
 
-    def _start(self, member: _Member) -> None:
-        member.retry_at = None
-        life = WorkerProcess(member.number, self._script, self._starter)
-        member.life = life
-        self._selector.register(life.wire.socket, selectors.EVENT_READ, lambda: self._hear(member))
-        if life.exit is not None:
-            self._selector.register(life.exit, selectors.EVENT_READ, lambda: self._look(member))
+    def _do(self, decisions: Iterable[Decision]) -> None:
+        """Carry out decisions, in their order."""
+        for decision in decisions:
+            match decision:
+                case Start(number):
+                    self._restart(number)
+                case Welcome(number):
+                    answer: Message = {"kind": "arena", "compile": self._compiles}
+                    self._process(number).wire.send(answer, [self._description.fd, *self._fds])
+                case Ask(number, job):
+                    self._ask(self._process(number), self._channels[job])
+                case Close(number, job):
+                    self.tell(number, {"kind": "close", "job": job})
+                case Join(number, job):
+                    self._channels[job].joined(number)
+                case Leave(number, job, reason, crashed):
+                    self._channels[job].left(number, reason, crashed=crashed)
+                case Kill(number):
+                    self._process(number).kill()
+                case AwaitEnd(number):
+                    self._await_end(number)
+                case Release(number):
+                    self._release(number)
+                case Say(line):
+                    self._say(line)
+                case Fail(error):
+                    raise error
 
-    def _ask(self, life: WorkerProcess, channel: ProcessesChannel) -> None:
+    def _process(self, number: int) -> WorkerProcess:
+        process = self._processes[number]
+        assert process is not None
+        return process
+
+    def _start(self, number: int) -> None:
+        process = WorkerProcess(number, self._script, self._starter)
+        self._processes[number] = process
+        hear, look = lambda: self._hear(number), lambda: self._look(number)
+        self._selector.register(process.wire.socket, selectors.EVENT_READ, hear)
+        if process.exit is not None:
+            self._selector.register(process.exit, selectors.EVENT_READ, look)
+        self.members[number].started(time.monotonic(), tells_exit=process.exit is not None)
+
+    def _restart(self, number: int) -> None:
+        try:
+            self._start(number)
+        except OSError as error:
+            changed = self._script.changed(self._sources)
+            now = time.monotonic()
+            self._do(self.members.cannot_start(number, str(error), now, changed=changed))
+
+    def _ask(self, process: WorkerProcess, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
         job = channel.job
-        key = self._key(job)
-        checks = []
-        if key not in life.checked and self._data[key] is not None:
-            checks.append("data")
-        if self._gradient is not None and isinstance(job, Training):
-            checks.append("gradient")
-        life.asked[channel.number] = time.monotonic()
-        life.wire.send(
+        is_first = self.members.is_gathering
+        process.wire.send(
             {
                 "kind": "open",
                 "job": channel.number,
                 "work": class_name(job),
-                "dataset": self._name_of(job),
-                "checks": checks,
+                "dataset": self._agreement.name_of(job.source.dataset),
+                "checks": self._agreement.checks(job, process.agreed, is_first=is_first),
                 "averaged": job.parameters is self.arena.average,
                 "plan": job.plan.to_json(),
                 "steps": [job.steps.start, job.steps.stop],
@@ -269,90 +284,23 @@ class Processes:
             }
         )
 
-    def _name_of(self, job: Job) -> str:
-        dataset = job.source.dataset
-        return next(name for name, known in self._datasets.items() if known is dataset)
+    def _await_end(self, number: int) -> None:
+        if self._process(number).wait(GRACE_S):
+            self._ended(number)
+        else:
+            self._do(self.members[number].still_there(time.monotonic()))
 
-    def _key(self, job: Job) -> str:
-        """Of a job's kind, which may augment, its dataset, and the order of rows."""
-        return f"{job.name} {self._name_of(job)} {job.plan.to_json()}"
-
-    # --- whether a worker is the same as the coordinator ------------------------------------------
-
-    def _fingerprint(self, job: Job) -> str | None:
-        """Of a dataset's first shard."""
-        try:
-            first, second = (fingerprint(job.source.load((0, 0)).data) for _ in range(2))
-        except Exception:  # user code: it raises again in its shard, where it is told
-            return None
-        if first != second:
-            self._say(
-                f"the {self._name_of(job)} gives other values each time it is loaded: bits are not "
-                "repeatable (it draws from a generator of its own?)"
-            )
-            return None
-        return first
-
-    def _probed(self, job: Job) -> str | None:
-        """Of the gradient of the first shard, from the parameters as they are before training."""
-        if len(kinds(self._groups)) > 1:
-            return None  # workers have different bits
-
-        def twice() -> list[str]:
-            found = []
-            for _ in range(2):
-                with unchanged(self._model), Stream() as stream:
-                    replica = self._probe()
-                    if kinds([replica.group]) == kinds(self._groups):
-                        with current(replica.device):
-                            found.append(probe_fingerprint(replica, job.source, stream))
-            return found
-
-        # In a thread, as workers compute: this one may be inside of an autocast of the script's.
-        with ThreadPoolExecutor(
-            1, initializer=torch.set_num_threads, initargs=(self._threads,)
-        ) as one:
-            found = one.submit(twice).result()
-        free_cache(self._devices)
-        if len(set(found)) > 1:
-            self._say(
-                "the same shard gives another gradient each time it is computed: bits are not "
-                "repeatable (the model draws from a generator of its own, or keeps state?)"
-            )
-            return None
-        return found[0] if found else None
-
-    def _check(self, life: WorkerProcess, channel: ProcessesChannel, answer: Message) -> None:
-        key, name = self._key(channel.job), self._name_of(channel.job)
-        if "data" in answer:
-            life.checked.add(key)
-            if answer["data"] != self._data[key]:
-                rows = abridged(channel.job.plan.shard(0, 0))
-                raise UserError(
-                    f"a worker that ran the script again has another {name}: its first shard, rows "
-                    f"{rows}, differs from the coordinator's; seed what the script draws, sort "
-                    "what it takes from a set, or use engine='towers'"
-                )
-        if "gradient" in answer and self._gradient not in (None, answer["gradient"]):
-            raise UserError(
-                "a worker that ran the script again computes another gradient from the same rows "
-                "and parameters: its model or loss differs in what is no parameter; seed what the "
-                "script draws, or use engine='towers'"
-            )
-
-    def _let_join(self) -> None:
-        """Let workers that are ready begin; at first, when all are."""
-        if self._together_until is not None:
-            waited_for = [m.life for m in self._members if m.life is not None and not m.ready]
-            if waited_for and time.monotonic() < self._together_until:
-                return
-            self._together_until = self._gradient = None
-        for member in self._members:
-            for channel in [c for n, c in self._channels.items() if n in member.ready]:
-                channel.joined(member.number)
-                assert member.life is not None
-                member.life.joined.add(channel.number)
-            member.ready.clear()
+    def _release(self, number: int) -> None:
+        """Close what belonged to a process that has ended, or is to end now."""
+        process, self._processes[number] = self._processes[number], None
+        if process is None:
+            return
+        with suppress(KeyError):  # its wire was cut, and is not registered any more
+            self._selector.unregister(process.wire.socket)
+        if process.exit is not None:
+            self._selector.unregister(process.exit)
+        process.close()
+        self.arena.tell(number, "starting")  # it writes no more, and the next one not yet
 
     # --- news of workers --------------------------------------------------------------------------
 
@@ -360,171 +308,65 @@ class Processes:
         with suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
 
-    def _hear(self, member: _Member) -> None:
-        life = member.life
-        if life is None or life.is_deaf_since is not None:
+    def _hear(self, number: int) -> None:
+        process = self._processes[number]
+        if process is None or self.members[number].is_silent:
             return  # its exit was handled in the same round
-        for message in life.wire.arrived():
-            self._handle(member, life, message)
-        if life.wire.is_cut:
+        for message in process.wire.arrived():
+            self._handle(number, process, message)
+        if process.wire.is_cut:
             # Its process is about to end, and its exit code says why.
-            self._selector.unregister(life.wire.socket)
-            life.is_deaf_since = time.monotonic()
+            self._selector.unregister(process.wire.socket)
+            self.members[number].wire_cut(time.monotonic())
 
-    def _handle(self, member: _Member, life: WorkerProcess, message: Message) -> None:
+    def _handle(self, number: int, process: WorkerProcess, message: Message) -> None:
+        member, now = self.members[number], time.monotonic()
+        member.heard(now)
         channel = self._channels.get(message.get("job", 0))
-        life.asked = dict.fromkeys(life.asked, time.monotonic())  # it is alive
         match message["kind"]:
             case "here":
-                life.is_here = True
-                answer: Message = {"kind": "arena", "compile": self._compiles}
-                life.wire.send(answer, [self._description.fd, *self._fds])
-                for each in self._channels.values():
-                    self._ask(life, each)
+                self._do(self.members.here(number, now))
             case "note":
                 self._notes.add(message["line"])
-            case "unfit":
-                life.unfit = message["message"]
+            case "refuses":
+                member.refused(message["message"])
             case "ready" if channel is not None:
-                self._check(life, channel, message)
-                del life.asked[channel.number]
-                member.ready.add(channel.number)
-                self._let_join()
-                if member.lost_at is not None:
-                    away_s = time.monotonic() - member.lost_at
-                    member.lost_at = None
-                    self._say(f"worker {member.number} is back after {away_s:.1f} s")
+                is_first = self.members.is_gathering
+                self._agreement.check(channel.job, process.agreed, message, is_first=is_first)
+                self._do(self.members.ready(number, channel.number, now))
             case "done":
-                member.restarts.computed()
+                member.computed()
                 if channel is not None:
-                    channel.done(member.number, message)
+                    channel.done(number, message)
             case "left off" if channel is not None:
-                channel.left_off(member.number, message)
+                channel.left_off(number, message)
             case "failed" if channel is not None:
-                channel.failed(member.number, message)
+                channel.failed(number, message)
 
-    def _look(self, member: _Member) -> None:
-        if member.life is not None and member.life.has_ended():
-            self._ended(member)
+    def _look(self, number: int) -> None:
+        process = self._processes[number]
+        if process is not None and process.has_ended():
+            self._ended(number)
 
-    def _ended(self, member: _Member) -> None:
-        life = member.life
-        if life is None:
+    def _ended(self, number: int) -> None:
+        process = self._processes[number]
+        if process is None:
             return
-        for message in life.wire.arrived():  # what it sent before it ended counts
-            self._handle(member, life, message)
-        reason, killed = life.how_it_ended()
-        if life.unfit is not None and not any(m.restarts.computed_in_all for m in self._members):
-            raise UserError(life.unfit)
-        doing = self.arena.doing(member.number)
-        where = ""
-        if life.joined and doing.phase not in ("starting", "waiting"):
-            where = f" in step {doing.step}, shard {doing.shard}, {doing.phase}"
-            if life.kill_reason is not None:
-                where += f" for {time.monotonic() - doing.since:.0f} s"
-        elif not life.joined and killed:
-            where = " while starting"
-        said = f"worker {member.number} ({self._groups[member.number]}) {reason}{where}"
-        self._release(member)
-        for number in life.joined & self._channels.keys():
-            self._channels[number].left(member.number, said, crashed=not killed)
-        self._again(member, said, killed=killed, unfit=life.unfit is not None)
-        self._let_join()
-
-    def _again(self, member: _Member, said: str, *, killed: bool, unfit: bool = False) -> None:
-        """Start another in its place, now or later, or give it up."""
-        now = time.monotonic()
-        member.lost_at = member.lost_at or now
-        delay_s = None if unfit else member.restarts.ended(killed=killed)
-        if changed := self._script.changed(self._sources):
-            delay_s = None
-            said += f"; {changed} has changed since, so that no other can take its place"
-        if delay_s is not None:
-            member.retry_at = now + delay_s
-            self._say(f"{said}; another is starting")
-            return
-        member.given_up = said
-        if all(other.given_up is not None for other in self._members):
-            reasons = "\n".join(f"  {m.given_up}" for m in self._members)
-            raise WorkerError(f"no worker is left, and no other is started:\n{reasons}")
-        self._say(f"{said}; the run goes on without it")
-
-    def _release(self, member: _Member) -> None:
-        """Close what belonged to a process that has ended, or is to end now."""
-        life, member.life = member.life, None
-        member.ready.clear()
-        assert life is not None
-        if life.is_deaf_since is None:
-            self._selector.unregister(life.wire.socket)
-        if life.exit is not None:
-            self._selector.unregister(life.exit)
-        life.close()
-        self.arena.tell(member.number, "starting")  # it writes no more, and the next one not yet
+        for message in process.wire.arrived():  # what it sent before it ended counts
+            self._handle(number, process, message)
+        ending, doing = process.ending(), self.arena.doing(number)
+        changed = self._script.changed(self._sources)
+        self._do(self.members.exited(number, ending, doing, time.monotonic(), changed=changed))
 
     # --- what is due at a time --------------------------------------------------------------------
 
-    def _due(self) -> Iterator[float]:
-        if self._together_until is not None:
-            yield self._together_until
-        for member in self._members:
-            if member.retry_at is not None:
-                yield member.retry_at
-            if member.life is not None and member.life.is_deaf_since is not None:
-                yield member.life.is_deaf_since + (0.0 if member.life.exit is None else DEAF_S)
-            elif member.life is not None and member.life.kill_reason is None:
-                yield from self._answers_due(member.life)
+    def _computing(self) -> frozenset[int]:
+        """Return the workers that have been given a shard, and have not answered."""
+        numbers, channels = range(len(self._processes)), self._channels.values()
+        return frozenset(n for n in numbers if any(c.is_computing(n) for c in channels))
 
-    def _answers_due(self, life: WorkerProcess) -> list[float]:
-        """When it has to have reached the loop, or joined what it was asked to."""
-        if any(channel.is_computing(life.number) for channel in self._channels.values()):
-            return []  # it comes to that when it is done, and the coordinator looks after it
-        waits = list(life.asked.values()) if life.is_here else [life.started_at]
-        return [since + self._timeout_s for since in waits]
-
-    def _do_what_is_due(self) -> None:
-        now = time.monotonic()
-        if self._together_until is not None and self._together_until <= now:
-            self._let_join()
-        for member in self._members:
-            if member.retry_at is not None and member.retry_at <= now:
-                self._retry(member)
-                continue
-            life = member.life
-            if life is None:
-                continue
-            if life.is_deaf_since is not None:
-                self._see_whether_it_ends(member, life, now)
-            elif life.kill_reason is None and any(at <= now for at in self._answers_due(life)):
-                life.kill(f"took more than worker_timeout_s={self._timeout_s:g} s to start")
-
-    def _see_whether_it_ends(self, member: _Member, life: WorkerProcess, now: float) -> None:
-        assert life.is_deaf_since is not None
-        if life.exit is None and life.wait(GRACE_S):
-            self._ended(member)
-        elif now >= life.is_deaf_since + DEAF_S:
-            if life.kill_reason is None:
-                life.kill("closed its wire")
-            life.is_deaf_since = now
-            # Perhaps nobody tells of its end: its nursery hangs, or there is no ``exit``.
-            if life.wait(GRACE_S):
-                self._ended(member)
-
-    def _retry(self, member: _Member) -> None:
-        try:
-            self._start(member)
-        except OSError as error:
-            said = f"worker {member.number} cannot be started: {error}"
-            self._again(member, said, killed=False)
-
-
-@dataclass
-class _Member:
-    """A worker's number, through all its lives."""
-
-    number: int
-    life: WorkerProcess | None = None
-    ready: set[int] = field(default_factory=set)  # jobs that this life may join
-    restarts: Restarts = field(default_factory=Restarts)
-    retry_at: float | None = None
-    lost_at: float | None = None  # since when there is none
-    given_up: str | None = None
+    def _tick(self) -> None:
+        now, computing = time.monotonic(), self._computing()
+        self._do(self.members.tick(now))
+        for member in self.members:
+            self._do(member.tick(now, is_computing=member.number in computing))

@@ -97,7 +97,7 @@ class Worker:
                     self._serve(program)
                 code = 0
             except UserError as error:
-                self._wire.send({"kind": "unfit", "message": str(error)})
+                self._wire.send({"kind": "refuses", "message": str(error)})
             except BaseException:  # the edge of the process
                 traceback.print_exc()
 

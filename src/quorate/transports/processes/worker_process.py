@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
-import time
 from dataclasses import asdict
 from typing import IO
 
+from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import Starter
 from quorate.transports.processes.wire import Wire
 
+_TAIL = 2000  # characters of its output that are shown
+
 
 class WorkerProcess:
-    """A worker's process. ``close`` when it has ended, or to end it.
+    """A worker's process. ``close`` it when it has ended, or to end it.
 
     Args:
         number: of the worker.
         script: what it runs.
-        starter: start its process.
+        starter: starts it.
 
     Raises:
         OSError: it cannot be started; nothing is left of it.
     """
 
     def __init__(self, number: int, script: Script, starter: Starter) -> None:
-        self.number = number
-        self.started_at = time.monotonic()
-        self.is_here = False  # it has reached the training loop
-        self.is_deaf_since: float | None = None  # its wire is cut, and it has not ended
-        self.asked: dict[int, float] = {}  # jobs it was asked to join, and when
-        self.joined: set[int] = set()  # jobs
-        self.checked: set[str] = set()  # datasets that are the coordinator's
-        self.kill_reason: str | None = None  # why the coordinator kills it
-        self.unfit: str | None = None  # why it cannot take part
-        self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  before the loop
+        self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  up to the training loop
         self.wire, theirs = Wire.pair()
         try:
-            self._process = starter.start(theirs, self.output)
+            self._process = starter.start(theirs, self._output)
         except BaseException:
             self.wire.close()
-            self.output.close()
+            self._output.close()
             raise
         finally:
             theirs.close()
@@ -58,33 +51,22 @@ class WorkerProcess:
         return self._process.exit
 
     def has_ended(self) -> bool:
+        """Return whether it is gone. Does not block."""
         return self._process.has_ended()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ends in time. Blocks."""
+        """Return whether it ends in time. Blocks."""
         return self._process.wait(timeout_s) is not None
 
-    def kill(self, reason: str) -> None:
-        self.kill_reason = reason
+    def kill(self) -> None:
+        """Send it signal 9. Does not block; what it does until then is done."""
         self._process.kill()
 
-    def how_it_ended(self) -> tuple[str, bool]:
-        """What to say of it, and whether it was killed from outside. It must have ended."""
+    def ending(self) -> Ending:
+        """Return how it ended. It must have ended."""
         code = self._process.wait()
         assert code is not None
-        if self.unfit is not None:
-            return self.unfit, False
-        if self.kill_reason is not None:
-            return self.kill_reason, False
-        if self._process.error is not None:
-            return f"cannot be started: {self._process.error}", False
-        said = f"ended with exit code {code}"
-        if code < 0:
-            said = f"was killed by signal {-code}{_name(-code)}"
-        if code >= 0 and not self.joined:
-            said += f" while starting: {self._tail()}"
-        # By an operator, or by the kernel when memory runs out; other signals are its own doing.
-        return said, code == -signal.SIGKILL
+        return Ending(code, self._process.error, self._tail())
 
     def close(self) -> None:
         """Kill it if it lives, wait for its exit, and close what belonged to it."""
@@ -92,17 +74,10 @@ class WorkerProcess:
         self._process.wait()
         self._process.close()
         self.wire.close()
-        self.output.close()
+        self._output.close()
 
-    def _tail(self, most: int = 2000) -> str:
-        """The end of what the script printed."""
-        self.output.seek(0)
-        text = self.output.read().decode(errors="replace").strip()
-        return text[-most:] or "it printed nothing"
-
-
-def _name(number: int) -> str:
-    try:
-        return f" ({signal.Signals(number).name})"
-    except ValueError:
-        return ""
+    def _tail(self) -> str:
+        """Return the end of what the script printed."""
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace").strip()
+        return text[-_TAIL:] or "it printed nothing"

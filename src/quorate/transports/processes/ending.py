@@ -1,0 +1,43 @@
+"""How a worker's process ended, in words. Pure."""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+
+class Ending(NamedTuple):
+    """What the system knows of the end of a process."""
+
+    code: int  # its exit code; -n after signal n
+    error: str | None = None  # why there was no process, if it could not be forked
+    output: str = ""  # the end of what the script printed up to its training loop
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether it was killed by an operator, or by the kernel when memory ran out.
+
+        Any other signal is the process's own doing: SIGSEGV, SIGABRT.
+        """
+        return self.error is None and self.code == -signal.SIGKILL
+
+    def text(self, *, had_joined: bool) -> str:
+        """Return a predicate: "was killed by signal 9 (SIGKILL)".
+
+        Args:
+            had_joined: whether it took part in a job. Before that, what it printed is hidden from
+                the user, and says why it ended.
+        """
+        if self.error is not None:
+            return f"cannot be started: {self.error}"
+        if self.code < 0:
+            return f"was killed by signal {-self.code}{_name(-self.code)}"
+        ended = f"ended with exit code {self.code}"
+        return ended if had_joined else f"{ended} while starting: {self.output}"
+
+
+def _name(number: int) -> str:
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:
+        return ""
