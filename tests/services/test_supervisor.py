@@ -504,9 +504,7 @@ def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path: Path) -> N
     assert "first.weight: the file has (2, 2), the model (8, 6)" in said
     assert "extra: the file has (1,), the model no such tensor" in said
     torch.save(Small(), path)  # a pickle of a class: nothing in it is run
-    with pytest.raises(
-        CheckpointError, match=r"weights of .*w.pt: got .*; expected a .safet"
-    ):
+    with pytest.raises(CheckpointError, match=r"weights of .*w.pt: got .*; expected a .safet"):
         trainer(None, init_from=path)
     with pytest.raises(CheckpointError, match=r"nothing.pt: got .*No such file"):
         trainer(None, init_from=tmp_path / "nothing.pt")
