@@ -22,7 +22,7 @@ from quorate.commands.doctor.facts import (
 from quorate.commands.doctor.table import shown
 from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
 from quorate.commands.doctor.verdicts import verdicts
-from quorate.commands.doctor.wanted import Wanted
+from quorate.commands.doctor.wanted import Wanted, named_devices
 from quorate.machine.visible_devices import Selection, Visible
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -368,3 +368,8 @@ def test_what_does_not_matter(facts: Facts, wanted: dict[str, Any]) -> None:
 def test_what_fails_comes_first() -> None:
     facts = replace(host(cores_allowed=4), limits=replace(LIMITS, files=16))
     assert [verdict.level for verdict in verdicts(facts, Wanted())] == [FAILS, BEWARE]
+
+
+def test_devices_are_named_as_a_run_takes_them() -> None:
+    assert named_devices("cuda:0+cuda:1, cpu") == ("cuda:0", "cuda:1", "cpu")
+    assert named_devices("gpu:1,/device:GPU:0") == ("cuda:1", "cuda:0")

@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_goes_on_elsewhere_with_the_same_bits(
     words = command(*script, options=(*options, "--workers", "3"))
     with started(tmp_path, words) as (process, mark):
         until = time.monotonic() + LIMIT_S
-        while not list(run_dir.glob("checkpoints/step-*")):
+        while not list(run_dir.glob("checkpoints/step-*/complete")):
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.005)

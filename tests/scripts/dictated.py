@@ -235,9 +235,7 @@ class Director:
         """Let it finish, while a report is held, so that it can be told nothing any more."""
         self.begun(worker)
         (folder / f"gate-{self._at[worker]}").touch()
-        transport = trainer._transport
-        assert transport is not None
-        wait_for(lambda: transport.status()[worker].phase == "waiting", "it does not push")
+        wait_for(lambda: trainer.workers[worker].phase == "waiting", "it does not push")
 
     def has_left_off(self, worker: int) -> None:
         self.wait(lambda: self.has("Cancelled", worker), f"worker {worker} does not leave off")
@@ -255,7 +253,7 @@ class Director:
 
     def kill(self, worker: int) -> bool:
         """As kill -9 would; a tower cannot be killed."""
-        transport = trainer._transport
+        transport = trainer._loop.transport
         if not isinstance(transport, Processes):
             return False
         os.kill(transport.status()[worker].pid, signal.SIGKILL)

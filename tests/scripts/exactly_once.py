@@ -80,7 +80,7 @@ class FaultPlan(threading.Thread):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _able(self) -> list[tuple[int, int]]:
-        transport: Processes = trainer._transport
+        transport: Processes = trainer._loop.transport
         joined = {m.number for m in transport.members if m.state is State.JOINED}
         pids = [(status.number, status.pid) for status in transport.status()]
         return [(number, pid) for number, pid in pids if number in joined and pid is not None]
@@ -110,7 +110,7 @@ trainer: Any = quorate.Trainer(
     ),
     batch_size=BATCH,
 )
-WORKERS = len(trainer._devices)
+WORKERS = len(trainer._crew.groups)
 data = TensorDataset(torch.randn(ROWS, 3), torch.arange(ROWS, dtype=torch.float64))
 plan = FaultPlan()
 if here() is None:

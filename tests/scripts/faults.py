@@ -140,7 +140,7 @@ for update in trainer.updates(Rows(), steps=STEPS):
     last = now
     sums[update.epoch] = sums.get(update.epoch, 0.0) + update.metrics["row"] * update.rows
     if KILLS and plan is None:
-        plan = FaultPlan(trainer._transport, KILLS)  # type: ignore[arg-type]
+        plan = FaultPlan(trainer._loop.transport, KILLS)  # type: ignore[arg-type]
         plan.start()
 print(
     json.dumps(

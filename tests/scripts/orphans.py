@@ -47,7 +47,7 @@ trainer = quorate.Trainer(
 data = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 killed = 0
 for update in trainer.updates(TensorDataset(data), steps=updates):
-    transport = trainer._transport
+    transport = trainer._loop.transport
     if how == "none" or not isinstance(transport, Processes):
         continue
     joined = {m.number for m in transport.members if m.state is State.JOINED}

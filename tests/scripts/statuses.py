@@ -46,8 +46,8 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 def watch() -> None:
     while not over.is_set():
-        if trainer._transport is not None:
-            second = trainer._transport.status()[1]
+        if statuses := trainer.workers:
+            second = statuses[1]
             if (state := [second.phase, second.is_gone]) not in seen:
                 seen.append(state)
         time.sleep(0.001)
@@ -66,7 +66,7 @@ over = threading.Event()
 watcher = threading.Thread(target=watch)
 killed: WorkerStatus | None = None
 for _update in trainer.updates(TensorDataset(torch.ones(16, 3)), steps=10_000):
-    first, second = trainer._transport.status()
+    first, second = trainer.workers
     if not taken and "starting" in (first.phase, second.phase):
         continue
     taken.append((time.monotonic(), first, second))

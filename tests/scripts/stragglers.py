@@ -59,8 +59,8 @@ if __name__ == "__main__":
         now = time.monotonic()
         step = update.global_step - 1
         times_s[next(part for part, steps in PARTS.items() if step in steps)].append(now - last)
-        crew = trainer._transport
-        if isinstance(crew, Processes) and (pid := crew.status()[2].pid) is not None:
+        crew = trainer._loop.transport
+        if isinstance(crew, Processes) and (pid := trainer.workers[2].pid) is not None:
             if step + 1 == PARTS["stopped"].start:
                 # In the middle of a shard, and then of a step.
                 threading.Timer(SHARD_S / 2, os.kill, (pid, signal.SIGSTOP)).start()

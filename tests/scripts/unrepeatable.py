@@ -47,4 +47,4 @@ else:
         if update.global_step == 2:
             here = Path(__file__)
             here.write_text(here.read_text() + "\n# edited")
-            os.kill(trainer._transport.status()[1].pid, signal.SIGKILL)
+            os.kill(trainer.workers[1].pid, signal.SIGKILL)

@@ -63,7 +63,7 @@ def test_without_a_script_there_are_towers() -> None:
         batch_size=2,
         workers=2,
     )
-    assert trainer._engine == "towers"
+    assert trainer._crew.engine == "towers"
     with pytest.raises(SettingError, match="got 'processes', expected a script that worker"):
         quorate.Trainer(
             nn.Linear(1, 1),
@@ -76,8 +76,8 @@ def test_without_a_script_there_are_towers() -> None:
         "import quorate, torch\n"
         "for engine in (None, 'processes'):\n"
         "    t = quorate.Trainer(torch.nn.Linear(1, 1), print, optimizer=print, batch_size=2,\n"
-        "        devices='cpu', workers=2, engine=engine)\n"
-        "    print(t._engine)\n"
+        "        devices='cpu', workers=quorate.Workers(2, engine=engine))\n"
+        "    print(t._crew.engine)\n"
     )
     ended = run([sys.executable, "-c", code])
     assert (ended.code, ended.out) == (1, "towers\n")

@@ -148,8 +148,7 @@ def test_towers_say_what_they_are_at() -> None:
     began = time.monotonic()
     taken = []
     for _ in trainer.updates(DATA, steps=steps):
-        assert trainer._transport is not None
-        taken.append((time.monotonic(), trainer._transport.status()))
+        taken.append((time.monotonic(), trainer.workers))
         threads = {thread.native_id for thread in threading.enumerate()}
         assert {each.thread for each in taken[-1][1]} <= threads - {threading.get_native_id()}
     for number in (0, 1):
@@ -179,8 +178,7 @@ def test_a_slow_tower_is_named() -> None:
     stream = io.StringIO()
     screen = Lines(stream)
     for _ in trainer.updates(DATA, steps=400):
-        assert trainer._transport is not None
-        screen.workers(trainer._transport.status(), [])
+        screen.workers(trainer.workers, [])
         if "worker 2" in stream.getvalue():
             break
     screen.close()

@@ -7,7 +7,6 @@ dealt over the list in turn. TensorFlow's names (``gpu:1``, ``/device:GPU:1``) a
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,15 +16,13 @@ import torch
 
 from quorate.errors import SettingError
 from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
+from quorate.machine.device_names import in_torch
 from quorate.machine.environment import device_environment
 from quorate.machine.visible_devices import VARIABLE, why_none
 from quorate.settings import whole
 
 # There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
 DRIVER = Path("/proc/driver/nvidia/version")
-
-# "gpu", "gpu:1", "/gpu:1", "/device:GPU:1", and the same of the CPU.
-TENSORFLOW_NAME = re.compile(r"/?(?:device:)?(gpu|cpu)(:[0-9]+)?", re.IGNORECASE)
 
 Devices = str | torch.device | Sequence[str | torch.device] | None
 
@@ -113,7 +110,7 @@ def _parse(entry: str) -> list[Group]:
 
 def _named(name: str) -> list[torch.device]:
     known = "cpu, cuda, cuda:N, mps or another device of this torch build"
-    torch_name = _in_torch(name)
+    torch_name = in_torch(name)
     try:
         device = torch.device(torch_name)
     except RuntimeError:
@@ -135,15 +132,6 @@ def _named(name: str) -> list[torch.device]:
             "devices", name, f"{device.type}:0 to {device.type}:{count - 1}", "name one that exists"
         )
     return [device]
-
-
-def _in_torch(name: str) -> str:
-    """The name that torch has for what TensorFlow may call otherwise."""
-    match = TENSORFLOW_NAME.fullmatch(name)
-    if match is None:
-        return name
-    kind, number = match.groups(default="")
-    return ("cuda" if kind.lower() == "gpu" else "cpu") + number
 
 
 def _why_none(kind: str) -> str:

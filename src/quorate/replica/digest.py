@@ -1,22 +1,48 @@
-"""The digest of a model: equal digests, equal bits."""
+"""The digest of a model: equal digests, equal bits.
+
+Of tensors, and of their bytes as a file has them, which takes no torch: its import takes longer.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
+
+class TensorBytes(NamedTuple):
+    """A tensor as plain bytes."""
+
+    name: str
+    shape: Sequence[int]
+    dtype: str  # torch's name: "torch.float32"
+    data: bytes | bytearray | memoryview  # of its elements, in row-major order, little-endian
 
 
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """SHA-256 over names, shapes, dtypes and raw bytes, in the order given, as hexadecimal.
+    """Return the digest of named tensors, in the order given; see ``digest_of_bytes``."""
+    return digest_of_bytes(_bytes_of(name, tensor) for name, tensor in tensors)
+
+
+def digest_of_bytes(tensors: Iterable[TensorBytes]) -> str:
+    """Return SHA-256 over names, shapes, dtypes and raw bytes, in the order given, as hexadecimal.
 
     Per tensor: its name, its shape as ``(10, 5)``, its dtype as ``torch.float32``, each followed by
     a NUL, then its elements' bytes in row-major order, whatever the memory format.
     """
     total = hashlib.sha256()
-    for name, tensor in tensors:
-        total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        total.update(flat.view(torch.uint8).numpy().data)
+    for name, shape, dtype, data in tensors:
+        total.update(f"{name}\0{tuple(shape)}\0{dtype}\0".encode())
+        total.update(data)
     return total.hexdigest()
+
+
+def _bytes_of(name: str, tensor: torch.Tensor) -> TensorBytes:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().data
+    return TensorBytes(name, tuple(tensor.shape), str(tensor.dtype), data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -29,7 +28,7 @@ def drive(
     coordinator: Coordinator,
     channel: Channel,
     apply: Callable[[Ready], T],
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield what each update was.
@@ -38,11 +37,13 @@ def drive(
 
     Args:
         apply: makes the update of a step.
+        clock: default: the channel's.
         say: shows a line to the user: who is slow.
 
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
     """
+    clock = clock or channel.now
     held_s = 0.0  # how long the caller had what was yielded: nobody is slow because of that
 
     def now() -> float:

@@ -21,6 +21,9 @@ class Channel(Protocol):
     def receive(self, timeout_s: float | None) -> Event | None:
         """The next event of any worker, or None after ``timeout_s`` seconds. Blocks."""
 
+    def now(self) -> float:
+        """Return the time, in seconds of the clock that ``receive`` waits by."""
+
     def post(self, event: Event) -> None:
         """Put in an event of the coordinator's own. Any thread, also a signal handler, may."""
 

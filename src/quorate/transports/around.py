@@ -43,6 +43,9 @@ class ChannelAround:
     def receive(self, timeout_s: float | None) -> Event | None:
         return self._inner.receive(timeout_s)
 
+    def now(self) -> float:
+        return self._inner.now()
+
     def post(self, event: Event) -> None:
         self._inner.post(event)
 

@@ -64,6 +64,7 @@ class Towers:
         self.towers = [
             _Tower(number, make_replica(group), threads) for number, group in enumerate(groups)
         ]
+        self.threads = threads
         self._buffers = buffers
         self._started = False
 
@@ -144,6 +145,9 @@ class TowersChannel:
         if isinstance(event, Done | Failed | Cancelled) and self._snapshots is not None:
             self._snapshots.give_back(event.worker)
         return event
+
+    def now(self) -> float:
+        return time.monotonic()
 
     def post(self, event: Event) -> None:
         self._events.put(event)

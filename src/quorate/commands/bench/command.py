@@ -142,6 +142,7 @@ def _write(program: Program, results: Sequence[Result], same: Proof | None, fold
 
     from quorate.commands.bench.plot import plot
     from quorate.commands.bench.results import to_json
+    from quorate.machine.atomic_file import write_atomically
     from quorate.machine.host import host
 
     machine = host()
@@ -161,9 +162,7 @@ def _write(program: Program, results: Sequence[Result], same: Proof | None, fold
         "contenders": to_json(results),
     }
     file = folder / "results.json"
-    new = file.with_name(file.name + ".new")
-    new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    new.replace(file)
+    write_atomically(file, json.dumps(record, indent=1) + "\n")
     picture = folder / "speed-up.png"
     try:
         plot(results, f"{program.script} on {processor}, {machine.cores_allowed} cores", picture)

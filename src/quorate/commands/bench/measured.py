@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from quorate.machine.atomic_file import write_atomically
 from quorate.transports.worker_status import PHASES
 
 
@@ -64,9 +64,7 @@ class Measured:
 
     def write(self, path: Path) -> None:
         """Write it to a file, as a whole or not at all."""
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        os.replace(new, path)
+        write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Measured:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import io
 from collections.abc import Sequence
-from os import replace
 from pathlib import Path
 
 from quorate.commands.bench.results import Result
 from quorate.commands.bench.split import PARTS
+from quorate.machine.atomic_file import write_atomically
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = dict(
@@ -87,10 +87,9 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=INK)
 
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".png", delete=False) as new:
-        figure.savefig(new, format="png", dpi=120)
-    Path(new.name).chmod(0o644)
-    replace(new.name, path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_atomically(path, picture.getvalue())
 
 
 def _name(result: Result) -> str:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,12 +23,14 @@ from quorate.machine.cores import usable_cores
 from quorate.machine.cpu_time import CpuTime, cpu_time
 from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part
-from quorate.training.observer import Observe
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.worker_status import WorkerStatus
+
+if TYPE_CHECKING:
+    from quorate.training.observer import Observe
 
 # The first updates make what later ones have: compiled kernels, memory, rows that are ahead.
 WARM_UP_UPDATES, WARM_UP_SHARE = 3, 0.25

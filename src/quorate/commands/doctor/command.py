@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -39,11 +38,11 @@ def command(
     from quorate.commands.doctor.table import shown
     from quorate.commands.doctor.verdict import FAILS
     from quorate.commands.doctor.verdicts import verdicts
-    from quorate.commands.doctor.wanted import Wanted
+    from quorate.commands.doctor.wanted import Wanted, named_devices
     from quorate.settings import whole
 
     wanted = Wanted(
-        devices=tuple(map(str.strip, re.split(r"[,+]", devices))) if devices else None,
+        devices=named_devices(devices) if devices else None,
         workers=None if workers is None else whole("workers", workers, least=1),
         threads=1 if threads is None else whole("threads", threads, least=1),
         loader_workers=loader_workers and whole("loader_workers", loader_workers, least=0),

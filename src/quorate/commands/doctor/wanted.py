@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from quorate.commands.doctor.facts import Accelerator, Facts
 from quorate.machine.cores import MOST_CPU_WORKERS
+from quorate.machine.device_names import in_torch
 
 
 class Wanted(NamedTuple):
@@ -16,6 +18,11 @@ class Wanted(NamedTuple):
     workers: int | None = None
     threads: int = 1
     loader_workers: int | None = None  # None: there may be some
+
+
+def named_devices(text: str) -> tuple[str, ...]:
+    """Return torch's names of the devices in a list as ``--devices`` takes it."""
+    return tuple(in_torch(name.strip()) for name in re.split(r"[,+]", text))
 
 
 def accelerators(facts: Facts, wanted: Wanted) -> list[Accelerator]:

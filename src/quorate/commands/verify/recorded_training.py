@@ -46,6 +46,7 @@ class RecordedTraining(Training):
         self._tried: Counter[int] = Counter()  # shards that a replica has computed twice
 
     def options(self) -> dict[str, Any]:
+        """Return what a worker process needs to make the same job, the folder among it."""
         return {**super().options(), "folder": str(self._folder)}
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
@@ -55,13 +56,13 @@ class RecordedTraining(Training):
             self._tried[id(replica)] += 1
             seed = shard_seed(self.plan, step, shard)
             before = value_hash(self.parameters.vectors)
-            found = twice(worker, replica, self.source, stream, (step, shard), seed)
+            twice_record = twice(worker, replica, self.source, stream, (step, shard), seed)
             if value_hash(self.parameters.vectors) != before:
                 # Another worker was faster with this shard, and the update is made: the word that
                 # it is not wanted is on its way. Or the model writes its parameters itself.
                 time.sleep(WORD_S)
             at("forward")
-            note(self._folder, writer, found)
+            note(self._folder, writer, twice_record)
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
             result = super()._work(replica, batch, stream, task)
         if replica.is_compiled:  # modules are looked at without, and the bits are of training

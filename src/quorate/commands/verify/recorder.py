@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quorate.commands.verify.recorded_training import RecordedTraining
 from quorate.commands.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
@@ -31,12 +31,14 @@ from quorate.coordination.protocol import (
 )
 from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
-from quorate.training.observer import Observe
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
 from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
+
+if TYPE_CHECKING:
+    from quorate.training.observer import Observe
 
 _Answer = Done | Failed | Cancelled
 

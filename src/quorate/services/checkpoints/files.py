@@ -33,6 +33,7 @@ from safetensors import SafetensorError, deserialize
 
 from quorate.errors import CheckpointError
 from quorate.machine.atomic_file import flush_folder, write_atomically
+from quorate.replica.digest import TensorBytes, digest_of_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -205,15 +206,17 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
     Args:
         order: their names, as the checkpoint's record has them under "order".
     """
-    total = hashlib.sha256()
     data = (path / name).read_bytes()
     parts = dict(deserialize(data))  # type: ignore[no-untyped-call]
-    for tensor in order:
-        part = parts[tensor]
-        dtype = TORCH_NAMES[part["dtype"]]
-        total.update(f"{tensor}\0{tuple(part['shape'])}\0torch.{dtype}\0".encode())
-        total.update(part["data"])
-    return total.hexdigest()
+    return digest_of_bytes(
+        TensorBytes(
+            tensor,
+            parts[tensor]["shape"],
+            f"torch.{TORCH_NAMES[parts[tensor]['dtype']]}",
+            parts[tensor]["data"],
+        )
+        for tensor in order
+    )
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:

@@ -110,6 +110,9 @@ class ProcessesChannel:
             self._ends[event.worker] -= 1
         return event
 
+    def now(self) -> float:
+        return time.monotonic()
+
     def post(self, event: Event) -> None:
         self._events.append(event)
         self._transport.wake()

@@ -1,0 +1,67 @@
+"""A training whose transport is checked before its first update.
+
+    quorate run --devices cpu --workers 2 --engine processes tests/scripts/contract.py
+
+Prints the clauses of the contract that were tried, as a line of JSON. Shard 0 of step 3 holds a row
+that cannot be loaded; the training itself is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import quorate
+from quorate.testing import check_transport
+from quorate.training.observer import observing
+from quorate.training.state import State
+from quorate.transports import Channel, Transport
+from quorate.transports.around import TransportAround
+from quorate.transports.job import Job
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        if row == 24:
+            raise ValueError("row 24")
+        return torch.full((4,), float(row))
+
+
+class Checked(TransportAround):
+    def open(self, job: Job) -> Channel:
+        def kill(worker: int) -> None:
+            pid = self.status()[worker].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+        clauses = check_transport(self._inner, job, fails=(3, 0), kill=kill)  # type: ignore[arg-type]
+        print(json.dumps(clauses))
+        raise SystemExit(0)
+
+
+def check(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+    return Checked(transport)
+
+
+def loss(model: Any, rows: torch.Tensor) -> torch.Tensor:
+    return model(rows).square().mean()
+
+
+trainer = quorate.Trainer(
+    nn.Linear(4, 2),
+    loss,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+    batch_size=8,
+    shards=4,
+)
+with observing(check):
+    trainer.fit(Rows(), steps=4, shuffle=False)
