@@ -45,6 +45,6 @@ maximum_signature_line_length = 80
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-# What is not quorate's is known by its name alone: other projects' pages would be a network.
-nitpick_ignore_regex = [(r"py:.*", r"(?!quorate\.).*")]
-nitpick_ignore = [("py:class", "quorate.services.checkpoints.weights.Model")]  # a type variable
+# Public names have to be there. What is inside, and other projects' names, may be without a page:
+# those pages would be a network.
+nitpick_ignore_regex = [(r"py:.*", r"(?!quorate\.(\w+|errors\.\w+|data\.\w+)$).*")]
