@@ -25,7 +25,6 @@ from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
 from quorate.replica.deterministic import deterministic
-from quorate.replica.fingerprint import fingerprint
 from quorate.replica.notes import Notes
 from quorate.replica.precision import tensor_float
 from quorate.replica.replica import Replica
@@ -33,7 +32,15 @@ from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
 from quorate.replica.turns import Turns
-from quorate.transports.job import Job, NotWanted, Task, Training, class_of, probe_fingerprint
+from quorate.transports.job import (
+    Job,
+    NotWanted,
+    Task,
+    Training,
+    class_of,
+    data_fingerprint,
+    probe_fingerprint,
+)
 from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
@@ -227,7 +234,7 @@ class _Loop:
         answer: Message = {"kind": "ready", "job": message["job"]}
         try:
             if "data" in message["checks"]:
-                answer["data"] = fingerprint(source.load((0, 0)).data)
+                answer["data"] = data_fingerprint(source)
             if "gradient" in message["checks"]:
                 answer["gradient"] = probe_fingerprint(self._replica, source, stream)
         except Exception:
