@@ -1,4 +1,4 @@
-"""Pages for those who come from another trainer: our scripts train, and what is shown is run."""
+"""Pages for those who come from elsewhere: they show what is run, and our scripts train."""
 
 from __future__ import annotations
 
@@ -52,3 +52,11 @@ def test_our_script_trains(stem: str, tmp_path: Path) -> None:
     if "stopped after" not in ended.out:  # by a metric, whose bits are those of a processor
         (step,) = re.findall(r"saved step (\d+) to runs/", (PAGES / f"{stem}.md").read_text())
         assert f"saved step {step} to " in ended.out
+
+
+def test_the_chinese_page_has_the_tables_of_the_english_one() -> None:
+    def rows(name: str) -> list[int]:
+        sections = (PAGES.parent / name).read_text().split("\n## ")
+        return [section.count("\n| ") for section in sections]
+
+    assert rows("from-tensorflow-1.zh.md") == rows("from-tensorflow-1.md")

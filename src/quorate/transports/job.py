@@ -213,6 +213,11 @@ class Evaluation(Job):
         return replica.evaluation(batch.data, len(batch.rows), stream, seed)
 
 
+def data_fingerprint(source: Source) -> str:
+    """Return a hash over the rows of shard 0 of step 0: whether two processes have the same."""
+    return fingerprint(source.load((0, 0)).data)
+
+
 def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
     batch = source.load((0, 0))

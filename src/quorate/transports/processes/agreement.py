@@ -18,11 +18,10 @@ from quorate.coordination.plan import abridged
 from quorate.errors import UserError
 from quorate.machine.devices import Group, current, kinds
 from quorate.machine.memory_fraction import free_cache
-from quorate.replica.fingerprint import fingerprint
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
-from quorate.transports.job import Job, Training, probe_fingerprint
+from quorate.transports.job import Job, Training, data_fingerprint, probe_fingerprint
 from quorate.transports.processes.wire import Message
 
 
@@ -123,7 +122,7 @@ class Agreement:
     def _data_fingerprint(self, job: Job) -> str | None:
         """Of a dataset's first shard."""
         try:
-            first, second = (fingerprint(job.source.load((0, 0)).data) for _ in range(2))
+            first, second = (data_fingerprint(job.source) for _ in range(2))
         except Exception:  # user code: it raises again in its shard, where it is reported
             return None
         if first != second:
