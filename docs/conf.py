@@ -39,9 +39,12 @@ pygments_dark_style = "monokai"
 highlight_language = "text"  # of what says no other: output
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signature has them
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 80
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-# What is not quorate's is known by its name alone: other projects' pages would be a network.
-nitpick_ignore_regex = [(r"py:.*", r"(?!quorate\.).*")]
+# Public names have to be there. What is inside, and other projects' names, may be without a page:
+# those pages would be a network.
+nitpick_ignore_regex = [(r"py:.*", r"(?!quorate\.(\w+|errors\.\w+|data\.\w+)$).*")]

@@ -22,7 +22,8 @@ def trainer(model: Any, loss: Any, **settings: Any) -> quorate.Trainer:
     """Return a trainer: ``trainer(Net, loss, clip_norm=1.0, threads=2, run_dir="a", keep=1)``."""
     keywords = dict(settings)
     for keyword, (group, plain) in GROUPS.items():
-        value = keywords.pop(keyword, None)  # first: it may be the name of an option too
+        # First: some are called as an option of their group, "workers" for one.
+        value = keywords.pop(keyword, None)
         names = {option.name: field for field, option in options(group).items()}
         given = {names[name]: keywords.pop(name) for name in names if name in keywords}
         if isinstance(value, group):

@@ -17,13 +17,13 @@ class Report:
     epoch: int  #: from 0, by the number of updates
     rows: int  #: that the update was made of
     dropped_rows: int  #: of its batch, which came too late
-    weight: float  #: total weight: rows, unless the loss function says otherwise
+    weight: float  #: in all; rows, unless the loss function says otherwise
     metrics: dict[str, float]  #: "loss" first
-    worker_losses: dict[int, tuple[float, float]]  #: per worker: weighted sum of the loss, weight
+    worker_losses: dict[int, tuple[float, float]]  #: per worker, weighted sum and weight
     staleness: int  #: updates between the parameters of its oldest gradient and itself
-    fresh: list[int]  #: so far, per worker: shards applied to what they were computed from
-    stale: list[int]  #: likewise: shards applied when that had changed
-    dropped: list[int]  #: likewise: shards that came too late for their update
+    fresh: list[int]  #: shards so far of each worker, applied to what they were computed from
+    stale: list[int]  #: likewise, applied when that had changed
+    dropped: list[int]  #: likewise, too late for their update
     not_finite: int  #: updates so far that were skipped for that; they count as steps
     lr: float  #: the learning rate of the first group of parameters
     grad_norm: float | None  #: before clipping; None without clip_norm

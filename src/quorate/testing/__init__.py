@@ -3,6 +3,8 @@
 For tests of callbacks, loops and scripts: a trainer's workers do what a script says, one move at a
 time, on a clock that nobody waits for. The gradients are real, with the same bits as anywhere.
 
+::
+
     import quorate
     from quorate.testing import Finishes, Joins, Leaves, in_memory
 
@@ -18,7 +20,7 @@ time, on a clock that nobody waits for. The gradients are real, with the same bi
         assert any(isinstance(event, Left) for event in happened)
 
 For authors of transports: ``check_transport(transport, job)`` tries the contract clause by clause;
-``checking_transport()`` does so with what a trainer uses, whatever that is:
+``checking_transport()`` does so with what a trainer uses, whatever that is::
 
     with checking_transport() as clauses:
         trainer.fit(data, steps=2)

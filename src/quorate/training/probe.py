@@ -21,6 +21,7 @@ from quorate.replica.channels_last import convolves, set_format
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
+from quorate.replica.torch_internals import has_gradient_hooks, version
 from quorate.replica.turns import Turns
 from quorate.training.state import State
 
@@ -54,7 +55,7 @@ def make_model(
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise SettingError("model", name, "parameters that have values", "it is on device meta")
     for label, parameter in module.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if has_gradient_hooks(parameter):
             expected = "parameters without gradient hooks, which a worker's copy would not have"
             raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
     if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -92,7 +93,7 @@ def probed(
         with unchanged(model):
             replica = make_replica(state)
             work = replica.gradient if training else replica.evaluation
-            before = [parameter._version for parameter in replica.model.parameters()]
+            before = [version(parameter) for parameter in replica.model.parameters()]
             try:
                 with current(replica.device), Stream() as stream:
                     work(batch.data, len(batch.rows), stream, key("probe", seed))
@@ -104,7 +105,7 @@ def probed(
                         error.add_note(text)
                     raise
                 continue
-            after = [parameter._version for parameter in replica.model.parameters()]
+            after = [version(parameter) for parameter in replica.model.parameters()]
         if convolves(model) and memory_format is torch.contiguous_format:
             say("channels_last is off: the model does not work with it")
         written = frozenset(n for n, old in enumerate(before) if after[n] != old)

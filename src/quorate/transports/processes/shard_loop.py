@@ -11,12 +11,19 @@ from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
 from quorate.data.source import Source, length
 from quorate.errors import UserError
-from quorate.replica.fingerprint import fingerprint
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
-from quorate.transports.job import Job, NotWanted, Task, Training, class_of, probe_fingerprint
+from quorate.transports.job import (
+    Job,
+    NotWanted,
+    Task,
+    Training,
+    class_of,
+    data_fingerprint,
+    probe_fingerprint,
+)
 from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
@@ -99,7 +106,7 @@ class ShardLoop:
         answer: Message = {"kind": "ready", "job": message["job"]}
         try:
             if "data" in message["checks"]:
-                answer["data"] = fingerprint(source.load((0, 0)).data)
+                answer["data"] = data_fingerprint(source)
             if "gradient" in message["checks"]:
                 answer["gradient"] = probe_fingerprint(self._replica, source, stream)
         except Exception:

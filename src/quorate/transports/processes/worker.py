@@ -21,9 +21,8 @@ import torch
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
-from quorate.replica.deterministic import deterministic
+from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
-from quorate.replica.precision import tensor_float
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
@@ -93,7 +92,7 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                with tensor_float(program.computing.precision), deterministic(program.group):
+                with repeatable(program.computing.precision, program.group):
                     self._serve(program)
                 code = 0
             except UserError as error:
