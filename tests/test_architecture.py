@@ -10,6 +10,8 @@ from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import torch
+
 import quorate
 
 ROOT = Path(quorate.__file__).parent
@@ -76,6 +78,10 @@ def imports(path: Path, *, at_run_time_only: bool = False) -> set[str]:
     return (ours & MODULES.keys()) | ({"__init__"} if "quorate" in found else set())
 
 
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
 class WithoutTypeChecking(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.AST | None:
         name = node.test.id if isinstance(node.test, ast.Name) else ""
@@ -138,6 +144,50 @@ def test_coordination_is_pure() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 roots.add(node.module.partition(".")[0])
         assert not roots & IMPURE, name
+
+
+# Attributes with one underscore of what scripts and torch hand to us.
+OF_TORCH = {
+    name
+    for example in (
+        *(torch.empty(0), torch.Generator(), torch.nn.Module(), torch.ops.aten.relu.default),
+        torch.ones(1, requires_grad=True).exp().grad_fn,
+        torch.optim.SGD([torch.empty(0)], lr=1.0),
+        torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.empty(0)], lr=1.0), 1),
+        torch.utils.data.DataLoader([1]),
+    )
+    for name in dir(example)
+    if is_private(name)
+}
+
+
+def private_parts_of_torch(path: Path) -> set[str]:
+    """What a file uses of torch that begins with an underscore."""
+    used = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            of_torch = node.attr in OF_TORCH and text != f"self.{node.attr}"
+            names = [f"torch of some kind: {text}"] if of_torch else [text]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            values = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            names = [f"torch.{v}" for v in values if v in OF_TORCH]
+        for name in names:
+            first, *rest = name.split(".")
+            if first.startswith("torch") and any(map(is_private, rest)):
+                used.add(name)
+    return used
+
+
+def test_private_parts_of_torch_are_in_one_file() -> None:
+    used = {name: private_parts_of_torch(path) for name, path in MODULES.items()}
+    assert len(used.pop("replica.torch_internals")) > 10
+    assert {name: parts for name, parts in used.items() if parts} == {}
 
 
 def test_the_environment_is_read_in_one_file_and_never_written() -> None:

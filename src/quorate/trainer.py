@@ -18,7 +18,7 @@ from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
 from quorate.training.prepare import Prepared, facts_of, planned, prepare, refuse_half_an_update
-from quorate.training.probe import made
+from quorate.training.probe import make_model
 from quorate.training.recipe import OPTIONS, Compute, Loading, Optimize, Recipe, RunDir, Workers
 from quorate.training.stop import Stops
 from quorate.training.validation import Validation
@@ -126,7 +126,7 @@ class Trainer:
             run_dir=resolved(RunDir, run_dir),
         )
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
-        self._crew = Crew(recipe, lambda: made(model, recipe.seed))
+        self._crew = Crew(recipe, lambda: make_model(model, recipe.seed))
         self.model = self._crew.model
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
             load_weights(self.model, recipe.run_dir.init_from, self._say)

@@ -48,7 +48,9 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
+from quorate.training.optimize import Optimize
 from quorate.training.state import State
+from quorate.transports.workers import Workers
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "verified.py"
 LIMIT_S = 100
@@ -338,10 +340,7 @@ def computed_twice(how: str, collate: Any = None) -> TwiceRecord:
         model,
         torch.device("cpu"),
         shared=False,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        schedule=None,
-        clip_norm=None,
-        ema_decay=None,
+        optimize=Optimize(lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
     )
     source = Source(VERIFIED.Rows(how), Plan(rows=96, batch_size=24, shards=4), collate)
     source.hashes_samples = True
@@ -540,7 +539,7 @@ PROCESSES = ("--engine", "processes", "--workers")
 @pytest.mark.slow
 def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
     found = recorded(tmp_path / "1", "clean", *TOWERS, "2").recording
-    trainer = VERIFIED.trainer("clean", engine="towers", workers=1, shards=4)
+    trainer = VERIFIED.trainer("clean", workers=Workers(1, engine="towers"), shards=4)
     plain = [
         {name: tensor_text(tensor) for name, tensor in trainer.model.state_dict().items()}
         for _ in trainer.updates(VERIFIED.Rows("clean"), steps=5)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.runs import LIMIT_S, command, facts, last_json, processes_of, started
+from support.runs import LIMIT_S, command, inspected, last_json, processes_of, started
 
 from quorate.transports.processes.starter import can_fork
 
@@ -99,7 +99,7 @@ print("after fit")
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_all_processes_ends_the_step_and_saves(
-    tmp_path: Path, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
@@ -124,4 +124,4 @@ def test_a_signal_to_all_processes_ends_the_step_and_saves(
     assert "Traceback" not in said
     assert "is starting" not in said
     assert "after fit" not in said
-    assert 0 < facts(tmp_path / "run", capsys)["global_step"] < 1000
+    assert 0 < inspected(tmp_path / "run")["global_step"] < 1000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.references import References
-from support.runs import SCRIPTS, command, digests, facts, last_json, run, run_all
+from support.runs import SCRIPTS, command, digests, inspected, last_json, run, run_all
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
@@ -64,9 +64,7 @@ def mischief(tmp_path: Path, name: str, *options: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_happens_once_is_made_good(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
-) -> None:
+def test_what_happens_once_is_made_good(tmp_path: Path, references: References) -> None:
     """An exception, an exit, a segmentation fault, and a hang of all workers at once."""
     expected = references.on_a_tower("mischief.py", "none", str(tmp_path)).digests
     ended = run_all(
@@ -77,7 +75,7 @@ def test_what_happens_once_is_made_good(
     )
     for name, run_ in ended.items():
         assert run_.code == 0, run_.said
-        assert digests(tmp_path / name / "run", capsys) == expected, name
+        assert digests(tmp_path / name / "run") == expected, name
         assert "no answer for 8 s in step 2" in run_.out
     happened = {p.name for p in (tmp_path / "once").iterdir() if "arrived" not in p.name}
     assert happened == {"raised", "ended", "crashed", "hung-0", "hung-1", "run"}
@@ -90,12 +88,12 @@ def test_what_happens_once_is_made_good(
 
 
 @pytest.mark.slow
-def test_mistakes_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_end_the_run(tmp_path: Path) -> None:
     names = ("raise", "vector", "segfault", "memory")
     ended = run_all({name: mischief(tmp_path, name, "--workers", "2") for name in names})
     for name, run_ in ended.items():
         assert run_.code == (2 if name == "vector" else 1), run_.said
-        assert facts(tmp_path / name / "run", capsys)["global_step"] == 3
+        assert inspected(tmp_path / name / "run")["global_step"] == 3
         assert run_.err.count("Traceback") == (name != "vector"), run_.err
     at = "step 3, shard 1, rows [52, 53, 54, 55]"
     # The user's exception, with the user's frames, whatever its type.

@@ -38,7 +38,6 @@ def hundred(run_dir: Path, steps: int, optimizer: str, workers: int, engine: str
 def test_a_hundred_updates_are_37_and_63_elsewhere(
     optimizer: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     references: References,
 ) -> None:
     def on_towers(name: str, steps: int, workers: int) -> None:
@@ -49,7 +48,7 @@ def test_a_hundred_updates_are_37_and_63_elsewhere(
     # From 3 towers to 2; to as many processes and from those to fewer.
     on_towers("towers", 37, 3)
     on_towers("towers", 100, 2)
-    assert digests(tmp_path / "towers", capsys) == whole
+    assert digests(tmp_path / "towers") == whole
     if optimizer == "momentum":
         return
     on_towers("mixed", 37, 3)
@@ -64,7 +63,7 @@ def test_a_hundred_updates_are_37_and_63_elsewhere(
         said = "resumed step 37 (epoch 3, 64%) from"
         assert (said in one.out) == (name != "processes"), one.said
     for name in ("mixed", "processes"):
-        assert digests(tmp_path / name, capsys) == whole, name
+        assert digests(tmp_path / name) == whole, name
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")

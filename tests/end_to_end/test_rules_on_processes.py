@@ -17,7 +17,7 @@ from support.runs import (
     LIMIT_S,
     command,
     digests,
-    facts,
+    inspected,
     last_json,
     on_a_tower,
     processes_of,
@@ -107,20 +107,18 @@ def was_in_time(run: Ending, code: int) -> None:
     assert not run.left
 
 
-def test_nobody_waits_for_who_is_late_at_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nobody_waits_for_who_is_late_at_the_end(tmp_path: Path) -> None:
     """One of two workers takes 3 s for each shard; a quorum does without it, or a copy."""
     steps, rules = 12, ("sync", "quorum:3")
     words = {u: exactly_once(tmp_path / u, u, 2, "slow", steps) for u in rules}
     ended = endings(tmp_path, words)
     for update in rules:
         was_in_time(ended[update], 0)
-        assert facts(tmp_path / update / "run", capsys)["global_step"] == steps
+        assert inspected(tmp_path / update / "run")["global_step"] == steps
 
 
 def test_each_row_counts_once_whoever_is_killed_and_after_a_resume_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     rows, per_epoch, epochs = 44, 24, 6  # 6 batches of 4 shards
     steps = epochs * per_epoch
@@ -130,12 +128,12 @@ def test_each_row_counts_once_whoever_is_killed_and_after_a_resume_elsewhere(
     for update, run in endings(tmp_path, words).items():
         was_in_time(run, 143)
         assert len(run.killed) == 2, run.said
-        assert stop_at <= facts(tmp_path / update / "run", capsys)["global_step"] < steps, run.said
+        assert stop_at <= inspected(tmp_path / update / "run")["global_step"] < steps, run.said
     # 2. On two workers, of which one is slow.
     words = {u: exactly_once(tmp_path / u, u, 2, "slow", steps) for u in most}
     for update, run in endings(tmp_path, words).items():
         was_in_time(run, 0)
-        assert facts(tmp_path / update / "run", capsys)["global_step"] == steps
+        assert inspected(tmp_path / update / "run")["global_step"] == steps
         text = (tmp_path / update / "run" / "metrics.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         assert [line["global_step"] for line in lines] == list(range(1, steps + 1))
@@ -151,7 +149,7 @@ def test_each_row_counts_once_whoever_is_killed_and_after_a_resume_elsewhere(
 
 
 def test_on_one_worker_async_is_sync_with_batches_of_a_shard(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
+    tmp_path: Path, references: References
 ) -> None:
     def options(name: str, update: str, shards: int) -> tuple[str, ...]:
         return ("--update", update, "--shards", str(shards), "--run-dir", str(tmp_path / name))
@@ -159,10 +157,10 @@ def test_on_one_worker_async_is_sync_with_batches_of_a_shard(
     expected = references.on_a_tower("alone.py", "3", options=("--shards", "1")).digests
     for update in ("async", "bounded:0", "bounded:3"):
         on_a_tower("alone.py", "12", options=options(update, update, 4))
-        assert digests(tmp_path / update, capsys) == expected
+        assert digests(tmp_path / update) == expected
     process = ("--workers", "1", "--engine", "processes")
     words = command("alone.py", "12", options=(*process, *options("process", "async", 4)))
     ended = run_all({"process": words})["process"]
     assert ended.code == 0, ended.said
-    assert digests(tmp_path / "process", capsys) == expected
-    assert facts(tmp_path / "process", capsys)["global_step"] == 32
+    assert digests(tmp_path / "process") == expected
+    assert inspected(tmp_path / "process")["global_step"] == 32

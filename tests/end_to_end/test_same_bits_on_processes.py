@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.references import References
-from support.runs import TOWER, command, digests, facts, last_json, run, run_all
+from support.runs import TOWER, command, digests, inspected, last_json, run, run_all
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,9 +22,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = 
 }
 
 
-def test_one_digest_on_any_number_of_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
-) -> None:
+def test_one_digest_on_any_number_of_processes(tmp_path: Path, references: References) -> None:
     ended = run_all(
         {
             name: command(
@@ -38,23 +36,21 @@ def test_one_digest_on_any_number_of_processes(
     for name, (_, bits, _) in VARIANTS.items():
         assert ended[name].code == 0, ended[name].said
         expected = references.on_a_tower("everything.py", options=bits).digests
-        assert digests(tmp_path / name, capsys) == expected, name
-        found = facts(tmp_path / name, capsys)
+        assert digests(tmp_path / name) == expected, name
+        found = inspected(tmp_path / name)
         assert (found["engine"], found["global_step"]) == ("processes", 15)
     assert "on 3 cpu workers (1 thread each)" in ended["three"].out
 
 
-def test_a_model_in_the_style_of_hugging_face(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], references: References
-) -> None:
+def test_a_model_in_the_style_of_hugging_face(tmp_path: Path, references: References) -> None:
     options = ("--run-dir", str(tmp_path / "two"), "--workers", "2")
     ended = run(command("hugging_face.py", options=options))
     assert ended.code == 0, ended.said
     expected = references.on_a_tower("hugging_face.py").digests
-    assert digests(tmp_path / "two", capsys) == expected
+    assert digests(tmp_path / "two") == expected
 
 
-def test_a_keras_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_keras_model(tmp_path: Path) -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("Keras is not installed")
     options = {
@@ -70,7 +66,7 @@ def test_a_keras_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         found = last_json(ended[name].out)
         assert found["accuracy"] > 0.85, ended[name].out
         assert found["moved"] > 0.01, ended[name].out
-    assert digests(tmp_path / "1", capsys) == digests(tmp_path / "2", capsys)
+    assert digests(tmp_path / "1") == digests(tmp_path / "2")
     # Its deep copies have other parameters, which would never be trained.
     assert ended["tower"].code == 2
     assert "use engine='processes'" in ended["tower"].err

@@ -22,8 +22,8 @@ from quorate.testing import check_transport
 from quorate.training.observer import observing
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
-from quorate.transports.around import TransportAround
 from quorate.transports.job import Job
+from quorate.transports.wrapped import WrappedTransport
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -36,7 +36,7 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
         return torch.full((4,), float(row))
 
 
-class Checked(TransportAround):
+class Checked(WrappedTransport):
     def open(self, job: Job) -> Channel:
         def kill(worker: int) -> None:
             pid = self.status()[worker].pid

@@ -158,9 +158,9 @@ def test_durations_are_short() -> None:
 def test_a_worker_whose_shards_are_copied_is_named_once_a_minute() -> None:
     usual_s = {0: 0.0104, 1: 0.00759}
     copied_shards = CopiedShards(usual_s.get)
-    task = Compute(0, 9, 3, "worker 1 is slow", (0, 1), instead_of=1)
+    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
     assert copied_shards.named(task, 7.0) == (
-        "worker 1 is slow; worker 0 computes shard 3 of step 9 too "
+        "worker 1 is slow: far behind its usual time; worker 0 computes shard 3 of step 9 too "
         "(a shard usually takes worker 1 7.6 ms, worker 0 10.4 ms)"
     )
     assert copied_shards.named(task, 6.9 + EVERY_S) is None
@@ -172,5 +172,5 @@ def test_a_worker_whose_shards_are_copied_is_named_once_a_minute() -> None:
 
 def test_nobody_is_named_for_a_task_of_its_own_or_while_it_warms_up() -> None:
     assert CopiedShards({1: 1.0}.get).named(Compute(0, 9, 3, "", (0, 1)), 0.0) is None
-    task = Compute(0, 9, 3, "worker 1 is slow", (0, 1), instead_of=1)
+    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
     assert CopiedShards({0: 1.0}.get).named(task, 0.0) is None

@@ -22,9 +22,10 @@ def trainer(model: Any, loss: Any, **settings: Any) -> quorate.Trainer:
     """Return a trainer: ``trainer(Net, loss, clip_norm=1.0, threads=2, run_dir="a", keep=1)``."""
     keywords = dict(settings)
     for keyword, (group, plain) in GROUPS.items():
+        # First: some are called as an option of their group, "workers" for one.
+        value = keywords.pop(keyword, None)
         names = {option.name: field for field, option in options(group).items()}
         given = {names[name]: keywords.pop(name) for name in names if name in keywords}
-        value = keywords.pop(keyword, None)
         if isinstance(value, group):
             keywords[keyword] = replace(value, **given)
         elif value is not None:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from support.warm import WARM
 
 from quorate.commands.main import main
@@ -98,20 +97,9 @@ def inspected(run_dir: Path) -> dict[str, Any]:
     return facts
 
 
-def facts(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Return what ``quorate inspect --json`` says of a run directory.
-
-    What this process has printed so far is dropped.
-    """
-    capsys.readouterr()
-    assert main(["inspect", "--json", str(run_dir)]) == 0
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return facts
-
-
-def digests(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str | None]:
+def digests(run_dir: Path) -> tuple[str, str | None]:
     """Return the digests of a run's weights and of its averaged weights, if it has any."""
-    of_run = facts(run_dir, capsys)
+    of_run = inspected(run_dir)
     return of_run["digest"], of_run.get("averaged_digest")
 
 

@@ -12,7 +12,7 @@ from quorate.coordination.protocol import Cancelled, Compute, Discard, Event, Jo
 from quorate.replica.shard_sum import Part
 from quorate.testing import ContractError, checking_transport, in_memory
 from quorate.training.observer import observing
-from quorate.transports.around import ChannelAround, TransportAround
+from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 CLAUSES = [
     "every worker joins once, and nothing happens by itself",
@@ -76,7 +76,7 @@ def test_a_job_must_be_large_enough() -> None:
 # --- transports that break it ---------------------------------------------------------------------
 
 
-class Broken(ChannelAround):
+class Broken(WrappedChannel):
     """A channel with one mistake."""
 
     mistake = ""
@@ -118,7 +118,7 @@ def told_at_any_time(channel: Broken, effect: Any) -> None:
     channel.post(Cancelled(effect.worker, effect.step, effect.shard))
 
 
-class Around(TransportAround):
+class Around(WrappedTransport):
     def open(self, job: Any) -> Broken:
         return Broken(super().open(job))
 

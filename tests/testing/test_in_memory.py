@@ -129,7 +129,7 @@ def test_who_hangs_is_copied_told_and_replaced(on_towers: str) -> None:
 def test_time_decides_about_copies_and_passes_at_once(on_towers: str) -> None:
     happened = trained(2, time_s=lambda worker, step, shard: 1e6 if worker else 1.0)
     assert {copy.reason for copy in of(happened, Compute)} >= {
-        "worker 1 is far behind its usual time"
+        "worker 1 is slow: far behind its usual time"
     }
     assert happened[-1] == on_towers
 

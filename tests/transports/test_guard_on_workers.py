@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from support.references import References
-from support.runs import command, digests, facts, last_json, run_all
+from support.runs import command, digests, inspected, last_json, run_all
 
 pytestmark = pytest.mark.slow
 
@@ -16,9 +16,7 @@ RULES = ("sync", "quorum:3", "bounded:1")
 WORKERS = ("--engine", "processes", "--workers", "2")
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_under_any_rule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gradient_that_is_not_finite_ends_the_run_under_any_rule(tmp_path: Path) -> None:
     ended = run_all(
         {
             rule: command(
@@ -37,7 +35,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_under_any_rule(
             where = "step 2: shard 2" if rule == "sync" else "step 10: shard 0"
             assert f"{where} (worker " in said
             assert "), rows [20, 21]; update " in said
-            made = facts(tmp_path / rule, capsys)["global_step"]
+            made = inspected(tmp_path / rule)["global_step"]
             assert made == 2 or (rule != "sync" and made <= 11)
         (saved,) = sorted((tmp_path / rule / "checkpoints").glob("step-*"))[-1:]
         assert all(
@@ -66,9 +64,7 @@ def test_skipped_updates_leave_the_state_on_workers_too(
     assert expected == last_json(ended["sync"].out)
 
 
-def test_a_run_begins_anew_and_from_the_weights_of_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_begins_anew_and_from_the_weights_of_another(tmp_path: Path) -> None:
     """Also with more workers than shards, and services beside them."""
 
     def words(name: str, *options: str) -> list[str]:
@@ -78,14 +74,14 @@ def test_a_run_begins_anew_and_from_the_weights_of_another(
 
     first = run_all({"a": words("a")})["a"]
     assert first.code == 0, first.said
-    whole = digests(tmp_path / "a", capsys)
+    whole = digests(tmp_path / "a")
     other = run_all({"b": words("b", "--init-from", str(tmp_path / "a"))})["b"]
     assert other.code == 0, other.said
     again = run_all({"a": words("a", "--fresh")})["a"]
     assert again.code == 0, again.said
     assert "resumed" not in again.out
-    assert digests(tmp_path / "a", capsys) == whole
-    assert digests(tmp_path / "a" / "aside-1", capsys) == whole
-    assert digests(tmp_path / "b", capsys) != whole  # it began where the other ended
-    assert facts(tmp_path / "b", capsys)["global_step"] == 8
+    assert digests(tmp_path / "a") == whole
+    assert digests(tmp_path / "a" / "aside-1") == whole
+    assert digests(tmp_path / "b") != whole  # it began where the other ended
+    assert inspected(tmp_path / "b")["global_step"] == 8
     assert list((tmp_path / "b" / "summaries").iterdir())

@@ -1,0 +1,1 @@
+"""Coordination: who computes what, and what makes an update. Pure: no torch, clock or thread."""

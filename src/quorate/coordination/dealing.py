@@ -128,9 +128,9 @@ class Dealing:
         if not idle:
             return
         # What was dealt a moment ago is among them: who is known to be slow need not be late first.
-        running = [each for step in self._steps for each in self._worth_copying(step, now)]
-        running.sort(key=lambda each: each.behind_at)
-        last_to_be_done = sorted(running, key=lambda each: -each.done_at)
+        running = [r for step in self._steps for r in self._worth_copying(step, now)]
+        running.sort(key=lambda r: r.behind_at)
+        last_to_be_done = sorted(running, key=lambda r: -r.done_at)
         for worker in idle if running else ():
             if (copy := self._next_copy(worker, running, last_to_be_done, now)) is not None:
                 original, reason = copy
@@ -142,7 +142,7 @@ class Dealing:
                 yield self._give(worker, step, original.shard, reason, now, instead_of=slow)
         # 3. Another look when the next one is.
         if self._members.idle():
-            due = (each.behind_at for each in running if each.behind_at > now)
+            due = (r.behind_at for r in running if r.behind_at > now)
             self.look_again_at = min(due, default=inf)
 
     def _give(
@@ -219,7 +219,7 @@ class Dealing:
             return True
         # Of those under way, the last that the quorum waits for. One that is far behind is expected
         # never: another shard is as good as a copy of it, and either may be first.
-        expected_at = sorted(each.expected_at(now) for each in running)
+        expected_at = sorted(r.expected_at(now) for r in running)
         return now + own_s <= expected_at[step.wanting - 1]
 
     def _may_begin(self, last_step: int) -> bool:
@@ -267,28 +267,28 @@ class Dealing:
             last_to_be_done: the same, in the order in which they will be done, the last one first.
             now: the time.
         """
-        for each in running:
-            if each.behind_at > now:
+        for original in running:
+            if original.behind_at > now:
                 break
-            if worker not in self._steps[each.step].failed_on(each.shard):
-                return each, f"worker {each.workers[0]} is far behind its usual time"
+            if worker not in self._steps[original.step].failed_on(original.shard):
+                return original, f"worker {original.workers[0]} is slow: far behind its usual time"
         own_s = self._members[worker].usual_s
         if own_s is None:
             return None
-        for each in last_to_be_done:
-            if each.done_at <= now + self._patience * own_s:
+        for original in last_to_be_done:
+            if original.done_at <= now + self._patience * own_s:
                 break
-            if worker not in self._steps[each.step].failed_on(each.shard):
-                return each, f"worker {each.workers[0]} is slow"
+            if worker not in self._steps[original.step].failed_on(original.shard):
+                return original, f"worker {original.workers[0]} is slow"
         return None
 
     def _worth_copying(self, step: OpenStep, now: float) -> list[Running]:
         """Return those that one worker alone computes, and that the step cannot do without."""
         running = self._running(step)
         if step.wanting < len(running):  # the quorum does not wait for the others
-            running.sort(key=lambda each: each.expected_at(now))
+            running.sort(key=lambda r: r.expected_at(now))
             del running[max(0, step.wanting) :]
-        return [each for each in running if len(each.workers) == 1]
+        return [r for r in running if len(r.workers) == 1]
 
     def _running(self, step: OpenStep) -> list[Running]:
         """Return the shards of a step that are being computed and that nobody holds.

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 
 def key(*parts: int | str) -> int:
-    """A 64-bit key: equal for equal parts, independent otherwise (BLAKE2b of their text)."""
+    """Return a 64-bit key: equal for equal parts, independent otherwise (BLAKE2b of their text)."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def hashes(start: int | NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each number, where to start from a key: random numbers by their number.
+    """Return a 64-bit hash of each number: random numbers by their number, from a key on.
 
     Number n is the n-th output, from 0, of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014) whose
     state is ``start``. Nothing but additions, shifts and products of uint64: the same anywhere.

@@ -24,7 +24,7 @@ Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that th
 
 
 def permutation(rows: int, seed: int, epoch: int) -> Rows:
-    """The order of an epoch: a permutation of 0..rows-1, int64, the same on every machine.
+    """Return the order of an epoch: a permutation of 0..rows-1, int64, the same anywhere.
 
     Row numbers are sorted by SplitMix64 hashes (Steele, Lea & Flood, OOPSLA 2014) of their number,
     started from the epoch's key. A library's own shuffle may change between its releases, and a
@@ -35,24 +35,24 @@ def permutation(rows: int, seed: int, epoch: int) -> Rows:
 
 
 def ordered(rows: Rows, order: Order) -> Rows:
-    """The rows of an epoch, (R,) int64, in an order of the user's.
+    """Return the rows of an epoch, (R,) int64, in an order of the user's.
 
     Raises:
         SettingError: it is not each of them once.
     """
-    found = np.asarray(order(rows.copy()))
+    dealt = np.asarray(order(rows.copy()))
     expected = f"each of the {len(rows):,} rows once"
     fix = "return the array that order was given, with its elements in another order"
-    if found.shape != rows.shape or found.dtype.kind not in "iu":
-        raise SettingError("order", f"{found.dtype} of shape {found.shape}", expected, fix)
-    found = np.ascontiguousarray(found, dtype=np.int64)  # torch takes no negative strides
-    inside = (found >= 0) & (found < len(rows))
-    counts = np.bincount(found[inside], minlength=len(rows))
+    if dealt.shape != rows.shape or dealt.dtype.kind not in "iu":
+        raise SettingError("order", f"{dealt.dtype} of shape {dealt.shape}", expected, fix)
+    dealt = np.ascontiguousarray(dealt, dtype=np.int64)  # torch takes no negative strides
+    inside = (dealt >= 0) & (dealt < len(rows))
+    counts = np.bincount(dealt[inside], minlength=len(rows))
     if not inside.all() or (counts != 1).any():
-        wrong = found[~inside] if not inside.all() else np.flatnonzero(counts != 1)
+        wrong = dealt[~inside] if not inside.all() else np.flatnonzero(counts != 1)
         times = 1 if not inside.all() else counts[wrong[0]]
         raise SettingError("order", f"row {wrong[0]}, {times} times", expected, fix)
-    return found
+    return dealt
 
 
 def home_shards(rank_of: tuple[int, int], shards: int) -> range:
@@ -96,7 +96,7 @@ class Plan:
         self._orders: dict[int, Rows] = {}  # of the newest epochs
 
     def to_json(self) -> dict[str, int]:
-        """What ``from_json`` makes this plan of, but for the order: a function of the script's."""
+        """Return what ``from_json`` makes this plan of, but for the order: that is a function."""
         return {
             "rows": self.rows,
             "batch_size": self.batch_size,
@@ -108,25 +108,25 @@ class Plan:
         }
 
     def epoch(self, step: int) -> int:
-        """The epoch that step t belongs to, from 0."""
+        """Return the epoch that step t belongs to, from 0."""
         return step // self.steps_per_epoch
 
     def batch_rows(self, step: int) -> int:
-        """B of step t: ``batch_size``, or what is left at the end of an epoch."""
+        """Return B of step t: ``batch_size``, or what is left at the end of an epoch."""
         start = step % self.steps_per_epoch * self.batch_size
         return min(self.batch_size, self.rows - start)
 
     def shards_of(self, step: int) -> int:
-        """V of step t: ``shards``, or B where that is less."""
+        """Return V of step t: ``shards``, or B where that is less."""
         return min(self.shards, self.batch_rows(step))
 
     def batch(self, step: int) -> Rows:
-        """The rows of step t in order, (B,) int64."""
+        """Return the rows of step t in order, (B,) int64."""
         start = step % self.steps_per_epoch * self.batch_size
         return self._order(self.epoch(step))[start : start + self.batch_size]
 
     def shard(self, step: int, shard: int) -> Rows:
-        """The rows of shard s of step t: [s*B//V, (s+1)*B//V) of the batch."""
+        """Return the rows of shard s of step t: [s*B//V, (s+1)*B//V) of the batch."""
         b, v = self.batch_rows(step), self.shards_of(step)
         return self.batch(step)[shard * b // v : (shard + 1) * b // v]
 
@@ -135,21 +135,21 @@ class Plan:
         return home_shards(rank_of, self.shards_of(step))
 
     def _order(self, epoch: int) -> Rows:
-        found = self._orders.get(epoch)
-        if found is None:
-            found = np.arange(self.rows, dtype=np.int64)
+        rows = self._orders.get(epoch)
+        if rows is None:
+            rows = np.arange(self.rows, dtype=np.int64)
             if self.shuffle:
-                found = permutation(self.rows, self.seed, epoch)
+                rows = permutation(self.rows, self.seed, epoch)
             if self.order is not None:
-                found = ordered(found, self.order)
+                rows = ordered(rows, self.order)
             # Two of them: the feed reads ahead across the border between epochs. A new dict, as
             # other threads may be reading the old one.
-            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: found}
-        return found
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: rows}
+        return rows
 
 
 class PlanByShard(Plan):
-    """The same shards, each a step of its own: for rules that apply them one by one.
+    """Plan whose steps are the shards of the plain one: for rules that apply them one by one.
 
     Step u is a shard of a batch of the plain plan, in their order: all shards of a batch, then
     those of the next. An epoch has as many steps as its batches have shards.
@@ -181,42 +181,46 @@ class PlanByShard(Plan):
         self.lookahead = 2 * shards
 
     def _where(self, step: int) -> tuple[int, int, int]:
-        """Of which batch of its epoch step u is a shard, of which of how many."""
+        """Return of which batch of its epoch step u is a shard: which one, of how many."""
         batch, shard = divmod(step % self.steps_per_epoch, self.shards)
         is_last = (batch + 1) * self.batch_size >= self.rows
         return batch, shard, self._last_shards if is_last else self.shards
 
     def _bounds(self, step: int) -> tuple[int, int]:
-        """Where in the order of its epoch the rows of step u are."""
+        """Return where in the order of its epoch the rows of step u are."""
         batch, shard, shards = self._where(step)
         start = batch * self.batch_size
         rows = min(self.batch_size, self.rows - start)
         return start + shard * rows // shards, start + (shard + 1) * rows // shards
 
     def batch_rows(self, step: int) -> int:
+        """Return how many rows the shard has that step u is."""
         start, stop = self._bounds(step)
         return stop - start
 
     def shards_of(self, step: int) -> int:  # noqa: ARG002
+        """Return 1: a step is a shard."""
         return 1
 
     def batch(self, step: int) -> Rows:
+        """Return the rows of step u in order, int64."""
         start, stop = self._bounds(step)
         return self._order(self.epoch(step))[start:stop]
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
+        """Return the one shard of step u where it is at home, and none elsewhere."""
         _, shard, shards = self._where(step)
         return range(1) if shard in home_shards(rank_of, shards) else range(0)
 
 
 def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
-    """The plan that ``Plan.to_json`` described, with its order, if it had one."""
+    """Return the plan that ``Plan.to_json`` described, with its order, if it had one."""
     kind = PlanByShard if arguments.pop("is_apart") else Plan
     is_ordered = arguments.pop("is_ordered")
     return kind(**arguments, order=order if is_ordered else None)
 
 
 def abridged(rows: Rows, most: int = 8) -> str:
-    """Row numbers for a message: ``[4, 17, 2, ... 64 in all]``."""
+    """Return row numbers for a message: ``[4, 17, 2, ... 64 in all]``."""
     shown = ", ".join(map(str, rows[:most].tolist()))
     return f"[{shown}{f', ... {len(rows)} in all' if len(rows) > most else ''}]"

@@ -15,7 +15,7 @@ from quorate.errors import SettingError
 
 
 class Rule(Protocol):
-    """What the coordinator has to know."""
+    """What the coordinator has to know of an update rule."""
 
     @property
     def name(self) -> str:
@@ -38,11 +38,11 @@ class Rule(Protocol):
         """Whether an idle worker may compute what another is slow with, perhaps in vain."""
 
     def needed(self, shards: int) -> int:
-        """Of a step with ``shards`` shards, how many must be in before the update."""
+        """Return how many shards of a step with ``shards`` must be in before the update."""
 
 
 def keeps_bits(rule: Rule, shards: int) -> bool:
-    """Whether a run gives the same bits on any number of devices."""
+    """Return whether a run gives the same bits on any number of devices."""
     return not rule.by_shard and not rule.staleness and rule.needed(shards) == shards
 
 
@@ -57,6 +57,7 @@ class Sync:
     copies = True
 
     def needed(self, shards: int) -> int:
+        """Return V: all of them."""
         return shards
 
 
@@ -75,7 +76,8 @@ class Quorum:
         self.least_shards = least
 
     def needed(self, shards: int) -> int:
-        return min(self.least_shards, shards)  # the last batch may have fewer
+        """Return R, or all shards of a last batch that has fewer."""
+        return min(self.least_shards, shards)
 
 
 class Async:
@@ -89,6 +91,7 @@ class Async:
     copies = True  # there is other work until the very end
 
     def needed(self, shards: int) -> int:
+        """Return all: a step has one shard."""
         return shards
 
 
@@ -110,6 +113,7 @@ class Bounded:
         self.staleness = float(most)
 
     def needed(self, shards: int) -> int:
+        """Return all: a step has one shard."""
         return shards
 
 
@@ -117,7 +121,7 @@ RULES = (Sync, Quorum, Async, Bounded)
 
 
 def parse(text: str) -> Rule:
-    """The rule that a user named: ``sync``, or a name and a number as in ``quorum:3``.
+    """Return the rule that a user named: ``sync``, or a name and a number as in ``quorum:3``.
 
     Raises:
         SettingError: there is no such rule.

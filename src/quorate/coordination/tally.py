@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Count:
-    """One worker's shards."""
+    """What became of one worker's shards."""
 
     fresh: int = 0  # applied to the parameters that they were computed from
     stale: int = 0  # applied after other updates had changed those
@@ -32,17 +32,17 @@ class Tally:
         self.staleness_sum = self.staleness_max = 0
         if saved is not None:
             columns = [saved[name] for name in ("fresh", "stale", "dropped", "copies")]
-            self._counts = [Count(*each) for each in zip(*columns, strict=True)]
+            self._counts = [Count(*row) for row in zip(*columns, strict=True)]
             self.staleness_sum, self.staleness_max = saved["staleness"]
 
     def of(self, worker: int) -> Count:
-        """The counts of a worker; those of lower numbers are there from then on too."""
+        """Return the counts of a worker; those of lower numbers are there from then on too."""
         while len(self._counts) <= worker:
             self._counts.append(Count())
         return self._counts[worker]
 
     def applied(self, worker: int, staleness: int) -> None:
-        """A shard of this worker is in an update, so many updates after its parameters."""
+        """Count a shard of a worker that is in an update, so many updates after its parameters."""
         count = self.of(worker)
         if staleness:
             count.stale += 1
@@ -52,14 +52,14 @@ class Tally:
         self.staleness_max = max(self.staleness_max, staleness)
 
     def lost(self, worker: int, *, dropped: bool) -> None:
-        """A shard of this worker is in no update: it was too late, or a copy."""
+        """Count a shard of a worker that is in no update: it was too late, or a copy."""
         if dropped:
             self.of(worker).dropped += 1
         else:
             self.of(worker).copies += 1
 
     def to_json(self) -> dict[str, list[int]]:
-        """Per worker how many shards were fresh, stale, dropped, copies; staleness: sum and max."""
+        """Return counts per worker, by what became of its shards; staleness: sum and max."""
         return {
             "fresh": [count.fresh for count in self._counts],
             "stale": [count.stale for count in self._counts],
@@ -69,7 +69,7 @@ class Tally:
         }
 
     def summary(self) -> str:
-        """``staleness: mean 1.0, max 3; dropped: worker 2: 41 of 400``."""
+        """Return ``staleness: mean 1.0, max 3; dropped: worker 2: 41 of 400``."""
         applied = sum(count.fresh + count.stale for count in self._counts)
         mean = self.staleness_sum / applied if applied else 0.0
         dropped = [

@@ -56,7 +56,7 @@ def tree_sum(
     add: Callable[[T, T], T],
     present: int | None = None,
 ) -> T:
-    """The sum of the leaves, from nodes that cover each once.
+    """Return the sum of the leaves, from nodes that cover each once.
 
     Args:
         present: how many leaves there are, if some are absent: a node of which one half is absent

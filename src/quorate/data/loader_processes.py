@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.temporary_folder import require_short_path
+from quorate.replica.nested import tensors
 
 SHM = Path("/dev/shm")
 MIB = 1 << 20
@@ -57,24 +58,13 @@ def require_loader_memory(
     file_system = os.statvfs(shm)
     free = file_system.f_bavail * file_system.f_frsize
     batches = _PREFETCHED * loader_workers * feeds + 2 * max(shards, feeds)
-    if batches * (nbytes := _nbytes(batch)) > free:
+    if batches * (nbytes := sum(t.nbytes for t in tensors(batch))) > free:
         raise UserError(
             f"shared memory: loader_workers={loader_workers} hand over up to {batches} shards of "
             f"{nbytes / MIB:,.1f} MiB in {shm}, and {free / MIB:,.1f} MiB are free; make it larger "
             "(docker --shm-size 8g, or mount -o remount,size=8g /dev/shm), more shards, fewer "
             "loader_workers, or loader_workers=0"
         )
-
-
-def _nbytes(batch: Any) -> int:
-    """Of the tensors in it: in lists, tuples, dicts, nested."""
-    if isinstance(batch, torch.Tensor):
-        return batch.nbytes
-    if isinstance(batch, Mapping):
-        return sum(map(_nbytes, batch.values()))
-    if isinstance(batch, (list, tuple)):
-        return sum(map(_nbytes, batch))
-    return 0
 
 
 def load_all(

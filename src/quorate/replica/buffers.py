@@ -5,11 +5,14 @@ Of a step's shards the floating-point ones are averaged, weighted; all others ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 
-_Slots = Mapping[str, torch.Tensor | None]
+from quorate.replica.torch_internals import copy_all
+
+_Lookup = Callable[[], torch.Tensor]
 
 
 class Buffers:
@@ -22,36 +25,37 @@ class Buffers:
     """
 
     def __init__(self, model: torch.nn.Module, written: Collection[int] = ()) -> None:
-        slots = [
-            (module._buffers, name)
+        # Looked up anew each time: a forward pass may put another tensor in a buffer's place.
+        lookups: list[_Lookup] = [
+            partial(getattr, module, name)
             for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if buffer is not None
+            for name, _ in module.named_buffers(recurse=False)
         ]
         parameters = [p for number, p in enumerate(model.parameters()) if number in written]
-        slots += [({"": parameter}, "") for parameter in parameters]
+        lookups += [partial(_itself, parameter) for parameter in parameters]
         seen: set[int] = set()
-        self._floats: list[tuple[_Slots, str]] = []
-        self._others: list[tuple[_Slots, str]] = []
-        for holder, name in slots:
-            buffer = holder[name]
-            assert buffer is not None
+        self._floats: list[_Lookup] = []
+        self._others: list[_Lookup] = []
+        for lookup in lookups:
+            buffer = lookup()
             if id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            (self._floats if buffer.is_floating_point() else self._others).append((holder, name))
+            (self._floats if buffer.is_floating_point() else self._others).append(lookup)
 
     def floats(self) -> list[torch.Tensor]:
-        return [_buffer(*slot) for slot in self._floats]
+        """Return the floating-point buffers as they are now."""
+        return [lookup().detach() for lookup in self._floats]
 
     def others(self) -> list[torch.Tensor]:
-        return [_buffer(*slot) for slot in self._others]
+        """Return all other buffers as they are now."""
+        return [lookup().detach() for lookup in self._others]
 
     def copy_(self, source: Buffers) -> None:
         """Take the values of the same model's buffers elsewhere."""
         for mine, theirs in ((self.floats(), source.floats()), (self.others(), source.others())):
             if mine:
-                torch._foreach_copy_(mine, theirs)
+                copy_all(mine, theirs)
 
     def weighted(self, weight: float) -> torch.Tensor | None:
         """Weight * values of the floating-point buffers, one float64 vector.
@@ -107,7 +111,5 @@ def _split(vector: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
     return torch.split_with_sizes(vector, sizes)
 
 
-def _buffer(holder: _Slots, name: str) -> torch.Tensor:
-    buffer = holder[name]
-    assert buffer is not None
-    return buffer.detach()  # a parameter's, too, is written here
+def _itself(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +22,8 @@ import torch
 
 from quorate.errors import CompileError, UserError
 from quorate.replica.loss import Loss
+from quorate.replica.nested import parts, tensors
+from quorate.replica.torch_internals import run_inductor, strict_compiler
 
 MOST_SHAPES = 32  # of one replica, in training and in evaluation
 MOST_REPEATS = 32  # compilations of one replica for batches of shapes that it knew
@@ -102,7 +104,7 @@ class Compiled:
     def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:
         """Its result, and whether something was compiled for it."""
         _local.compiled = False
-        with _patched():
+        with strict_compiler():
             result = work(self)
         return result, bool(_local.compiled)
 
@@ -111,10 +113,8 @@ def signature(batch: Any) -> object:
     """What a compiled graph is made for: structure, shapes, dtypes, numbers. Texts do not count."""
     if isinstance(batch, torch.Tensor):
         return tuple(batch.shape), batch.stride(), batch.dtype, batch.device, batch.requires_grad
-    if isinstance(batch, Mapping):
-        return type(batch), tuple((name, signature(value)) for name, value in batch.items())
-    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        return type(batch), tuple(signature(value) for value in batch)
+    if (inner := parts(batch)) is not None:
+        return type(batch), tuple((name, signature(part)) for name, part in inner)
     if batch is None or isinstance(batch, (bool, int, float)):
         return type(batch), batch
     return type(batch)
@@ -122,19 +122,8 @@ def signature(batch: Any) -> object:
 
 def described(batch: Any) -> str:
     """The shapes in a batch: ``64x1x28x28, 64``."""
-    found: list[str] = []
-
-    def look(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append("x".join(map(str, value.shape)) or "a scalar")
-        elif isinstance(value, Mapping):
-            look(list(value.values()))
-        elif isinstance(value, (list, tuple)):
-            for each in value:
-                look(each)
-
-    look(batch)
-    return ", ".join(found) or "no tensors"
+    shapes = ["x".join(map(str, tensor.shape)) or "a scalar" for tensor in tensors(batch)]
+    return ", ".join(shapes) or "no tensors"
 
 
 def reason(error: BaseException) -> str:
@@ -159,8 +148,6 @@ class _Inductor:
     threads: int
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
         _local.compiled = True
         options = {
             # Random operators stay what they are, and draw from the shard's stream.
@@ -170,31 +157,12 @@ class _Inductor:
             "cpp.threads": self.threads,
             "compile_threads": 1,  # no processes that outlive the training
         }
-        return compile_fx(graph, inputs, config_patches=options)
+        return run_inductor(graph, inputs, options)
 
 
 @cache
 def _inductor(threads: int) -> _Inductor:
     return _Inductor(threads)
-
-
-@contextmanager
-def _patched() -> Iterator[None]:
-    """Settings of torch while something may be compiled; they are the thread's."""
-    from torch._dynamo import config as dynamo
-    from torch._inductor import config as inductor
-
-    with (
-        dynamo.patch(
-            # Past its limit it would go on without compiling: bits would depend on the order in
-            # which shapes came. Replicas share the limit, so it is above all of theirs.
-            fail_on_recompile_limit_hit=True,
-            recompile_limit=4096,
-            accumulated_recompile_limit=4096,
-        ),
-        inductor.patch(compile_threads=1),  # or its processes start when it is imported
-    ):
-        yield
 
 
 class _Gate:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from quorate.machine.environment import device_environment
+from quorate.replica.precision import Precision, tensor_float
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -47,6 +48,16 @@ def deterministic(devices: Sequence[torch.device]) -> Iterator[list[str]]:
         yield said
     finally:
         cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def repeatable(precision: Precision, devices: Sequence[torch.device]) -> Iterator[list[str]]:
+    """Within the block this process computes in a precision, and in the same bits each time.
+
+    Yields what to say: which choices of the script's are off.
+    """
+    with tensor_float(precision) as of_numbers, deterministic(devices) as of_kernels:
+        yield [*of_numbers, *of_kernels]
 
 
 def remarks(model: torch.nn.Module, devices: Sequence[torch.device]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -40,9 +41,15 @@ def digest_of_bytes(tensors: Iterable[TensorBytes]) -> str:
     return total.hexdigest()
 
 
-def _bytes_of(name: str, tensor: torch.Tensor) -> TensorBytes:
+def content(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Return the raw bytes of a tensor's elements, (bytes,) uint8, in row-major order."""
     import torch
 
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().data
-    return TensorBytes(name, tuple(tensor.shape), str(tensor.dtype), data)
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    # A conjugate may be the elements with a note that they are to be read as such.
+    flat = dense.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def _bytes_of(name: str, tensor: torch.Tensor) -> TensorBytes:
+    return TensorBytes(name, tuple(tensor.shape), str(tensor.dtype), content(tensor).data)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from quorate.machine.shared_memory import Segment
+from quorate.replica.torch_internals import copy_all
 
 ALIGNMENT_BYTES = 64
 
@@ -131,7 +132,7 @@ class Flat:
             self.copy_(other)
         else:
             mine, theirs = [*self.views.values()], [*other.views.values()]
-            torch._foreach_copy_(mine, theirs, non_blocking=_may_run_ahead(*mine[:1]))
+            copy_all(mine, theirs, non_blocking=_may_run_ahead(*mine[:1]))
 
     def add_(self, other: Flat) -> Flat:
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
@@ -149,7 +150,7 @@ class Flat:
                 targets.append(view)
                 sources.append(value.to_dense() if value.is_sparse else value)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            copy_all(targets, sources)
 
     def runs(self, names: Iterable[str]) -> Iterator[tuple[torch.Tensor, list[str]]]:
         """Maximal stretches of the vectors that hold the named tensors and no other.

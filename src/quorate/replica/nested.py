@@ -1,41 +1,73 @@
-"""The structure of a batch: tensors in lists, tuples and dicts, nested; all else is left alone."""
+"""Nested batches: what is a container, and the ways to walk through one.
+
+Containers are mappings (dicts, Hugging Face's outputs) and sequences (lists, tuples, named tuples,
+deques); texts, bytes and ranges are none. All else is a leaf: tensors, arrays, numbers, objects of
+the user's own.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, MutableMapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 
+_SEQUENCES_THAT_ARE_LEAVES = (str, bytes, bytearray, memoryview, range)
 
-def mapped(batch: Any, each: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with ``each(tensor)`` in the place of every tensor."""
-    if isinstance(batch, torch.Tensor):
-        return each(batch)
-    if isinstance(batch, MutableMapping):
-        made = copy.copy(batch)
-        made.update({name: mapped(value, each) for name, value in batch.items()})
-        return made
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(value, each) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(mapped(value, each) for value in batch)
-    return batch
+
+def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return what a container consists of, each part with its name or number; None for a leaf."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, Sequence) and not isinstance(value, _SEQUENCES_THAT_ARE_LEAVES):
+        return enumerate(value)
+    return None
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """The tensors in it, and whatever else is there, in a fixed order."""
-    if isinstance(batch, MutableMapping):
-        for value in batch.values():
-            yield from leaves(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from leaves(value)
-    else:
+    """Return the tensors in a batch, and whatever else is there, in a fixed order."""
+    inner = parts(batch)
+    if inner is None:
         yield batch
+    else:
+        for _, part in inner:
+            yield from leaves(part)
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors in it, in a fixed order."""
+    """Return the tensors in a batch, in a fixed order."""
     return (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def mapped(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the same structure with ``function(tensor)`` in the place of every tensor."""
+    return mapped_leaves(
+        batch, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    )
+
+
+def mapped_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the same structure with ``function(leaf)`` in the place of every leaf.
+
+    Lists, tuples and mappings are new ones, so that whoever takes something out of one leaves the
+    batch of others as it is. Other sequences are left alone if nothing in them changes: not all can
+    be made anew of their items.
+    """
+    inner = parts(value)
+    if inner is None:
+        return function(value)
+    items = {name: mapped_leaves(part, function) for name, part in inner}
+    if isinstance(value, MutableMapping):
+        copied = copy.copy(value)  # keeps what a mapping of a kind of its own has besides
+        copied.update(items)
+        return copied
+    if isinstance(value, Mapping):
+        return type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*items.values())
+    changed = list(items.values())
+    if not isinstance(value, (list, tuple)) and all(map(operator.is_, changed, value)):
+        return value
+    return type(value)(changed)

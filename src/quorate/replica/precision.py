@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from quorate.errors import SettingError
+from quorate.replica.torch_internals import NORM_BASES, cpu_has_bfloat16
 
 # They add up many values, or keep averages: rounding would hurt there, and costs nothing to avoid.
 # RMSNorm is none of them: torch's kernel wants its weight in the dtype of what it is given.
-NORMS = (_NormBase, torch.nn.GroupNorm, torch.nn.LayerNorm)
+NORMS = (*NORM_BASES, torch.nn.GroupNorm, torch.nn.LayerNorm)
 
 # Powers of two: scaling by them rounds nothing. Enough for means over a batch; see the module.
 FIRST_SCALE = 2.0**13
@@ -119,7 +119,7 @@ def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
     if precision.tf32 and kinds != {"cuda"}:
         other = ", ".join(sorted(kinds - {"cuda"}))
         return [f"precision='tf32' has no effect on {other}: only NVIDIA GPUs have it"]
-    if precision.working is torch.bfloat16 and "cpu" in kinds and not _cpu_has_bfloat16():
+    if precision.working is torch.bfloat16 and "cpu" in kinds and not cpu_has_bfloat16():
         return ["precision='bf16': this CPU has no instructions for it, so fp32 may be faster"]
     if precision.is_scaled and "cpu" in kinds:
         return ["precision='fp16' on a CPU is slow, and some layers have no kernel; try 'bf16'"]
@@ -159,8 +159,3 @@ def _set(values: Sequence[str]) -> None:
     torch.backends.cudnn.allow_tf32 = values[1] == "tf32"
     for backend, value in zip(_backends(), values, strict=True):
         backend.fp32_precision = value
-
-
-def _cpu_has_bfloat16() -> bool:
-    cpu = torch.cpu
-    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())

@@ -13,13 +13,13 @@ that is spread is one that a single device has no room for. Each replica compute
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from quorate.errors import SettingError
 from quorate.machine.devices import Group
 from quorate.replica.flat import Flat, Layout
+from quorate.replica.torch_internals import replace_tensors
 
 
 class Spread:
@@ -53,8 +53,7 @@ class Spread:
         """Put the parts of a model, in place, on the devices of a replica."""
         tensors = (*model.named_parameters(), *model.named_buffers())
         devices = {id(tensor): group[self._number[name]] for name, tensor in tensors}
-        move: Any = model._apply  # as module.to() does: some kinds of tensors have to be replaced
-        move(lambda tensor: tensor.to(devices.get(id(tensor), tensor.device)))
+        replace_tensors(model, lambda tensor: tensor.to(devices.get(id(tensor), tensor.device)))
 
     def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> Scattered:
         """Zeroed tensors like these, each where its part of the model lies."""

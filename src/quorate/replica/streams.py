@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 
+from quorate.replica import torch_internals
+from quorate.replica.torch_internals import Promise
+
 # The operations that draw random numbers on the CPU, with the position of their generator: every
 # other random operation (dropout, lstm, randn, kaiming_uniform_, ...) is made of these. A test
 # compares the list with the operators of the torch that is installed.
@@ -52,10 +55,6 @@ RANDOM_OPERATORS: dict[str, int] = {
     "rrelu_with_noise_": 5,
     "uniform_": 3,
 }
-
-# A dispatch key that torch itself uses only while torch.export traces, and that a thread can switch
-# on for itself: operators without a kernel for it pass through at no cost.
-_KEY = "PreDispatch"
 
 _local = threading.local()
 
@@ -94,8 +93,8 @@ class Stream:
 
     def __enter__(self) -> Stream:
         _intercept()
-        self._guard = torch._C._IncludeDispatchKeyGuard(getattr(torch._C.DispatchKey, _KEY))
-        self._guard.__enter__()  # type: ignore[no-untyped-call]
+        self._guard = torch_internals.intercepted()
+        self._guard.__enter__()
         self._outer = getattr(_local, "stream", None)
         _local.stream = self
         return self
@@ -116,13 +115,10 @@ class Stream:
         For where it is not: a device's backward pass runs in a thread of torch's, while the
         stream's own thread waits, and a ``TorchDispatchMode`` is called with dispatch keys off.
         """
-        key = getattr(torch._C.DispatchKey, _KEY)
-        include = torch._C._dispatch_tls_local_include_set().add(key)
-        exclude = torch._C._dispatch_tls_local_exclude_set().remove(key)
         outer = getattr(_local, "stream", None)
         _local.stream = self
         try:
-            with torch._C._ForceDispatchKeyGuard(include, exclude):
+            with torch_internals.intercepted_anyway():
                 yield
         finally:
             _local.stream = outer
@@ -140,25 +136,26 @@ class _ThreadDefault:
 
 
 @cache
-def _intercept() -> torch.library.Library:
+def _intercept() -> torch.library.Library | None:
     """Register, once per process, the kernels that streams are made of.
 
     They run only in threads that switched their dispatch key on, so there is nothing to undo.
     """
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+    if not torch_internals.holds(Promise.STREAMS):
+        return None  # which was said at import: models draw from the process's generator
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, position in RANDOM_OPERATORS.items():
         packet, _, overload = name.partition(".")
         if not hasattr(torch.ops.aten, packet):
             continue  # another torch: the test of this list says which operators it has
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, _kernel(operator, position, off), _KEY)  # type: ignore[no-untyped-call]
-    generators: Any = torch.random
-    generators.default_generator = _ThreadDefault(generators.default_generator)
-    return library
+        library.impl(name, _kernel(operator, position), torch_internals.STREAM_KEY)
+    torch_internals.replace_default_generator(_ThreadDefault)
+    kept: torch.library.Library = library  # its kernels go with it
+    return kept
 
 
-def _kernel(operator: Any, position: int, off: torch._C.DispatchKeySet) -> Callable[..., Any]:
+def _kernel(operator: Any, position: int) -> Callable[..., Any]:
     def draw(*args: Any, **kwargs: Any) -> Any:
         if len(args) > position:  # the generator came by position
             args, kwargs["generator"] = args[:position], args[position]
@@ -169,7 +166,7 @@ def _kernel(operator: Any, position: int, off: torch._C.DispatchKeySet) -> Calla
                 # It runs what a checkpoint computes again, with the state that this restored.
                 stream = getattr(_local, "stream", None)
                 kwargs["generator"] = None if stream is None else stream.generator
-        with torch._C._ExcludeDispatchKeyGuard(off):
+        with torch_internals.passed_on():
             return operator(*args, **kwargs)
 
     return draw

@@ -14,9 +14,9 @@ from quorate.testing.transport import InMemory, one_second
 from quorate.training.observer import observing
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
-from quorate.transports.around import TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.towers import Towers
+from quorate.transports.wrapped import WrappedTransport
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def checking_transport(**options: Any) -> Iterator[list[str]]:
         yield checked
 
 
-class _Checked(TransportAround):
+class _Checked(WrappedTransport):
     """A ``Transport`` that is checked when the training begins."""
 
     def __init__(self, inner: Transport, checked: list[str], options: Mapping[str, Any]) -> None:

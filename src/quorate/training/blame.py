@@ -63,7 +63,7 @@ def _guilty(
         for share in shares:
             batch = source.load((step, share.shard))
             seed = shard_seed(source.plan, step, share.shard)
-            found = replica.gradient(batch.data, len(batch.rows), stream, seed)
-            if not is_finite(found):
+            shard_sum = replica.gradient(batch.data, len(batch.rows), stream, seed)
+            if not is_finite(shard_sum):
                 yield share
-            replica.recycle(found)
+            replica.recycle(shard_sum)

@@ -16,21 +16,26 @@ class Run(Protocol):
     model: torch.nn.Module
 
     @property
-    def run_dir(self) -> Path | None: ...
+    def run_dir(self) -> Path | None:
+        """Where the run is saved."""
 
     @property
-    def global_step(self) -> int: ...
+    def global_step(self) -> int:
+        """Updates applied so far."""
 
     @property
-    def averaged_model(self) -> torch.nn.Module | None: ...
+    def averaged_model(self) -> torch.nn.Module | None:
+        """A copy of the model with the averaged weights, if there are any."""
 
     @property
     def summaries(self) -> Any:
         """TensorBoard's ``SummaryWriter``; None without ``run_dir`` or summaries."""
 
-    def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]: ...
+    def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]:
+        """Return means of loss and metrics over a dataset."""
 
-    def stop(self, reason: str = ...) -> None: ...
+    def stop(self, reason: str = ...) -> None:
+        """Finish the step under way, then end."""
 
 
 class Callback:
@@ -42,16 +47,16 @@ class Callback:
     """
 
     def started(self, trainer: Run) -> None:
-        """Training begins, or goes on: ``trainer.global_step`` updates are made."""
+        """Begin: training starts, or goes on after ``trainer.global_step`` updates."""
 
     def updated(self, report: Report) -> None:
-        """An update was made."""
+        """Take notice of an update that was made."""
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        """The validation set was evaluated."""
+        """Take notice of an evaluation of the validation set."""
 
     def saved(self, global_step: int, path: Path) -> None:
-        """A checkpoint of this step is on the disk."""
+        """Take notice of a checkpoint of this step, which is on the disk."""
 
     def stopped(self, reason: str) -> None:
-        """Training ended, for this reason; also after an exception."""
+        """End: training is over, for this reason; also after an exception."""

@@ -13,10 +13,9 @@ from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.source import Source, length
 from quorate.errors import LossError, SettingError
-from quorate.replica.deterministic import deterministic
+from quorate.replica.deterministic import repeatable
 from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
-from quorate.replica.precision import tensor_float
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
@@ -58,8 +57,7 @@ def evaluate(
     )
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(recipe.workers.threads))
-        stack.enter_context(tensor_float(crew.replicas.computing.precision))
-        stack.enter_context(deterministic(crew.devices))
+        stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
         source = Source(dataset, plan, recipe.loading.collate)
         state = evaluable(crew, prepared, source, say)
         parameters = state.parameters

@@ -196,8 +196,8 @@ class Updates(NamedTuple):
 
 def _per_worker(shares: Sequence[Share]) -> dict[int, tuple[float, float]]:
     """Worker -> (weighted sum of the loss, weight) over its shards."""
-    found: dict[int, tuple[float, float]] = {}
+    sums: dict[int, tuple[float, float]] = {}
     for share in shares:
-        loss, weight = found.get(share.worker, (0.0, 0.0))
-        found[share.worker] = (loss + share.loss, weight + share.weight)
-    return found
+        loss, weight = sums.get(share.worker, (0.0, 0.0))
+        sums[share.worker] = (loss + share.loss, weight + share.weight)
+    return sums

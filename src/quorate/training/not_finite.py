@@ -20,7 +20,7 @@ def is_finite(total: ShardSum) -> bool:
 
 
 def not_finite(gradient: Flat) -> list[str]:
-    """The parameters whose gradient is not finite everywhere."""
+    """Return the parameters whose gradient is not finite everywhere."""
     return [name for name, view in gradient.views.items() if not _is_finite(view)]
 
 

@@ -20,7 +20,7 @@ from quorate.replica.placement import placement
 def opening(
     plan: Plan,
     groups: Sequence[Group],
-    home: torch.device,
+    master_device: torch.device,
     model: torch.nn.Module,
     *,
     threads: int,
@@ -28,11 +28,11 @@ def opening(
     computing: Computing,
     memory_fraction: float | None,
 ) -> list[str]:
-    """What to say before the first update.
+    """Return what to say before the first update.
 
     Args:
         groups: the devices of each worker.
-        home: where the coordinator makes updates.
+        master_device: where the coordinator makes updates.
     """
     devices = [device for group in groups for device in group]
     lines = [
@@ -40,11 +40,11 @@ def opening(
         *mapping(devices),
         *fraction_remark(devices, memory_fraction),
         *precision.remarks(computing.precision, devices),
-        *placement.remarks(computing, devices, home),
+        *placement.remarks(computing, devices, master_device),
         *deterministic.remarks(model, devices),
     ]
-    if len(found := kinds(groups)) > 1:
-        lines.append(f"bits depend on who computes a shard: {' and '.join(sorted(found))}")
+    if len(sorts := kinds(groups)) > 1:
+        lines.append(f"bits depend on who computes a shard: {' and '.join(sorted(sorts))}")
     return lines
 
 
@@ -52,14 +52,14 @@ def _arithmetic(
     plan: Plan, groups: Sequence[Group], threads: int, rule: Rule, computing: Computing
 ) -> str:
     least, most = plan.batch_size // plan.shards, -(-plan.batch_size // plan.shards)
-    each = f"{least}" if least == most else f"{least}-{most}"
+    size = f"{least}" if least == most else f"{least}-{most}"
     shards = f"{plan.shards} shard{'s' if plan.shards > 1 else ''}"
-    each_has = f"{threads} thread{'s' if threads > 1 else ''} each"
+    threads_each = f"{threads} thread{'s' if threads > 1 else ''} each"
     how = [rule.name]
     if computing.precision is not precision.FP32:
         how.append(computing.precision.name)
     if computing.compile:
         how.append("compiled")
-    said = f"{plan.batch_size} rows = {shards} x {each} on {describe(groups)} ({each_has}), "
-    said += ", ".join(how)
-    return said if rules.keeps_bits(rule, plan.shards) else f"{said}: the bits depend on timing"
+    text = f"{plan.batch_size} rows = {shards} x {size} on {describe(groups)} ({threads_each}), "
+    text += ", ".join(how)
+    return text if rules.keeps_bits(rule, plan.shards) else f"{text}: the bits depend on timing"

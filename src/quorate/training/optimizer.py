@@ -125,12 +125,12 @@ class FlatOptimizer:
 
         Tensors are views of the optimizer's, in the parameter's shape, or scalars.
         """
-        found: dict[str, dict[str, Any]] = {}
+        state: dict[str, dict[str, Any]] = {}
         for tensor, names in self._held.items():
             values = self.inner.state.get(tensor, {})
             for name in names:
-                found[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
-        return found
+                state[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
+        return state
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         """Take what ``state`` gave, into tensors of this optimizer.
@@ -204,7 +204,7 @@ def _leaves_it_open(group: dict[str, Any]) -> bool:
 
 
 def _kind(entries: dict[str, Any]) -> dict[str, Any]:
-    """What has to be equal for parameters that share one optimizer tensor."""
+    """Return what has to be equal for parameters that share one optimizer tensor."""
     return {
         entry: float(value) if entry in COUNTERS else type(value).__name__
         for entry, value in sorted(entries.items())

@@ -6,7 +6,7 @@ from collections import deque
 
 
 class Pace:
-    """Over the last updates, without the time that a caller spent on reports."""
+    """The pace over the last updates, without the time that a caller spent on reports."""
 
     LAST = 50
 
@@ -23,8 +23,9 @@ class Pace:
 
     @property
     def examples_per_s(self) -> float:
+        """Rows per second."""
         return sum(rows for _, rows in self._last) / sum(seconds for seconds, _ in self._last)
 
     def eta_s(self, updates: int) -> float:
-        """Seconds that so many updates take."""
+        """Return the seconds that so many updates take."""
         return updates * sum(seconds for seconds, _ in self._last) / len(self._last)

@@ -21,8 +21,7 @@ from quorate.data.loader_processes import check_loader_processes, require_loader
 from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
-from quorate.replica.deterministic import deterministic
-from quorate.replica.precision import tensor_float
+from quorate.replica.deterministic import repeatable
 from quorate.services.checkpoints import files as checkpoint
 from quorate.training import resume, saved_state
 from quorate.training.crew import Crew
@@ -160,8 +159,7 @@ def prepare(
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
-        notes: list[str] = stack.enter_context(tensor_float(crew.replicas.computing.precision))
-        notes += stack.enter_context(deterministic(crew.devices))
+        notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, plan, notes.append, say)
         if recipe.loading.processes:

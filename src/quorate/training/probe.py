@@ -21,17 +21,20 @@ from quorate.replica.channels_last import convolves, set_format
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
+from quorate.replica.torch_internals import has_gradient_hooks, version
 from quorate.replica.turns import Turns
 from quorate.training.state import State
 
 
-def made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
-    """The model itself, or what a function makes while all generators are seeded.
+def make_model(
+    model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int
+) -> torch.nn.Module:
+    """Return the model itself, or what a function makes while all generators are seeded.
 
     Raises:
         SettingError: it is no module, or has nothing to train.
     """
-    found: object = model
+    module: object = model
     if not isinstance(model, torch.nn.Module) and callable(model):
         make = model
         with Stream() as stream:
@@ -41,24 +44,24 @@ def made(model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int) -> t
                 stream.reseed(key("model", seed))
                 return make()
 
-            found = Turns().run(build)
-    name = type(found).__name__
-    if not isinstance(found, torch.nn.Module):
+            module = Turns().run(build)
+    name = type(module).__name__
+    if not isinstance(module, torch.nn.Module):
         expected = "a torch.nn.Module, or a function that makes one"
         raise SettingError("model", name, expected, "pass Net() or Net")
-    if any(is_lazy(tensor) for tensor in (*found.parameters(), *found.buffers())):
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         fix = "call a lazy module once on a batch before it is trained"
         raise SettingError("model", name, "parameters that have their shapes", fix)
-    if any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers())):
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise SettingError("model", name, "parameters that have values", "it is on device meta")
-    for label, parameter in found.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+    for label, parameter in module.named_parameters():
+        if has_gradient_hooks(parameter):
             expected = "parameters without gradient hooks, which a worker's copy would not have"
             raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
-    if not any(parameter.requires_grad for parameter in found.parameters()):
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         expected = "at least one parameter that requires a gradient"
         raise SettingError("model", name, expected, "is everything frozen?")
-    return found
+    return module
 
 
 def probed(
@@ -90,7 +93,7 @@ def probed(
         with unchanged(model):
             replica = make_replica(state)
             work = replica.gradient if training else replica.evaluation
-            before = [parameter._version for parameter in replica.model.parameters()]
+            before = [version(parameter) for parameter in replica.model.parameters()]
             try:
                 with current(replica.device), Stream() as stream:
                     work(batch.data, len(batch.rows), stream, key("probe", seed))
@@ -102,7 +105,7 @@ def probed(
                         error.add_note(text)
                     raise
                 continue
-            after = [parameter._version for parameter in replica.model.parameters()]
+            after = [version(parameter) for parameter in replica.model.parameters()]
         if convolves(model) and memory_format is torch.contiguous_format:
             say("channels_last is off: the model does not work with it")
         written = frozenset(n for n, old in enumerate(before) if after[n] != old)

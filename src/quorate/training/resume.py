@@ -37,26 +37,26 @@ def restore(
     Raises:
         CheckpointError: every checkpoint is damaged, or it is one of another run.
     """
-    found = checkpoint.find(run_dir)
-    if found is None:
+    newest = checkpoint.find(run_dir)
+    if newest is None:
         return None
-    for wrong in found.passed_over:
+    for wrong in newest.passed_over:
         say(f"damaged, passed over: {wrong}")
     for name in (*_recorded(AtResume.REFUSED), *REFUSED):
-        was = found.record.get(name, False)  # is_ordered: not in those of before it existed
+        was = newest.record.get(name, False)  # is_ordered: not in those of before it existed
         if was != facts[name]:
             raise CheckpointError(
-                f"{found.path}: it was trained with {name}={was!r}, and this run has "
+                f"{newest.path}: it was trained with {name}={was!r}, and this run has "
                 f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
             )
-    load(found.path, found.record, state)
-    state.load_account(found.record["account"])
-    say(f"resumed {position(state.global_step, steps_per_epoch)} from {found.path}")
+    load(newest.path, newest.record, state)
+    state.load_account(newest.record["account"])
+    say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
     for name in (*_recorded(AtResume.SAID), *SAID):
-        was, now = found.record.get(name, facts[name]), facts[name]
+        was, now = newest.record.get(name, facts[name]), facts[name]
         if was != now:
             say(f"{name} was {was} and is {now}: bits may differ from here on")
-    return found
+    return newest
 
 
 def _recorded(at_resume: AtResume) -> list[str]:

@@ -64,22 +64,22 @@ class State:
         )
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
-        """The model's state dict under the user's own names: tensors only, in its order.
+        """Return the model's state dict under the user's own names: tensors only, in its order.
 
         Args:
             parameters: others of the same layout in the place of the plain ones.
         """
-        found = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
+        tensors = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
         if parameters is None:
-            return found
+            return tensors
         own = {id(p): name for name, p in trainable(self.model).items()}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if name in found and id(parameter) in own:  # a tied one is there under each name
-                found[name] = parameters.views[own[id(parameter)]]
-        return found
+            if name in tensors and id(parameter) in own:  # a tied one is there under each name
+                tensors[name] = parameters.views[own[id(parameter)]]
+        return tensors
 
     def averaged_model(self) -> torch.nn.Module | None:
-        """A copy of the model with the averaged parameters, or None without an average."""
+        """Return a copy of the model with the averaged parameters, or None without an average."""
         if self.average is None:
             return None
         model = copy.deepcopy(self.model)
@@ -87,7 +87,7 @@ class State:
         return model
 
     def account(self) -> dict[str, Any]:
-        """What became of the shards so far, and which are left, for JSON."""
+        """Return what became of the shards so far, and which are left, for JSON."""
         return {
             "left_open": self.left_open,
             "tally": self.tally.to_json(),

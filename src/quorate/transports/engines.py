@@ -18,7 +18,7 @@ PROCESSES, TOWERS = "processes", "towers"
 
 
 def chosen(name: str | None, devices: Sequence[torch.device]) -> tuple[str, Script | None]:
-    """The engine, and for processes the script that they run.
+    """Return the engine, and for processes the script that they run.
 
     Worker processes keep parameters in the host's memory and update them there, which suits CPU
     workers; GPUs are towers unless processes are asked for.

@@ -69,7 +69,7 @@ class Job(ABC):
         self.loading = {"loader_workers": loader_workers, "threads": threads}
 
     def options(self) -> dict[str, Any]:
-        """What a worker process needs to make the same job, beside data and parameters."""
+        """Return what a worker process needs to make the same job, beside data and parameters."""
         return self.loading
 
     def feed(
@@ -187,7 +187,7 @@ def class_of(name: str) -> type[Job]:
 
 
 def shard_seed(plan: Plan, step: int, shard: int) -> int:
-    """Of the random stream of a training shard."""
+    """Return the seed of a training shard's random stream."""
     return key("shard", plan.seed, step, shard)
 
 
@@ -219,10 +219,10 @@ def data_fingerprint(source: Source) -> str:
 
 
 def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
-    """Return a hash over what shard 0 of step 0 yields: whether two processes compute the same."""
+    """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
     batch = source.load((0, 0))
     seed = key("probe", source.plan.seed)
-    found = replica.gradient(batch.data, len(batch.rows), stream, seed)
-    assert found.gradient is not None
-    vectors = found.gradient.vectors
-    return fingerprint((found.weight, found.metrics, vectors, found.buffers, found.counts))
+    result = replica.gradient(batch.data, len(batch.rows), stream, seed)
+    assert result.gradient is not None
+    vectors = result.gradient.vectors
+    return fingerprint((result.weight, result.metrics, vectors, result.buffers, result.counts))

@@ -69,9 +69,11 @@ class Towers:
         self._started = False
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
+        """Return True: towers have what this process has."""
         return True
 
     def open(self, job: Job) -> TowersChannel:
+        """Begin a job; the first one starts the threads."""
         channel = TowersChannel(job, self.towers, self._buffers)
         if not self._started:  # only now: the feed may have forked, which is no good with threads
             self._started = True
@@ -80,12 +82,14 @@ class Towers:
         return channel
 
     def status(self) -> list[WorkerStatus]:
+        """Return what each tower is at. Any thread may."""
         return [
             WorkerStatus(t.number, str(t.replica.group), None, t.native_id, *t.sheet.read())
             for t in self.towers
         ]
 
     def close(self) -> None:
+        """End the threads; one that is busy ends with its shard, and nobody waits for it long."""
         if not self._started:
             return
         for tower in self.towers:
@@ -112,12 +116,13 @@ class TowersChannel:
         self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
-            room = {n: new_values(job.parameters, buffers) for n in range(len(towers) + 1)}
-            self._snapshots = Snapshots(job.parameters, buffers, room)
+            slots = {n: new_values(job.parameters, buffers) for n in range(len(towers) + 1)}
+            self._snapshots = Snapshots(job.parameters, buffers, slots)
         for tower in towers:
             self._events.put(Joined(tower.number))
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        """Put work into a tower's mailbox. Does not block."""
         assert not isinstance(effect, Replace)
         tower, held = self._towers[effect.worker], self._held[effect.worker]
         step, shard = effect.step, effect.shard
@@ -136,6 +141,7 @@ class TowersChannel:
                 held.cancelled = (step, shard)
 
     def receive(self, timeout_s: float | None) -> Event | None:
+        """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
         try:
             event = self._events.get(timeout=timeout_s)
         except Empty:
@@ -147,12 +153,15 @@ class TowersChannel:
         return event
 
     def now(self) -> float:
+        """Return the time of a monotonic clock, in seconds."""
         return time.monotonic()
 
     def post(self, event: Event) -> None:
+        """Add an event of the coordinator's own. Any thread, also a signal handler, may."""
         self._events.put(event)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
+        """Return the sums of a step. What towers have not added yet is added here; blocks."""
         # A holder may be computing another shard: what is left to add is added here.
         for worker in holders:
             self._add(self._held[worker])
@@ -163,6 +172,7 @@ class TowersChannel:
         return [(node, value) for _, node, value in parts]
 
     def publish(self) -> None:
+        """Give the vectors of what was collected back to the replicas."""
         for replica, part in self._collected:
             replica.recycle(part)
         self._collected = []
@@ -170,9 +180,11 @@ class TowersChannel:
             self._snapshots.take()
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
+        """Return what was raised in a shard."""
         return self._errors[worker, step, shard]
 
     def close(self) -> None:
+        """End the job. Towers stay."""
         self._feed.close()
 
     def _compute(
@@ -242,7 +254,7 @@ class _Held:
         self._replica.recycle(self.pending.pop((step, shard)))
 
     def take(self, step: int) -> list[Part]:
-        """The parts of a step, which are held no longer."""
+        """Return the parts of a step, which are held no longer."""
         return list(self._sums.pop(step).parts.items())
 
 

@@ -69,7 +69,7 @@ class Timesheet:
         self._copies = (start, start + _ENTRY.size)
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
-        """A phase begins, of the same shard as before if none is named; it may have begun already.
+        """Note that a phase begins, or goes on; of the same shard as before if none is named.
 
         Does not block.
         """
@@ -91,7 +91,7 @@ class Timesheet:
         self._memory[start : start + _VERSION.size] = entry[: _VERSION.size]
 
     def read(self) -> Doing:
-        """What it is at. Any thread of any process may ask; does not block."""
+        """Return what it is at. Any thread of any process may ask; does not block."""
         _, phase, step, shard, since, shards, *seconds = self._newest()
         seconds[phase] += max(0.0, time.monotonic() - since)
         spent = dict(zip(PHASES, seconds, strict=True))
@@ -100,9 +100,9 @@ class Timesheet:
     def _newest(self) -> tuple[Any, ...]:
         while True:
             both = _BOTH.unpack_from(self._memory, self._copies[0])
-            entry, other = both[:_COUNT], 1
+            entry, older = both[:_COUNT], 1
             if both[_COUNT] > both[0]:
-                entry, other = both[_COUNT:], 0
+                entry, older = both[_COUNT:], 0
             # A copy is written again only when the other one has been.
-            if _VERSION.unpack_from(self._memory, self._copies[other])[0] <= entry[0]:
+            if _VERSION.unpack_from(self._memory, self._copies[older])[0] <= entry[0]:
                 return entry

@@ -25,9 +25,9 @@ from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
-from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.worker_status import WorkerStatus
+from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe
@@ -52,7 +52,7 @@ def profiling(file: Path, seconds: float) -> Observe:
     return observe
 
 
-class Profiled(TransportAround):
+class Profiled(WrappedTransport):
     """A transport whose jobs are timed."""
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
@@ -68,7 +68,7 @@ class Profiled(TransportAround):
         return EvaluationChannel(super().open(job), self._clock)
 
 
-class EvaluationChannel(ChannelAround):
+class EvaluationChannel(WrappedChannel):
     """The channel of an evaluation, which is no part of a step."""
 
     def __init__(self, inner: Channel, clock: Clock) -> None:
@@ -81,7 +81,7 @@ class EvaluationChannel(ChannelAround):
         self._clock.evaluation_ends()
 
 
-class TrainingChannel(ChannelAround):
+class TrainingChannel(WrappedChannel):
     """The channel of the training, which tells the clock of each update."""
 
     def __init__(self, inner: Channel, clock: Clock) -> None:

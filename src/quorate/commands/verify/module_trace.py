@@ -7,7 +7,6 @@ that reaches it, so that a model with operations in place is left as it is.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from quorate.commands.verify.records import Event
 from quorate.commands.verify.values import tensor_text, value_hash
 from quorate.replica.loss import Loss
+from quorate.replica.nested import tensors
 
 
 class ModuleTrace:
@@ -69,7 +69,7 @@ class ModuleTrace:
         def returned(_module: torch.nn.Module, _args: Any, output: Any) -> None:
             number = self._open[path].pop() if self._open[path] else 0
             self.forward.append(Event("out", path, kind, number, value_hash(output)))
-            for tensor in _tensors(output):
+            for tensor in tensors(output):
                 if tensor.requires_grad:
                     self._watch_gradient(path, kind, tensor)
 
@@ -87,14 +87,3 @@ class ModuleTrace:
             self.backward.append(Event("grad", path, kind, number, tensor_text(gradient)))
 
         tensor.register_hook(reached)  # type: ignore[no-untyped-call]
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quorate.commands.verify.records import Call
 from quorate.commands.verify.values import pieces, place_text, tensor_text
@@ -16,6 +15,12 @@ from quorate.replica.loss import Loss
 from quorate.replica.placement.call_site import Places
 from quorate.replica.placement.schema import arguments
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
+from quorate.replica.torch_internals import (
+    TorchDispatchMode,
+    base_of,
+    current_backward_call,
+    is_same_generator,
+)
 
 # What these return is memory as it was found. In two traces it is made to differ.
 EMPTY = {
@@ -72,7 +77,7 @@ class OperatorTrace(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_over:
             return func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
+        name = func.name().partition(".")[0].removeprefix("aten::")
         written = [value for value, is_written, _ in arguments(func, args, kwargs) if is_written]
         inputs = [
             piece
@@ -82,7 +87,7 @@ class OperatorTrace(TorchDispatchMode):
         ]
         # Whoever writes to a part of a tensor makes another one of the whole. In backward these
         # are gradients, which lie in one vector.
-        is_forward = torch._C._current_autograd_node() is None
+        is_forward = current_backward_call() is None
         parts = list(_parts(written)) if is_forward else []
         inputs += [text for whole, place in parts for text in (place, tensor_text(whole))]
         own = self._is_own(kwargs.get("generator"))
@@ -114,15 +119,14 @@ class OperatorTrace(TorchDispatchMode):
     def _is_own(self, generator: Any) -> bool:
         if generator is None:
             return False
-        stream: Any = self._stream
-        # Python's object is another one each time; what it stands for is not.
-        return not stream.drawn or generator._cdata != stream.generator._cdata
+        stream = self._stream
+        return not stream.drawn or not is_same_generator(generator, stream.generator)
 
 
 def _parts(values: Sequence[Any]) -> Iterator[tuple[torch.Tensor, str]]:
     """Tensors of which some are views of a part, and which part that is."""
     for value in values:
-        if isinstance(value, torch.Tensor) and value._base is not None:
+        if isinstance(value, torch.Tensor) and (whole := base_of(value)) is not None:
             text = place_text(value)
             if text is not None:
-                yield value._base, text
+                yield whole, text

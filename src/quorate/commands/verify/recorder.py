@@ -33,9 +33,9 @@ from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
-from quorate.transports.around import ChannelAround, TransportAround
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
+from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe
@@ -68,7 +68,7 @@ def recording(folder: Path, updates: int) -> Observe:
     return observe
 
 
-class Recorded(TransportAround):
+class Recorded(WrappedTransport):
     """A transport whose training is recorded."""
 
     def __init__(self, inner: Transport, recorder: _Recorder) -> None:
@@ -91,7 +91,7 @@ class Recorded(TransportAround):
         return RecordedChannel(super().open(recorded), self._recorder)
 
 
-class RecordedChannel(ChannelAround):
+class RecordedChannel(WrappedChannel):
     """The channel of the training, which tells the recorder of each update.
 
     What workers answer is passed on when all that compute have answered: so each of them takes its

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from quorate.replica.digest import content
+from quorate.replica.nested import parts
+
 
 def tensor_text(tensor: torch.Tensor) -> str:
     """Return dtype, shape, and a hash over the elements: ``float32[64, 10] 9f86d081884c7d65``.
@@ -16,11 +19,9 @@ def tensor_text(tensor: torch.Tensor) -> str:
     """
     kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     try:
-        dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-        dense = dense.resolve_conj().resolve_neg().cpu().contiguous()
-        if dense.numel() == 1:
-            return f"{kind} {dense.item()!r}"
-        elements = dense.reshape(-1).view(torch.uint8).numpy()
+        if tensor.numel() == 1 and tensor.layout is torch.strided:
+            return f"{kind} {tensor.item()!r}"
+        elements = content(tensor)
     except (RuntimeError, NotImplementedError, TypeError):  # inside of vmap, quantized, nested
         return kind
     return f"{kind} {hashlib.blake2b(elements.data, digest_size=8).hexdigest()}"
@@ -52,14 +53,12 @@ def pieces(value: Any) -> Iterator[str]:
     """Yield what a value consists of, as text: tensors, numbers, strings, types of the rest."""
     if isinstance(value, torch.Tensor):
         yield tensor_text(value)
-    elif isinstance(value, Mapping):
-        yield f"{len(value)} by name"
-        for name, part in value.items():
-            yield repr(name)
-            yield from pieces(part)
-    elif isinstance(value, (list, tuple)):
-        yield f"{len(value)} in a row"
-        for part in value:
+    elif (inner := parts(value)) is not None:
+        by_name = isinstance(value, Mapping)
+        yield f"{len(value)} {'by name' if by_name else 'in a row'}"
+        for name, part in inner:
+            if by_name:
+                yield repr(name)
             yield from pieces(part)
     elif isinstance(value, (str, bytes, int, float, complex, type(None))):
         yield repr(value)

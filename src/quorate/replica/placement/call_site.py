@@ -10,11 +10,11 @@ import linecache
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 
-_autograd: Any = torch.autograd
+from quorate.replica.torch_internals import current_backward_call, last_forward_call
+
 LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__ or "", __file__))
 
 
@@ -58,15 +58,14 @@ class Places:
         Each operator must be asked for as it is called, or its derivative is not found.
         """
         place = self._of(frame)
-        node: Any = torch._C._current_autograd_node()  # None in forward
-        if node is not None:
-            forward = self._forward.get(node._sequence_nr(), Place())
+        call = current_backward_call()
+        if call is not None:
+            forward = self._forward.get(call, Place())
             # A line of the user's in backward is one of a hook.
             line = place if place.line else forward
             return Place(forward.module, forward.kind, line.line, line.source), True
         # The node of this call, if it has one, was numbered just before.
-        number = _autograd._get_sequence_nr() - 1
-        self._forward.setdefault(number, place)
+        self._forward.setdefault(last_forward_call(), place)
         return place, False
 
     def _of(self, frame: FrameType | None) -> Place:

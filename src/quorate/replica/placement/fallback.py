@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
+from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
 from quorate.replica.placement.call_site import Place, Places
 from quorate.replica.placement.schema import arguments
 from quorate.replica.streams import Stream
+from quorate.replica.torch_internals import TorchDispatchMode, is_composite, schema_arguments
 
 CPU = torch.device("cpu")
 
@@ -94,7 +94,7 @@ class SoftPlacement(TorchDispatchMode):
             if place is None or not is_lacking(error):
                 raise
             device = _device(args, kwargs)
-            self.failed = Lacking(func._schema.name, device, *place)
+            self.failed = Lacking(func.name().partition(".")[0], device, *place)
             if not self._runs or device == CPU:
                 raise
             if (why := _never(func, args, kwargs)) is not None:
@@ -103,8 +103,8 @@ class SoftPlacement(TorchDispatchMode):
             self._known[_key(func, args, kwargs)] = self.failed
             self._operators.add(func)
             writes = any(written for _, written, _ in arguments(func, args, kwargs))
-            if writes and _is_composite(func, device):
-                self.is_unfinished = True
+            if writes and is_composite(func, device):
+                self.is_unfinished = True  # one of the operators that it is made of is lacking
                 raise
             try:
                 returned = self._on_cpu(func, args, kwargs)
@@ -129,12 +129,12 @@ class SoftPlacement(TorchDispatchMode):
                 copies[id(value)] = value, value.to(CPU)
             return copies[id(value)][1]
 
-        args_there, kwargs_there = tree_map(copied, (args, kwargs))
+        args_there, kwargs_there = mapped_leaves((args, kwargs), copied)
         args_there, kwargs_there = _drawing(func, args_there, kwargs_there, self._stream)
         with self._stream.lent():
             returned = func(*args_there, **kwargs_there)
         for value, written, _ in arguments(func, args, kwargs):
-            for original in tree_iter(value) if written else ():
+            for original in tensors(value) if written else ():
                 if id(original) in copies:
                     copy = copies[id(original)][1]
                     if original.shape != copy.shape:  # an `out`
@@ -145,14 +145,14 @@ class SoftPlacement(TorchDispatchMode):
         def placed(value: torch.Tensor) -> torch.Tensor:
             return originals[id(value)] if id(value) in originals else value.to(device)
 
-        return tree_map_only(torch.Tensor, placed, returned)
+        return mapped(returned, placed)
 
 
 def _never(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """Why an operator cannot run on the CPU, if so."""
     if func.is_view or torch.Tag.inplace_view in func.tags:
         return "what it returns shares memory with what it is given"
-    given = tree_iter((args, kwargs))
+    given = leaves((args, kwargs))
     if any(isinstance(value, torch.Generator) and value.device != CPU for value in given):
         return "it draws from a generator of the device"
     return None
@@ -162,27 +162,21 @@ def _drawing(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, with the shard's stream for a generator where none is given."""
-    for number, argument in enumerate(func._schema.arguments):
+    for number, argument in enumerate(schema_arguments(func)):
         if argument.name == "generator":
             given = args[number] if number < len(args) else kwargs.get("generator")
             return args[:number], {**kwargs, "generator": given or stream.generator}
     return args, kwargs
 
 
-def _is_composite(func: Any, device: torch.device) -> bool:
-    """Whether there is a kernel, which is made of other operators: one of these is missing."""
-    key = torch._C._dispatch_key_for_device(device.type)
-    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), key))
-
-
 def _key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key:
-    dtypes = tuple(v.dtype for v in tree_iter((args, kwargs)) if isinstance(v, torch.Tensor))
+    dtypes = tuple(tensor.dtype for tensor in tensors((args, kwargs)))
     return func, _device(args, kwargs).type, dtypes
 
 
 def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
     """That an operator runs on: the first of its arguments that is none of the CPU's."""
-    for value in tree_iter((args, kwargs)):
+    for value in leaves((args, kwargs)):
         device = value.device if isinstance(value, torch.Tensor) else value
         if isinstance(device, torch.device) and device != CPU:
             return device

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from quorate.machine.columns import aligned
+from quorate.replica.nested import tensors
 from quorate.replica.placement.call_site import Places
+from quorate.replica.torch_internals import TorchDispatchMode
 
 COLUMNS = ("module", "class", "operator", "device", "forward", "backward")
 COUNTS = (4, 5)  # which of them are numbers
@@ -55,7 +55,7 @@ class PlacementLog(TorchDispatchMode):
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
         place, in_backward = self._places.find(sys._getframe(1))
-        name = func._schema.name.removeprefix("aten::")
+        name = func.name().partition(".")[0].removeprefix("aten::")
         where = _where((args, kwargs), returned)
         is_own = not (place.kind or place.line or in_backward)  # of whoever computes the shard
         if func.is_view or "empty" in name or not where or is_own:
@@ -98,9 +98,9 @@ def _rows(
 def _where(given: Any, returned: Any) -> str:
     """``cuda:0``; of a copy ``cpu -> cuda:0``; of what has no tensors nothing."""
     # A number that is a tensor of the CPU may meet tensors of any device.
-    tensors = [value for value in tree_iter(given) if isinstance(value, torch.Tensor)]
-    source = {str(t.device) for t in tensors if t.dim()} or {str(t.device) for t in tensors}
-    target = {str(t.device) for t in tree_iter(returned) if isinstance(t, torch.Tensor)}
+    arguments = list(tensors(given))
+    source = {str(t.device) for t in arguments if t.dim()} or {str(t.device) for t in arguments}
+    target = {str(t.device) for t in tensors(returned)}
     target = target or source
     if source <= target:
         return ", ".join(sorted(target))

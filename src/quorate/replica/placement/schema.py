@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quorate.replica.torch_internals import schema_arguments
+
 
 def arguments(
     operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Any, bool, bool]]:
     """Each argument, whether it is written, and whether it is an ``out``: written only."""
-    for number, argument in enumerate(operator._schema.arguments):
+    for number, argument in enumerate(schema_arguments(operator)):
         if number < len(args) and not argument.kwarg_only:
             value = args[number]
         elif argument.name in kwargs:

@@ -1,0 +1,26 @@
+"""Worker processes of one machine, which share memory with the coordinator.
+
+On the coordinator's side:
+transport       processes, wires, the clock: carries out decisions and reports what came of them
+channel         one job's conversation with all workers: who computes which shard into which slot
+members         what becomes of all workers, decided without any process
+member          what becomes of one: its states
+decisions       what there is to be decided
+restarts        whether and when a worker that ended is started again
+ending          how a process ended, in words
+agreement       whether a worker is the same as the coordinator
+worker_process  one process of a worker, and what belongs to it
+starter         how it is started: a new interpreter, or a fork of the fork server
+
+On the worker's side:
+fork_server     has imported torch, and forks into workers
+worker          runs the script up to its training loop, and serves there
+program         what the script made, to compute with
+shard_loop      computes shards
+
+On both:
+arena           what is in shared memory
+wire            messages between the two
+script          the script that is running, and how to run it once more
+remote_error    exceptions that travel
+"""

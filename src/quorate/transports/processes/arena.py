@@ -149,7 +149,7 @@ class Arena:
         return arena
 
     def handed_over(self) -> tuple[dict[str, Any], list[int]]:
-        """What ``attach`` needs: a description in JSON, and descriptors."""
+        """Return what ``attach`` needs: a description in JSON, and descriptors."""
         segments = [self.parameters.segment, self.frozen.segment, self._segment]
         if self.average is not None:
             segments.append(self.average.segment)
@@ -171,7 +171,7 @@ class Arena:
         _TICKET.pack_into(self._segment.map, self._cancelled_at + worker * _TICKET.size, ticket)
 
     def doing(self, worker: int) -> Doing:
-        """What a worker is at. Any thread may ask; does not block."""
+        """Return what a worker is at. Any thread may ask; does not block."""
         return self._sheets[worker].read()
 
     # --- a worker's side --------------------------------------------------------------------------
@@ -202,6 +202,7 @@ class Arena:
         self.current.set(buffers)
 
     def is_cancelled(self, worker: int, ticket: int) -> bool:
+        """Return whether this worker may leave off what it was given with this ticket."""
         at = self._cancelled_at + worker * _TICKET.size
         return bool(_TICKET.unpack_from(self._segment.map, at)[0] == ticket)
 
@@ -214,7 +215,7 @@ class Arena:
     # --- both -------------------------------------------------------------------------------------
 
     def slot(self, number: int) -> Values:
-        """The slot of a number; its views are made once, as there is one per parameter."""
+        """Return the slot of a number; its views are made once, as there is one per parameter."""
         if number not in self._slots:
             self._slots[number] = self._slot(number)
         return self._slots[number]
@@ -264,14 +265,14 @@ def _is_channels_last(_name: str, _dtype: str, shape: list[int], stride: list[in
 
 def _compare(coordinators: _Description, own: _Description) -> None:
     """Refuse another model. Strides do not count: the coordinator chose the memory format."""
-    for theirs, mine in zip(coordinators, own, strict=False):
-        if theirs[:3] != mine[:3]:
-            raise UserError(_other_model(f"parameter {mine[:3]}", f"{theirs[:3]}"))
+    for expected, got in zip(coordinators, own, strict=False):
+        if expected[:3] != got[:3]:
+            raise UserError(_another_model(f"parameter {got[:3]}", f"{expected[:3]}"))
     if len(coordinators) != len(own):
-        raise UserError(_other_model(f"{len(own)} parameters", f"{len(coordinators)}"))
+        raise UserError(_another_model(f"{len(own)} parameters", f"{len(coordinators)}"))
 
 
-def _other_model(got: str, expected: str) -> str:
+def _another_model(got: str, expected: str) -> str:
     return (
         f"a worker that ran the script again made another model: got {got}, expected {expected} as "
         "in the coordinator; make the script repeatable, or use engine='towers'"

@@ -45,11 +45,20 @@ class Owner(Protocol):
     tickets: Iterator[int]  # of all jobs, no two alike
     buffers: Buffers
 
-    def tell(self, worker: int, message: Message) -> None: ...
-    def replace(self, worker: int, reason: str) -> None: ...
-    def forget(self, channel: ProcessesChannel) -> None: ...
-    def pump(self, timeout_s: float | None) -> None: ...
-    def wake(self) -> None: ...
+    def tell(self, worker: int, message: Message) -> None:
+        """Send a worker a message. Does not block."""
+
+    def replace(self, worker: int, reason: str) -> None:
+        """Kill a worker, and start another in its place."""
+
+    def forget(self, channel: ProcessesChannel) -> None:
+        """End the channel's job."""
+
+    def pump(self, timeout_s: float | None) -> None:
+        """Wait for news of workers, at most so long, and pass on what there is."""
+
+    def wake(self) -> None:
+        """Have ``pump`` return. Any thread may."""
 
 
 class ProcessesChannel:
@@ -72,10 +81,11 @@ class ProcessesChannel:
         self._free = list(range(arena.slots))  # a heap: low ones first, so that few are used
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
-            room = {number: arena.slot(number) for number in arena.snapshots}
-            self._snapshots = Snapshots(arena.parameters, transport.buffers, room)
+            slots = {number: arena.slot(number) for number in arena.snapshots}
+            self._snapshots = Snapshots(arena.parameters, transport.buffers, slots)
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        """Carry out an effect. Does not block."""
         match effect:
             case Compute():
                 self._compute(effect)
@@ -93,6 +103,7 @@ class ProcessesChannel:
                 self._transport.replace(worker, reason)
 
     def receive(self, timeout_s: float | None) -> Event | None:
+        """Return the next event, or None after ``timeout_s`` seconds; meanwhile add up sums."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._events:
             step = next((step for step, kept in self._kept.items() if kept), None)
@@ -111,18 +122,22 @@ class ProcessesChannel:
         return event
 
     def now(self) -> float:
+        """Return the time of a monotonic clock, in seconds."""
         return time.monotonic()
 
     def post(self, event: Event) -> None:
+        """Add an event of the coordinator's own. Any thread, also a signal handler, may."""
         self._events.append(event)
         self._transport.wake()
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:  # noqa: ARG002
+        """Return the sums of a step. They lie in their slots until ``publish``."""
         parts = [*self._sums.pop(step).parts.items(), *self._kept.pop(step)]
         self._collected = [result for _, result in parts]
         return [(node, result.sum) for node, result in parts]
 
     def publish(self) -> None:
+        """Free the slots of what was collected, and show workers the new parameters and buffers."""
         for result in self._collected:
             self._give_back(result)
         self._collected = []
@@ -132,9 +147,11 @@ class ProcessesChannel:
             self._transport.arena.publish(self._transport.buffers)
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
+        """Return what was raised in a shard, or how its worker ended."""
         return self._errors[worker, step, shard]
 
     def close(self) -> None:
+        """End the job, and free its slots' views."""
         self._transport.forget(self)
         # It adds by a method of this object, which would keep the slots until the next collection.
         self._sums.clear()
@@ -143,14 +160,17 @@ class ProcessesChannel:
         self._collected.clear()
 
     def is_computing(self, worker: int) -> bool:
+        """Return whether a worker was given a shard and has not answered."""
         return worker in self._running
 
     # --- what the transport reports ---------------------------------------------------------------
 
     def joined(self, worker: int) -> None:
+        """Report that a worker takes part."""
         self._events.append(Joined(worker))
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
+        """Report that a worker is gone; the shard that it computed is lost, its results are not."""
         running = self._running.pop(worker, None)
         if running is not None:
             _, step, shard, _ = running
@@ -164,6 +184,7 @@ class ProcessesChannel:
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
 
     def done(self, worker: int, message: Message) -> None:
+        """Take in a shard that is computed; its result lies in the slot that was lent for it."""
         if not self._is_expected(worker, message):
             return
         _, step, shard, number = running = self._running.pop(worker)
@@ -185,6 +206,7 @@ class ProcessesChannel:
         self._events.append(Done(worker, step, shard))
 
     def failed(self, worker: int, message: Message) -> None:
+        """Take in what user code raised in a shard."""
         if not self._is_expected(worker, message):
             return
         _, step, shard, _ = running = self._running.pop(worker)
@@ -193,6 +215,7 @@ class ProcessesChannel:
         self._events.append(Failed(worker, step, shard))
 
     def left_off(self, worker: int, message: Message) -> None:
+        """Take in that a shard was cancelled in time."""
         if not self._is_expected(worker, message):
             return
         _, step, shard, _ = running = self._running.pop(worker)

@@ -25,7 +25,7 @@ MOST_CAUSES = 10
 
 
 def to_json(error: BaseException, depth: int = 0) -> Raised:
-    """What ``from_json`` needs."""
+    """Return what ``from_json`` needs."""
     kind = type(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     os_error = None
@@ -45,8 +45,8 @@ def to_json(error: BaseException, depth: int = 0) -> Raised:
 
 
 def from_json(raised: Raised) -> BaseException:
-    """An exception to raise; its traceback begins with the worker's frames."""
-    error = _made(raised).with_traceback(_traceback(raised["frames"]))
+    """Return an exception to raise; its traceback begins with the worker's frames."""
+    error = _rebuilt(raised).with_traceback(_traceback(raised["frames"]))
     for note in raised["notes"]:
         error.add_note(note)
     if raised["cause"] is not None:
@@ -58,7 +58,7 @@ def from_json(raised: Raised) -> BaseException:
     return error
 
 
-def _made(raised: Raised) -> BaseException:
+def _rebuilt(raised: Raised) -> BaseException:
     home = {"builtins": builtins, "torch": torch, "quorate.errors": errors}.get(raised["module"])
     kind: object = getattr(home, raised["type"], None)
     text = raised["text"] if raised["argument"] is None else raised["argument"]
@@ -93,12 +93,12 @@ def _name(file: object) -> str | None:
 
 
 def _frames(error: BaseException) -> list[_Frame]:
-    found = [
+    frames = [
         (frame.f_code.co_filename, frame.f_code.co_name, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
     half = MOST_FRAMES // 2
-    return found if len(found) <= MOST_FRAMES else [*found[:half], *found[-half:]]
+    return frames if len(frames) <= MOST_FRAMES else [*frames[:half], *frames[-half:]]
 
 
 def _traceback(frames: list[_Frame]) -> TracebackType | None:
@@ -112,5 +112,5 @@ def _traceback(frames: list[_Frame]) -> TracebackType | None:
         inner = {"tb_frame": frame, "tb_lineno": line, "tb_next": inner}
     if inner is None:
         return None
-    made: TracebackType = Traceback.from_dict(inner).as_traceback()
-    return made
+    rebuilt: TracebackType = Traceback.from_dict(inner).as_traceback()
+    return rebuilt

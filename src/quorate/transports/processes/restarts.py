@@ -28,12 +28,12 @@ class Restarts:
     by_itself: int = 0  # of these, not killed
 
     def computed(self) -> None:
-        """It has computed a shard."""
+        """Note that it has computed a shard: it is no start in vain."""
         self.computed_in_all += 1
         self.in_vain = self.by_itself = 0
 
     def ended(self, *, killed: bool) -> float | None:
-        """The seconds to wait before it is started again; None: give it up."""
+        """Return the seconds to wait before it is started again; None: give it up."""
         delay_s = 0.0 if self.in_vain == 0 else min(self.longest_s, 0.05 * 2.0**self.in_vain)
         self.in_vain += 1
         self.by_itself += not killed

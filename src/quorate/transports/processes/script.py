@@ -57,14 +57,14 @@ class Script:
         torch.manual_seed(seed)
 
     def sources(self) -> dict[str, int]:
-        """The files of its own folder that it consists of so far, and when they were changed."""
+        """Return the files of its own folder that it consists of, and when they were changed."""
         folder = Path(self.path).parent
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        found = {self.path, *(f for f in files if f and Path(f).is_relative_to(folder))}
-        return {name: changed for name in found if (changed := _changed_at(name))}
+        names = {self.path, *(f for f in files if f and Path(f).is_relative_to(folder))}
+        return {name: changed for name in names if (changed := _changed_at(name))}
 
     def changed(self, before: Mapping[str, int]) -> str | None:
-        """The name of a file that is not what it was; None if all are."""
+        """Return the name of a file that is not what it was; None if all are."""
         return next((name for name, then in before.items() if _changed_at(name) != then), None)
 
     def _run(self) -> None:
@@ -78,7 +78,7 @@ class Script:
 
 
 def current() -> Script | None:
-    """The script that this process runs; None where there is none to start again.
+    """Return the script that this process runs; None where there is none to start again.
 
     There is none in a notebook or at a prompt, in an installed program that happens to train (a
     test runner, a server), or in a process of ``multiprocessing``, which began elsewhere.
@@ -100,7 +100,7 @@ def current() -> Script | None:
 
 
 def _arguments(program: str) -> tuple[str, ...]:
-    """What followed the program at the command; a script may have changed ``sys.argv`` since."""
+    """Return what followed the program at the command; ``sys.argv`` may have changed since."""
     for position, word in enumerate(sys.orig_argv[1:], start=2):
         if word == program or Path(word).name == program:
             return tuple(sys.orig_argv[position:])

@@ -90,6 +90,7 @@ class Spawner:
         self._spins = spins
 
     def start(self, wire: Wire, output: IO[bytes]) -> Process:
+        """Spawn a new interpreter. Blocks for some milliseconds."""
         fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
         return _Spawned(_run(worker.__name__, fds, self._script, spins=self._spins))
 
@@ -107,6 +108,7 @@ class ForkServer:
         self._wire: Wire | None = None
 
     def start(self, wire: Wire, output: IO[bytes]) -> Process:
+        """Ask the server for a fork; run a server first if there is none. Does not block."""
         if self._popen is None or self._popen.poll() is not None:
             self.close()
             self._open()
@@ -125,6 +127,7 @@ class ForkServer:
         return _Forked(self._popen, report)
 
     def close(self) -> None:
+        """End the server."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None

@@ -134,9 +134,11 @@ class Processes:
             raise
 
     def can_compute(self, dataset: object) -> bool:
+        """Return whether workers had this dataset when they came to the loop."""
         return self._agreement.name_of(dataset) is not None
 
     def open(self, job: Job) -> ProcessesChannel:
+        """Begin a job. Blocks for the shard that workers are compared with."""
         self._jobs += 1
         number, gather_s = self._jobs, None
         is_first = number == 1 and isinstance(job, Training)
@@ -151,6 +153,7 @@ class Processes:
         return channel
 
     def status(self) -> list[WorkerStatus]:
+        """Return what each worker is at. Any thread may."""
         rows = []
         for member in self.members:
             process = self._processes[member.number]  # read once: another thread may end it

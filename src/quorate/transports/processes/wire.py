@@ -21,7 +21,7 @@ _FDS_SPACE = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 
 
 class Wire:
-    """One end. The receiver of descriptors owns them. Not thread-safe."""
+    """One end of a wire. The receiver of descriptors owns them. Not thread-safe."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -31,8 +31,9 @@ class Wire:
 
     @classmethod
     def pair(cls) -> tuple[Wire, Wire]:
-        one, other = socket.socketpair()
-        return cls(one), cls(other)
+        """Return the two ends of a new wire."""
+        ours, theirs = socket.socketpair()
+        return cls(ours), cls(theirs)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message. It blocks only if the other end has left some 100 kB unread.
@@ -50,13 +51,13 @@ class Wire:
             pass  # and what it sent before is still to be read
 
     def receive(self) -> Message | None:
-        """The next message, or None when the other end is closed. Blocks."""
+        """Return the next message, or None when the other end is closed. Blocks."""
         while (message := self._take()) is None and not self.is_cut:
             self._read(0)
         return message
 
     def arrived(self) -> list[Message]:
-        """All messages that are here. Does not block."""
+        """Return all messages that are here. Does not block."""
         while not self.is_cut:
             try:
                 self._read(socket.MSG_DONTWAIT)
@@ -68,6 +69,7 @@ class Wire:
         return messages
 
     def close(self) -> None:
+        """Close this end; the other one is cut when it has read what was sent."""
         self.socket.close()
 
     def _read(self, flags: int) -> None:

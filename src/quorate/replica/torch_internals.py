@@ -1,0 +1,363 @@
+"""All that the package uses of torch's private parts, each under a name that says what it is for.
+
+A private part may go, or change, with any version of torch. So each is used here and nowhere else,
+a test holds each to what it is used for, and a torch that lacks one is found out when this module
+is imported: one line per promise that then does not hold, and nothing fails before it is asked for.
+
+Where torch has a public way in all versions that the package works with, that is taken instead:
+``getattr(module, name)`` for a buffer, ``operator.name()`` for an operator's name, our own
+``replica/nested.py`` for torch's pytree.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from enum import Enum
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+# A dispatch key that torch itself uses only while torch.export traces, and that a thread can switch
+# on for itself: operators without a kernel for it pass through at no cost.
+STREAM_KEY = "PreDispatch"
+
+_torch: Any = torch  # what is private has no types, or other ones in each version
+_C: Any = torch._C
+
+
+class Promise(Enum):
+    """What holds because of private parts: the sentence for who has a torch without them."""
+
+    STREAMS = (
+        "random numbers that models draw on the CPU are neither repeatable nor the same on any "
+        "number of workers"
+    )
+    MUTABLE_FROZEN = (
+        "statistics that a model keeps in frozen parameters (Keras) are not carried from step to "
+        "step"
+    )
+    GRADIENT_HOOKS = "hooks on a model's parameters are not refused, and work on one device only"
+    OPERATORS = "soft placement, placement logs and quorate verify see no operators"
+    BACKWARD = "placement logs and quorate verify do not know operators of the backward pass"
+    COMPOSITE = "soft placement may run an operator twice that writes to what it was given"
+    VIEWS = "quorate verify does not follow what is written to a part of a tensor"
+    GENERATORS = "quorate verify takes the shard's own generator for a foreign one"
+    SPREAD = "a model cannot be spread over devices"
+    NORMS = "batch normalisation that is not torch's own computes in bf16 and fp16 with the rest"
+    COMPILE = "compile=True does not work"
+
+
+# Below torch, or below an example of what is named.
+_EXAMPLES: Mapping[str, Callable[[], object]] = {
+    "torch": lambda: torch,
+    "tensor": lambda: torch.empty(0),
+    "generator": torch.Generator,
+    "node": lambda: torch.ones(1, requires_grad=True).exp().grad_fn,
+    "module": torch.nn.Module,
+    "operator": lambda: _torch.ops.aten.relu.default,
+}
+_PARTS: Mapping[Promise, Sequence[str]] = {
+    Promise.STREAMS: (
+        f"torch._C.DispatchKey.{STREAM_KEY}",
+        "torch._C.DispatchKeySet",
+        "torch._C._IncludeDispatchKeyGuard",
+        "torch._C._ExcludeDispatchKeyGuard",
+        "torch._C._ForceDispatchKeyGuard",
+        "torch._C._dispatch_tls_local_include_set",
+        "torch._C._dispatch_tls_local_exclude_set",
+        "torch.random.default_generator",
+    ),
+    Promise.MUTABLE_FROZEN: ("tensor._version",),
+    Promise.GRADIENT_HOOKS: ("tensor._backward_hooks", "tensor._post_accumulate_grad_hooks"),
+    Promise.OPERATORS: ("torch.utils._python_dispatch.TorchDispatchMode", "operator._schema"),
+    Promise.BACKWARD: (
+        "torch._C._current_autograd_node",
+        "torch.autograd._get_sequence_nr",
+        "node._sequence_nr",
+    ),
+    Promise.COMPOSITE: (
+        "torch._C._dispatch_key_for_device",
+        "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
+    ),
+    Promise.VIEWS: ("tensor._base",),
+    Promise.GENERATORS: ("generator._cdata",),
+    Promise.SPREAD: ("module._apply",),
+    Promise.NORMS: ("torch.nn.modules.batchnorm._NormBase",),
+}
+# They take a second to import, so it is looked whether they are there. Below torch's folder.
+_COMPILER_FILES = ("_dynamo/config.py", "_inductor/config.py", "_inductor/compile_fx.py")
+
+
+def _lacking(promise: Promise) -> list[str]:
+    """Return the names of the parts that this torch lacks."""
+    if promise is Promise.COMPILE:
+        folder = Path(torch.__file__ or "").parent
+        return [f"torch/{file}" for file in _COMPILER_FILES if not (folder / file).exists()]
+    names = []
+    for name in _PARTS[promise]:
+        example, _, path = name.partition(".")
+        try:
+            attrgetter(path)(_EXAMPLES[example]())
+        except AttributeError:
+            names.append(name)
+    return names
+
+
+def _say(lacking: Mapping[Promise, Sequence[str]]) -> None:
+    for promise, names in lacking.items():
+        logging.getLogger("quorate").warning(
+            f"quorate: torch {torch.__version__} has no {', '.join(names)}: {promise.value}"
+        )
+
+
+LACKING = {promise: names for promise in Promise if (names := _lacking(promise))}
+_say(LACKING)
+
+
+def holds(promise: Promise) -> bool:
+    """Return whether this torch has what a promise is made of."""
+    return promise not in LACKING
+
+
+# --- random streams -----------------------------------------------------------------------------
+# No public way gives a thread a default generator of its own: torch has one per process and device.
+
+
+def intercepted() -> AbstractContextManager[object]:
+    """Return a context within which this thread's operators look for a kernel of ``STREAM_KEY``."""
+    if not holds(Promise.STREAMS):
+        return nullcontext()
+    guard: AbstractContextManager[object]
+    guard = _C._IncludeDispatchKeyGuard(getattr(_C.DispatchKey, STREAM_KEY))
+    return guard
+
+
+def intercepted_anyway() -> AbstractContextManager[object]:
+    """Return a context that does the same where ``STREAM_KEY`` is switched off.
+
+    It is within a ``TorchDispatchMode``, which is called with the keys off that were passed.
+    """
+    if not holds(Promise.STREAMS):
+        return nullcontext()
+    key = getattr(_C.DispatchKey, STREAM_KEY)
+    include = _C._dispatch_tls_local_include_set().add(key)
+    exclude = _C._dispatch_tls_local_exclude_set().remove(key)
+    guard: AbstractContextManager[object] = _C._ForceDispatchKeyGuard(include, exclude)
+    return guard
+
+
+def passed_on() -> AbstractContextManager[object]:
+    """Return a context for a kernel of ``STREAM_KEY`` that calls its own operator.
+
+    Without it the call would come back to the kernel for ever.
+    """
+    guard: AbstractContextManager[object] = _C._ExcludeDispatchKeyGuard(_stream_keys())
+    return guard
+
+
+@cache
+def _stream_keys() -> Any:
+    return _C.DispatchKeySet(getattr(_C.DispatchKey, STREAM_KEY))
+
+
+def replace_default_generator(stand_in: Callable[[torch.Generator], object]) -> None:
+    """Put what ``stand_in`` makes of the default generator of the CPU in its place.
+
+    ``torch.manual_seed``, ``get_rng_state`` and ``fork_rng`` look it up there. C++ has another
+    reference to it, which stays as it is.
+    """
+    random: Any = torch.random
+    random.default_generator = stand_in(random.default_generator)
+
+
+def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
+    """Return whether two objects stand for one generator.
+
+    An operator's argument is a new Python object each time, and ``torch.Generator`` does not
+    compare: only the address in C++ tells.
+    """
+    if not holds(Promise.GENERATORS):
+        return one is other
+    first: Any = one
+    second: Any = other
+    return bool(first._cdata == second._cdata)
+
+
+# --- tensors and parameters ---------------------------------------------------------------------
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor has been written in place; zero where that is not known.
+
+    Autograd counts it for itself. Comparing values would take a copy of them, and would miss a
+    write that leaves them as they were.
+    """
+    return tensor._version if holds(Promise.MUTABLE_FROZEN) else 0
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Return whether a script has put hooks on a parameter: there is no public way to ask."""
+    if not holds(Promise.GRADIENT_HOOKS):
+        return False
+    hooked: Any = parameter
+    return bool(hooked._backward_hooks or hooked._post_accumulate_grad_hooks)
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor that this one is a view of, if it is one and torch knows it."""
+    return tensor._base if holds(Promise.VIEWS) else None
+
+
+def copy_all(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, non_blocking: bool = False
+) -> None:
+    """Copy many tensors into as many others, on a GPU with one kernel for all of them.
+
+    Of torch's functions for lists of tensors ``copy`` alone is in no documentation. Without it the
+    same is done one by one, in more time.
+    """
+    together = getattr(torch, "_foreach_copy_", None)
+    if together is not None:
+        together(targets, sources, non_blocking=non_blocking)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=non_blocking)
+
+
+# --- modules ------------------------------------------------------------------------------------
+
+
+def replace_tensors(
+    model: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Put ``function(tensor)`` in the place of each parameter, gradient and buffer, in place.
+
+    It is what ``model.to(device)`` does, which moves all of them to one device. Modules have ways
+    of their own: recurrent layers must lay their weights out in one piece again.
+    """
+    replace: Any = model._apply
+    replace(function)
+
+
+def _norm_bases() -> tuple[type[torch.nn.Module], ...]:
+    if holds(Promise.NORMS):
+        return (_torch.nn.modules.batchnorm._NormBase,)
+    nn = torch.nn
+    return (
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+        *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    )
+
+
+# Batch and instance normalisation of any dimension. Their common class has no public name, and
+# those that others write (Apex, mmcv) are subclasses of that and not of a public one.
+NORM_BASES = _norm_bases()
+
+
+# --- operators ----------------------------------------------------------------------------------
+# torch's documentation shows TorchDispatchMode (notes on extending PyTorch), but imports it from a
+# private place too: there is no other.
+
+if TYPE_CHECKING or holds(Promise.OPERATORS):
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+else:
+
+    class TorchDispatchMode:
+        """A stand-in that cannot be entered, for a torch without one."""
+
+        def __enter__(self) -> Any:
+            raise RuntimeError(f"torch {torch.__version__}: {Promise.OPERATORS.value}")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+
+def schema_arguments(operator: Any) -> Sequence[Any]:
+    """Return what an operator's schema says of its arguments: name, keyword, written or not."""
+    arguments: Sequence[Any] = operator._schema.arguments
+    return arguments
+
+
+def is_composite(operator: Any, device: torch.device) -> bool:
+    """Return whether an operator has a kernel for a device that is made of other operators.
+
+    ``has_kernel_for_dispatch_key`` of the operator counts only kernels of its own.
+    """
+    if not holds(Promise.COMPOSITE):
+        return False
+    key = _C._dispatch_key_for_device(device.type)
+    return bool(_C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), key))
+
+
+# --- backward -----------------------------------------------------------------------------------
+# A forward call and its derivative have one number, which only autograd knows.
+
+
+def current_backward_call() -> int | None:
+    """Return the number of the forward call whose derivative this thread computes now, if any."""
+    if not holds(Promise.BACKWARD):
+        return None
+    node = _C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def last_forward_call() -> int:
+    """Return the number of this thread's latest call that autograd may derive."""
+    if not holds(Promise.BACKWARD):
+        return 0
+    return int(_torch.autograd._get_sequence_nr()) - 1
+
+
+# --- the compiler -------------------------------------------------------------------------------
+# torch.compile takes options for inductor, but tells nobody that it compiles; a backend of one's
+# own is told, and calls inductor by this name alone.
+
+
+def run_inductor(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, object]
+) -> Any:
+    """Compile a graph with torch's default backend, under options of ``torch.compile``."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, config_patches=dict(options))
+
+
+@contextmanager
+def strict_compiler() -> Iterator[None]:
+    """Within the block what cannot be compiled is an error; the settings are the thread's.
+
+    ``torch.compile`` has no argument for the limits in torch 2.10 (``recompile_limit`` is younger).
+    """
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    with ExitStack() as stack:
+        limits = dynamo.patch(
+            # Past its limit it would go on without compiling: bits would depend on the order in
+            # which shapes came. Replicas share the limit, so it is above all of theirs.
+            fail_on_recompile_limit_hit=True,
+            recompile_limit=4096,
+            accumulated_recompile_limit=4096,
+        )
+        stack.enter_context(limits)
+        # No processes that outlive the training; they start when it is imported.
+        stack.enter_context(inductor.patch(compile_threads=1))
+        yield
+
+
+# --- the processor ------------------------------------------------------------------------------
+
+
+def cpu_has_bfloat16() -> bool:
+    """Return whether an x86 processor has instructions for products of bfloat16."""
+    cpu: Any = torch.cpu
+    if hasattr(cpu, "get_capabilities"):  # public; not in torch 2.10
+        can = cpu.get_capabilities()
+        return bool(can.get("avx512_bf16") or can.get("amx_tile"))
+    asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(hasattr(cpu, name) and getattr(cpu, name)() for name in asks)

@@ -1,0 +1,155 @@
+"""A worker's loop: carries out what the coordinator asks for, one message at a time, in order.
+
+The large things are in the arena; messages say which slot of it, and which ticket an answer has.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quorate.coordination.plan import from_json
+from quorate.data.feed import Feed
+from quorate.data.source import Source, length
+from quorate.errors import UserError
+from quorate.replica.replica import Replica
+from quorate.replica.snapshots import Snapshot
+from quorate.replica.streams import Stream
+from quorate.replica.totals import to_json
+from quorate.transports.job import (
+    Job,
+    NotWanted,
+    Task,
+    Training,
+    class_of,
+    data_fingerprint,
+    probe_fingerprint,
+)
+from quorate.transports.processes import remote_error
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.program import Program
+from quorate.transports.processes.wire import Message, Wire
+
+
+class _OpenJob:
+    """A job that is open, and the rows that are fetched for it."""
+
+    def __init__(self, job: Job, moves_to: torch.device) -> None:
+        self.job = job
+        self._moves_to = moves_to
+        self._rank_of: tuple[int, int] | None = None
+        self._feed: Feed | None = None
+
+    def feed(self, rank_of: tuple[int, int], step: int, shard: int) -> Feed:
+        """Return rows of this rank's home shards; a new feed when workers have come or gone."""
+        if self._feed is None or rank_of != self._rank_of:
+            self.close()
+            self._feed = self.job.feed(rank_of, (step, shard), self._moves_to)
+            self._rank_of = rank_of
+        return self._feed
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+
+class ShardLoop:
+    """A worker's side of all jobs: which are open, and what is computed for them.
+
+    Args:
+        number: of the worker.
+        wire: takes the answers.
+        arena: where parameters are read and results are written.
+        replica: computes.
+        program: what the script made.
+    """
+
+    def __init__(
+        self, number: int, wire: Wire, arena: Arena, replica: Replica, program: Program
+    ) -> None:
+        self._number = number
+        self._wire = wire
+        self._arena = arena
+        self._replica = replica
+        self._program = program
+        self._jobs: dict[int, _OpenJob] = {}
+
+    def handle(self, message: Message, stream: Stream) -> None:
+        """Carry out a message, and answer it. Blocks for as long as a shard takes."""
+        match message["kind"]:
+            case "open":
+                self._open(message, stream)
+            case "compute":
+                self._compute(message, stream)
+                self._arena.tell(self._number, "waiting")
+            case "close":
+                self._jobs.pop(message["job"]).close()
+
+    def _open(self, message: Message, stream: Stream) -> None:
+        name, plan = message["dataset"], from_json(message["plan"], self._program.order)
+        dataset = self._program.datasets[name]
+        if (rows := length(dataset)) != plan.rows:
+            raise UserError(
+                f"a worker that ran the script again made another {name}: got {rows} rows, "
+                f"expected {plan.rows} as in the coordinator; make the script repeatable, or use "
+                "engine='towers'"
+            )
+        kind = class_of(message["work"])
+        parameters = self._arena.average if message["averaged"] else self._arena.parameters
+        assert parameters is not None
+        augment = self._program.augment if issubclass(kind, Training) else None
+        source = Source(dataset, plan, self._program.collate, augment)
+        self._jobs[message["job"]] = _OpenJob(
+            kind(source, parameters, range(*message["steps"]), **message["options"]),
+            self._replica.device,
+        )
+        answer: Message = {"kind": "ready", "job": message["job"]}
+        try:
+            if "data" in message["checks"]:
+                answer["data"] = data_fingerprint(source)
+            if "gradient" in message["checks"]:
+                answer["gradient"] = probe_fingerprint(self._replica, source, stream)
+        except Exception:
+            pass  # the edge of user code: it raises again in its shard, where it is reported
+        self._wire.send(answer)
+
+    def _compute(self, message: Message, stream: Stream) -> None:
+        number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))
+        ticket, snapshot = message["ticket"], message["snapshot"]
+        open_job = self._jobs[number]
+        answer: Message = {"job": number, "ticket": ticket}
+
+        def at(phase: str) -> None:
+            # Between two phases a shard may be left off: the coordinator cancels a ticket, which no
+            # other shard will ever have, so that a cancellation that comes late means nothing.
+            if self._arena.is_cancelled(self._number, ticket):
+                raise NotWanted
+            self._arena.tell(self._number, phase, step, shard)
+
+        into = None if slot is None else self._arena.slot(slot)
+        task = Task(self._number, step, shard, None if into is None else into.flat, at)
+        try:
+            at("fetching")
+            result = open_job.job.compute(
+                self._replica,
+                stream,
+                open_job.feed(tuple(message["rank_of"]), step, shard),
+                task,
+                snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
+                is_only=True,
+            )
+            if into is not None and result.buffers is not None:
+                into.floats.copy_(result.buffers)
+            if into is not None and result.counts is not None:
+                into.counts.copy_(result.counts)
+        except NotWanted:
+            self._wire.send({"kind": "left off", **answer})
+            return
+        except BaseException as error:  # the edge of the process: the coordinator decides
+            open_job.job.annotate(error, task, self._replica.device)
+            self._wire.send({"kind": "failed", "error": remote_error.to_json(error), **answer})
+            return
+        missing = None if result.missing is None else sorted(result.missing)
+        answer |= {"weight": result.weight, "metrics": result.metrics, "missing": missing}
+        answer["totals"] = to_json(result.totals)
+        self._wire.send({"kind": "done", **answer})
