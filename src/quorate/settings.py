@@ -75,7 +75,9 @@ class Settings:
             value = getattr(self, field)
             if option.check is None or (value is None and field in optional):
                 continue
-            label = field if field == option.name else f"{type(self).__name__}.{field}"
+            # A plain value of the first field stands for the group, under the option's name.
+            is_known = field == option.name or field == fields(self)[0].name
+            label = option.name if is_known else f"{type(self).__name__}.{field}"
             object.__setattr__(self, field, option.check(label, value))
 
 

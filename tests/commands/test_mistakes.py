@@ -38,8 +38,8 @@ IN_THE_SCRIPT = {
     "schedule-itself": ["schedule: got 'int'"],
     "other-schedule": ["schedule: got 'a scheduler of another optimizer'"],
     "text-metric": ["metric 'accuracy' must be a scalar", "str 'high'"],
-    "run-dir-file": ["RunDir.path: got", "broken.py cannot be written to"],
-    "run-dir-number": ["RunDir.path: got 5"],
+    "run-dir-file": ["run_dir: got", "broken.py cannot be written to"],
+    "run-dir-number": ["run_dir: got 5"],
     "epochs-0": ["epochs: got 0", ">= 1"],
 }
 AT_THE_COMMAND = {
@@ -48,7 +48,7 @@ AT_THE_COMMAND = {
     ("--devices", ""): ["devices: got ''"],
     ("--devices", "cpu+cuda:77"): ["devices: got 'cuda:77'"],
     ("--devices", "cpu+cpu"): ["devices: got 'cpu+cpu', expected 2 different devices"],
-    ("--workers", "0"): ["Workers.count: got 0", ">= 1"],
+    ("--workers", "0"): ["workers: got 0", ">= 1"],
     ("--workers", "two"): ["--workers", "two"],
     ("--shards", "0"): ["shards: got 0", ">= 1"],
     ("--shards", "9"): ["shards: got 9", "8 rows of a batch"],

@@ -73,14 +73,9 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def state_of(model: nn.Module, **options: Any) -> State:
-    defaults: dict[str, Any] = {
-        "optimizer": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        "schedule": None,
-        "clip_norm": None,
-        "ema_decay": None,
-    }
-    return State(model, CPU[0], shared=False, **defaults | options)
+def state_of(model: nn.Module) -> State:
+    optimize = quorate.Optimize(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    return State(model, CPU[0], shared=False, optimize=optimize)
 
 
 def replica_of(state: State, loss: Any, precision: str) -> Replica:

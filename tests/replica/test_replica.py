@@ -34,9 +34,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 def state_of(model: nn.Module) -> State:
-    return State(
-        model, CPU[0], shared=False, optimizer=sgd, schedule=None, clip_norm=None, ema_decay=None
-    )
+    return State(model, CPU[0], shared=False, optimize=quorate.Optimize(sgd))
 
 
 class Odd(nn.Module):
@@ -122,16 +120,16 @@ def test_buffers_are_weighted_means_over_shards(workers: int) -> None:
     assert model.again.weight is model.linear.weight
 
 
-def test_memory_is_logarithmic_in_the_shards() -> None:
+def test_memory_is_logarithmic_in_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """One replica holds at most log2(V) + 2 gradients at a time, however many its shards are."""
-    made: list[Replica] = []
+    replicas: list[Replica] = []
 
-    class Watched(quorate.Trainer):
-        def _replica(self, state: State, group: Group, **options: Any) -> Replica:
-            made.append(super()._replica(state, group, **options))
-            return made[-1]
+    def watched(*arguments: Any, **options: Any) -> Replica:
+        replicas.append(Replica(*arguments, **options))
+        return replicas[-1]
 
-    trainer = Watched(
+    monkeypatch.setattr("quorate.training.replicas.Replica", watched)
+    trainer = quorate.Trainer(
         lambda: nn.Linear(4, 4),
         mean_square,
         optimizer=sgd,
@@ -142,7 +140,7 @@ def test_memory_is_logarithmic_in_the_shards() -> None:
     )
     for _ in trainer.updates(TensorDataset(torch.ones(256, 4))):
         pass
-    assert 2 <= len(made[-1]._free) + 1 <= 7 + 2
+    assert 2 <= len(replicas[-1]._free) + 1 <= 7 + 2
 
 
 class Views(nn.Module):

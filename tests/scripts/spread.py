@@ -62,7 +62,7 @@ def trained(devices: str, one: str, other: str, **options: Any) -> tuple[str, fl
         batch_size=12,
         shards=4,
         devices=devices,
-        workers=quorate.Workers(engine="towers"),
+        workers=quorate.Workers(options.pop("workers", None), engine="towers"),
         **options,
     )
     generator = torch.Generator().manual_seed(1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support import small
+from support.digests import digest_of
 from support.runs import command, last_json, run
 
 from quorate.coordination.protocol import Cancelled, Compute, Discard, Event, Joined, Keep
@@ -38,7 +39,7 @@ def train(workers: int, steps: int = 2, **options: Any) -> str:
     trainer = small.trainer(None, workers, engine="towers", **options)
     for _ in trainer.updates(small.DATA, steps=steps):
         pass
-    return small.digest_of(trainer)
+    return digest_of(trainer)
 
 
 @pytest.mark.parametrize("options", [{}, {"update": "quorum:3"}, {"update": "async"}], ids=str)

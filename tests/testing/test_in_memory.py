@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import small
+from support.digests import digest_of
 
 from quorate.coordination.protocol import (
     Cancel,
@@ -43,7 +44,7 @@ def trained(workers: int = 2, script: Any = (), steps: int = 3, **options: Any) 
     with in_memory(script, **times) as happened:
         for _ in trainer.updates(small.DATA, steps=steps):
             pass
-    return [*happened, small.digest_of(trainer)]
+    return [*happened, digest_of(trainer)]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def on_towers() -> str:
     trainer = small.trainer(None, 3, engine="towers")
     for _ in trainer.updates(small.DATA, steps=3):
         pass
-    return small.digest_of(trainer)
+    return digest_of(trainer)
 
 
 def of(happened: list[Any], *kinds: type) -> list[Any]:

@@ -112,7 +112,7 @@ def test_groups_are_frozen_and_say_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: quorate.Workers(0), "Workers.count: got 0, expected a whole number >= 1"),
+        (lambda: quorate.Workers(0), "workers: got 0, expected a whole number >= 1"),
         (lambda: quorate.Workers(threads=0), "threads: got 0"),
         (lambda: quorate.Workers(timeout_s=0), "Workers.timeout_s: got 0"),
         (lambda: quorate.Optimize(5), "optimizer: got 'int', expected a function from param"),
@@ -121,7 +121,7 @@ def test_groups_are_frozen_and_say_what_they_are() -> None:
         (lambda: quorate.Optimize(adamw, nonfinite="ignore"), "nonfinite: got 'ignore'"),
         (lambda: quorate.Loading(processes=-1), "Loading.processes: got -1"),
         (lambda: quorate.Loading(collate=5), "collate: got 'int'"),
-        (lambda: quorate.RunDir(5), "RunDir.path: got 5, expected the path of a directory"),
+        (lambda: quorate.RunDir(5), "run_dir: got 5, expected the path of a directory"),
         (lambda: quorate.RunDir("a", keep=0), "keep: got 0"),
         (lambda: quorate.RunDir("a", save_every_s=0), "save_every_s: got 0"),
         (lambda: quorate.Validation(DATA, every_steps=0), "every_steps: got 0"),

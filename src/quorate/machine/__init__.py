@@ -1,0 +1,1 @@
+"""The machine: its devices, memory, cores, processes and environment."""

@@ -15,7 +15,7 @@ _NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 where there is none
 
 
 def cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """How many cores' time the group may use; None without a limit. It need not be whole."""
+    """Return how many cores' time the group may use, maybe a fraction; None without a limit."""
     found = []
     for group in _groups("cpu", root, membership):
         try:
@@ -32,7 +32,7 @@ def cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
 
 
 def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """How many bytes the group may still take; None without a limit."""
+    """Return how many bytes the group may still take; None without a limit."""
     found = []
     for group in _groups("memory", root, membership):
         try:
@@ -53,7 +53,7 @@ def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """This process's group and those above it, as far as they can be seen from here."""
+    """Yield this process's group and those above it, as far as they can be seen from here."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

@@ -15,12 +15,12 @@ class CpuTime(NamedTuple):
     all_s: float  # of all programs of this machine
 
     def others_s(self, since: CpuTime) -> float:
-        """What other programs took since then, about: a process of ours that ended is theirs."""
+        """Return about what others took since then: a process of ours that ended is theirs."""
         return max(0.0, (self.all_s - since.all_s) - (self.own_s - since.own_s))
 
 
 def cpu_time() -> CpuTime:
-    """At this moment. It takes some milliseconds: all processes of the machine are looked at."""
+    """Return the times until now. It takes some milliseconds: it looks at all processes."""
     own_s = 0.0
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:

@@ -17,7 +17,7 @@ SPARE = 7  # what opens later: a nursery, summaries, metrics, a checkpoint
 
 
 def limit() -> tuple[int | None, int | None]:
-    """How many a process may open, and to how many its user may raise that; None: no limit."""
+    """Return how many a process may open, and to what it may raise that itself; None: no limit."""
     try:
         import resource
     except ImportError:  # not on this system
@@ -45,7 +45,7 @@ def require_descriptors(workers: int) -> None:
 
 
 def _open() -> int | None:
-    """How many this process has; None where it cannot be known."""
+    """Return how many this process has open; None where that cannot be known."""
     for folder in (Path("/proc/self/fd"), Path("/dev/fd")):
         try:
             return len(os.listdir(folder)) - 1  # noqa: PTH208  without that of the listing

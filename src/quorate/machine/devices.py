@@ -35,7 +35,7 @@ class Group(tuple[torch.device, ...]):
 
 
 def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
-    """The devices of each worker.
+    """Return the devices of each worker.
 
     Args:
         devices: devices or names, as a list or separated by commas; None means every visible GPU,
@@ -65,7 +65,7 @@ def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
 
 
 def describe(devices: Sequence[Group]) -> str:
-    """``2 cpu workers``, ``cuda:0, cuda:1 x 2``: how many workers on what."""
+    """Return how many workers are on what: ``2 cpu workers``, ``cuda:0, cuda:1 x 2``."""
     counts = Counter(map(str, devices))
     if len(counts) == 1:
         (name, count), *_ = counts.items()
@@ -75,7 +75,7 @@ def describe(devices: Sequence[Group]) -> str:
 
 
 def kinds(groups: Sequence[Group]) -> set[str]:
-    """What sorts of devices they are; of GPUs the model counts. Two sorts give different bits."""
+    """Return the sorts of devices, of GPUs the models: two sorts give different bits."""
 
     def kind(device: torch.device) -> str:
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -84,7 +84,7 @@ def kinds(groups: Sequence[Group]) -> set[str]:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Within the block "cuda" without a number is this device, for this thread, as in a worker."""
+    """Make "cuda" without a number mean this device, for this thread, as in a worker."""
     return (
         nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index or 0)
     )
@@ -98,7 +98,7 @@ def _default_devices(workers: int | None) -> list[Group]:
 
 
 def _parse(entry: str) -> list[Group]:
-    """What one entry of the list names."""
+    """Return what one entry of the list names."""
     parts = [_named(name.strip()) for name in entry.split("+")]
     if len(parts) == 1:
         return [Group([device]) for device in parts[0]]
@@ -135,7 +135,7 @@ def _named(name: str) -> list[torch.device]:
 
 
 def _why_none(kind: str) -> str:
-    """Why torch sees no device of a kind: the nearest cause first."""
+    """Return why torch sees no device of a kind: the nearest cause first."""
     said = f"torch {torch.__version__} sees no {kind} device here"
     if kind != "cuda":
         return said

@@ -15,24 +15,24 @@ DEVICE_VARIABLES = (
 
 
 def device_environment() -> dict[str, str]:
-    """The variables that are set and on which devices, threads and interfaces depend."""
+    """Return the variables that are set and that devices, threads and interfaces depend on."""
     return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
 
 
 def child_environment(
     defaults: Mapping[str, str], changes: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment for a process that is started: this one's, changed.
+    """Return the environment for a process that is started: this one's, changed.
 
     Args:
-        defaults: For what this one lacks.
-        changes: Instead of what this one has.
+        defaults: for what this one lacks.
+        changes: instead of what this one has.
     """
     return {**defaults, **os.environ, **(changes or {})}
 
 
 def cache_dir() -> Path:
-    """Where downloaded data is cached: QUORATE_DATA, else the user's cache directory."""
+    """Return where downloaded data is cached: QUORATE_DATA, else the user's cache directory."""
     if chosen := os.environ.get("QUORATE_DATA"):
         return Path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -34,7 +34,7 @@ class Nvml:
             self.module = pynvml
 
     def find(self, name: str) -> Found | None:
-        """The GPU that torch calls so, or None if that cannot be known.
+        """Return the GPU that torch calls so, or None if that cannot be known.
 
         By UUID: numbers are torch's own where CUDA_VISIBLE_DEVICES hides or reorders GPUs.
         """
@@ -57,11 +57,12 @@ class Nvml:
         return None
 
     def unless_it_fails(self) -> suppress:
-        """For a block whose values may be missing."""
+        """Return a context for a block whose values may be missing."""
         pynvml = self._pynvml
         return suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, OSError)
 
     def close(self) -> None:
+        """Let go of the driver's library; nothing is found afterwards."""
         if self.module is not None:
             self.module = None
             with self.unless_it_fails():
@@ -69,7 +70,7 @@ class Nvml:
 
 
 def mapping(devices: Sequence[torch.device]) -> list[str]:
-    """``cuda:0 = physical 4 = GPU-...`` for each GPU among the devices, once."""
+    """Return ``cuda:0 = physical 4 = GPU-...`` for each GPU among the devices, once."""
     names = dict.fromkeys(str(device) for device in devices if device.type == "cuda")
     if not names:
         return []
@@ -79,7 +80,7 @@ def mapping(devices: Sequence[torch.device]) -> list[str]:
 
 
 def processes(device: torch.device) -> list[tuple[int, int | None]]:
-    """Who computes on a GPU: the driver's number of each process, and its bytes there."""
+    """Return who computes on a GPU: the driver's number of each process, and its bytes there."""
     with closing(Nvml()) as nvml:
         found = nvml.find(str(device))
         if found is not None:

@@ -18,7 +18,7 @@ from quorate.settings import real
 
 
 def checked_fraction(fraction: object, devices: Sequence[torch.device]) -> float | None:
-    """A fraction that every worker can have.
+    """Return a fraction that every worker can have.
 
     Args:
         fraction: of a device's memory, above 0 and at most 1; None for no bound.
@@ -69,7 +69,7 @@ def free_cache(devices: Sequence[torch.device]) -> None:
 
 
 def fraction_remark(devices: Sequence[torch.device], fraction: float | None) -> list[str]:
-    """What to say of devices that it does not bound: a script is to run on any."""
+    """Return what to say of devices whose memory it does not bound: a script is to run on any."""
     kinds = {device.type for device in devices if not _can_be_bounded(device)}
     if fraction is None or not kinds:
         return []

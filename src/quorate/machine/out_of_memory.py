@@ -21,7 +21,7 @@ def note(
     shards: int | None = None,
     parameter_bytes: int | None = None,
 ) -> str | None:
-    """What to add to an exception of a worker; None if memory is not what was missing.
+    """Return what to add to an exception of a worker; None if it lacked no memory.
 
     Args:
         device: where it computed.
@@ -81,7 +81,7 @@ def _fraction(device: torch.device) -> float:
 
 
 def _resident() -> list[tuple[int, int | None]]:
-    """Processes of this machine and their resident bytes."""
+    """Return the processes of this machine and their resident bytes."""
     found: list[tuple[int, int | None]] = []
     for process in psutil.process_iter(["memory_info"]):
         memory = process.info["memory_info"]
@@ -91,7 +91,7 @@ def _resident() -> list[tuple[int, int | None]]:
 
 
 def _named(others: Sequence[tuple[int, int | None]]) -> list[str]:
-    """``process 4242 (python) has 20,000 MiB``, those with most first."""
+    """Return ``process 4242 (python) has 20,000 MiB``, those with most first."""
     ordered = sorted(others, key=lambda other: -(other[1] or 0))
     own = psutil.Process().pid
     named = []

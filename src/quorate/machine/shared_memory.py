@@ -51,7 +51,7 @@ class Segment:
         self.nbytes = nbytes
 
     def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
-        """The (count,) elements from byte ``start`` on; start must be a multiple of their size."""
+        """Return the (count,) elements from byte ``start`` on, a multiple of an element's size."""
         import torch  # here, as the doctor looks at segments where torch cannot be imported
 
         if count == 0:
@@ -74,7 +74,7 @@ def require(nbytes: int, purpose: str, fix: str) -> None:
 
 
 def free_bytes() -> int | None:
-    """What segments may still take: of the machine, and of the container; None if unknown."""
+    """Return what segments may still take of machine and container; None if that is unknown."""
     if not hasattr(os, "memfd_create"):
         return shutil.disk_usage(tempfile.gettempdir()).free
     found = [_available(Path("/proc/meminfo")), control_group.memory_left()]

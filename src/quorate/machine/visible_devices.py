@@ -70,7 +70,7 @@ class _Entries(NamedTuple):
 
 
 def select(value: str | None, gpus: Sequence[Gpu]) -> Selection:
-    """What a process sees of these GPUs.
+    """Return what a process sees of these GPUs.
 
     Args:
         value: of the variable; None if it is not set.
@@ -94,7 +94,7 @@ def select(value: str | None, gpus: Sequence[Gpu]) -> Selection:
 
 
 def why_none(value: str | None) -> str | None:
-    """Why the variable hides every GPU of any machine; None if it need not."""
+    """Return why the variable hides every GPU of any machine; None if it need not."""
     if value is None:
         return None
     entries = _entries(value)
@@ -145,7 +145,7 @@ def _fits(entry: int | str, gpu: Gpu) -> bool:
 
 
 def _sliced(gpus: Sequence[Gpu], remark: str | None) -> Selection:
-    """The GPUs, or the one slice that is seen instead of them."""
+    """Return the GPUs, or the one slice that is seen instead of them."""
     for gpu in gpus:
         if gpu.slices:
             if len(gpus) > 1 or len(gpu.slices) > 1:

@@ -1,0 +1,1 @@
+"""Replicas: from a shard of rows and parameters to a weighted gradient."""

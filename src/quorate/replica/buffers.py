@@ -58,7 +58,7 @@ class Buffers:
                 copy_all(mine, theirs)
 
     def weighted(self, weight: float) -> torch.Tensor | None:
-        """Weight * values of the floating-point buffers, one float64 vector.
+        """Return weight * values of the floating-point buffers, one float64 vector.
 
         In float64 the product of a float32 value and a row count, and sums of such, are exact, so
         that a buffer that no shard changed (a table of positions) comes back bit for bit.
@@ -72,7 +72,7 @@ class Buffers:
         return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
 
     def counts(self) -> torch.Tensor | None:
-        """The bytes of all other buffers."""
+        """Return the bytes of all other buffers, one uint8 vector."""
         values = _together(self.others())
         if not values:
             return None
@@ -94,6 +94,7 @@ class Buffers:
 
 
 def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
+    """Return what gives buffers the values of ``source``: of each time, or as they are now."""
     if not snapshot:
         return lambda buffers: buffers.copy_(source)
     # The replica's own buffers are the source: what they are now is kept apart.
@@ -102,7 +103,7 @@ def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
 
 
 def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same, on one device."""
+    """Return the same values, on one device."""
     devices = {value.device for value in values}
     return values if len(devices) <= 1 else [value.cpu() for value in values]
 

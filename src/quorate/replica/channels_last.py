@@ -11,7 +11,7 @@ import torch
 
 
 def convolves(model: torch.nn.Module) -> bool:
-    """Whether the format matters for this model."""
+    """Return whether the format matters for this model."""
     return any(isinstance(module, torch.nn.Conv2d) for module in model.modules())
 
 

@@ -51,6 +51,7 @@ class Compiled:
         )
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Compute the loss by what is compiled, or compile it for this shape."""
         return self._compiled(model, batch)
 
     def run(self, batch: Any, *, training: bool, work: Callable[[Loss], T]) -> T:
@@ -102,7 +103,7 @@ class Compiled:
             return self._observed(work)[0]
 
     def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:
-        """Its result, and whether something was compiled for it."""
+        """Return the result of ``work``, and whether something was compiled for it."""
         _local.compiled = False
         with strict_compiler():
             result = work(self)
@@ -110,7 +111,7 @@ class Compiled:
 
 
 def signature(batch: Any) -> object:
-    """What a compiled graph is made for: structure, shapes, dtypes, numbers. Texts do not count."""
+    """Return what a graph is compiled for: structure, shapes, dtypes, numbers, but no texts."""
     if isinstance(batch, torch.Tensor):
         return tuple(batch.shape), batch.stride(), batch.dtype, batch.device, batch.requires_grad
     if (inner := parts(batch)) is not None:
@@ -121,13 +122,13 @@ def signature(batch: Any) -> object:
 
 
 def described(batch: Any) -> str:
-    """The shapes in a batch: ``64x1x28x28, 64``."""
+    """Return the shapes in a batch: ``64x1x28x28, 64``."""
     shapes = ["x".join(map(str, tensor.shape)) or "a scalar" for tensor in tensors(batch)]
     return ", ".join(shapes) or "no tensors"
 
 
 def reason(error: BaseException) -> str:
-    """Why something cannot be compiled, in a line."""
+    """Return why something cannot be compiled, in a line."""
     inner = getattr(error, "inner_exception", None) or error
     kind = type(inner).__name__
     if kind == "InvalidCxxCompiler":

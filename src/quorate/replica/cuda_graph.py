@@ -141,7 +141,7 @@ class ShardGraphs:
 
 
 def unfit(batch: Any, device: torch.device) -> str | None:
-    """Why a batch cannot be read by a graph: it must be tensors all through."""
+    """Return why a graph cannot read a batch, if so: it must be tensors all through."""
     for leaf in leaves(batch):
         if not isinstance(leaf, torch.Tensor):
             return f"there is a {type(leaf).__name__} in the batch, and not tensors alone"
@@ -151,7 +151,7 @@ def unfit(batch: Any, device: torch.device) -> str | None:
 
 
 def unfit_result(returned: Any, device: torch.device) -> str | None:
-    """Why what a loss function returned cannot be taken from a graph."""
+    """Return why what a loss function returned cannot be taken from a graph, if so."""
     values = returned.values() if isinstance(returned, Mapping) else [returned]
     for value in values:
         if isinstance(value, torch.Tensor) and value.device != device:
@@ -160,7 +160,7 @@ def unfit_result(returned: Any, device: torch.device) -> str | None:
 
 
 def plain(returned: Any) -> dict[str, Number]:
-    """The Python numbers in what a loss function returned."""
+    """Return the Python numbers in what a loss function returned."""
     values = returned if isinstance(returned, Mapping) else {}
     return {str(name): value for name, value in values.items() if isinstance(value, Number)}
 
@@ -168,7 +168,7 @@ def plain(returned: Any) -> dict[str, Number]:
 def forward_backward(
     returned: Any, rows: int, take_grads: Callable[[], dict[str, torch.Tensor]]
 ) -> Step:
-    """The rest of a step after the loss function was called, without waiting for the device.
+    """Finish a step after the loss function was called, without waiting for the device.
 
     Args:
         returned: by the loss function: see ``quorate.loss``.
@@ -188,7 +188,7 @@ def forward_backward(
 
 
 def detached(returned: Any) -> Any:
-    """The same without what autograd keeps, which would tie later shards to the graph's stream."""
+    """Drop what autograd keeps: it would tie later shards to the graph's stream."""
     if isinstance(returned, torch.Tensor):
         return returned.detach()
     made = copy.copy(returned) if isinstance(returned, MutableMapping) else dict(returned)

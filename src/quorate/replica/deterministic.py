@@ -61,7 +61,7 @@ def repeatable(precision: Precision, devices: Sequence[torch.device]) -> Iterato
 
 
 def remarks(model: torch.nn.Module, devices: Sequence[torch.device]) -> list[str]:
-    """What to say of a model whose bits depend on what the environment lacks."""
+    """Return what to say of a model whose bits depend on what the environment lacks."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
     on_gpu = any(device.type == "cuda" for device in devices)
     if not on_gpu or not recurrent or WORKSPACE in device_environment():

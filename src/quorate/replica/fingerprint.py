@@ -18,7 +18,7 @@ from quorate.replica.nested import parts
 
 
 def fingerprint(batch: Any) -> str:
-    """A hash over the values of all tensors, arrays, numbers and strings in it, nested.
+    """Return a hash over all tensors, arrays, numbers and strings in a batch, nested.
 
     Of objects the attributes count. A value that is none of these counts by its type only.
     """

@@ -32,7 +32,7 @@ class Section:
     stride: tuple[int, ...]
 
     def view(self, vector: torch.Tensor) -> torch.Tensor:
-        """The tensor as a view of its vector."""
+        """Return the tensor as a view of its vector."""
         return vector.as_strided(self.shape, self.stride, vector.storage_offset() + self.start)
 
 
@@ -65,7 +65,7 @@ class Layout:
             self.sizes[vector] += span
 
     def new(self, device: torch.device) -> Flat:
-        """Zeroed vectors of this layout."""
+        """Return zeroed vectors of this layout."""
         return Flat(
             self,
             [
@@ -75,11 +75,11 @@ class Layout:
         )
 
     def shared(self) -> Flat:
-        """Zeroed vectors of this layout in memory that other processes can map."""
+        """Return zeroed vectors of this layout in memory that other processes can map."""
         return self.over(Segment(max(1, self.nbytes)))
 
     def over(self, segment: Segment, start: int = 0) -> Flat:
-        """Vectors of this layout in a segment, from byte ``start`` (a multiple of 64) on."""
+        """Return vectors of this layout in a segment, from byte ``start`` (a multiple of 64) on."""
         vectors = []
         for size, dtype in zip(self.sizes, self.dtypes, strict=True):
             vectors.append(segment.tensor(dtype, size, start))
@@ -88,6 +88,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all vectors, gaps included."""
         return sum(
             size * dtype.itemsize for size, dtype in zip(self.sizes, self.dtypes, strict=True)
         )
@@ -108,14 +109,15 @@ class Flat:
 
     @property
     def device(self) -> torch.device:
+        """The device that all vectors are on."""
         return self.vectors[0].device if self.vectors else torch.device("cpu")
 
     def new(self) -> Flat:
-        """Zeroed vectors like these: there, and shared if these are."""
+        """Return zeroed vectors like these: on the same device, and shared if these are."""
         return self.layout.new(self.device) if self.segment is None else self.layout.shared()
 
     def on(self, device: torch.device) -> Flat:
-        """These values on a device: themselves, if they are there."""
+        """Return these values on a device: these vectors themselves, if they are there."""
         if self.device == device:
             return self
         moved = self.layout.new(device)
@@ -123,11 +125,12 @@ class Flat:
         return moved
 
     def copy_(self, other: Flat) -> None:
+        """Copy the values of vectors of the same layout."""
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
             mine.copy_(theirs, non_blocking=_may_run_ahead(mine))
 
     def take(self, other: Flat) -> None:
-        """The values of the same tensors from vectors that may be of other dtypes."""
+        """Copy the values of the same tensors from vectors that may be of other dtypes."""
         if self.layout is other.layout:
             self.copy_(other)
         else:
@@ -135,6 +138,7 @@ class Flat:
             copy_all(mine, theirs, non_blocking=_may_run_ahead(*mine[:1]))
 
     def add_(self, other: Flat) -> Flat:
+        """Add the values of vectors of the same layout, in place."""
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
             mine.add_(theirs.to(mine.device, non_blocking=_may_run_ahead(mine)))
         return self
@@ -153,7 +157,7 @@ class Flat:
             copy_all(targets, sources)
 
     def runs(self, names: Iterable[str]) -> Iterator[tuple[torch.Tensor, list[str]]]:
-        """Maximal stretches of the vectors that hold the named tensors and no other.
+        """Yield maximal stretches of the vectors that hold the named tensors and no other.
 
         Yields (a 1-D view, the names in it in order).
         """
@@ -175,5 +179,5 @@ class Flat:
 
 
 def _may_run_ahead(*targets: torch.Tensor) -> bool:
-    """Whether this thread need not wait for a copy: a device's later work does, the host's not."""
+    """Return whether this thread need not wait for a copy: later work of a device does so."""
     return all(target.device.type != "cpu" for target in targets)

@@ -17,18 +17,18 @@ MOST_KEPT = 1 << 20
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that want a gradient, by the user's names; tied ones once."""
+    """Return the parameters that want a gradient, by the user's names; tied ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that want none."""
+    """Return the parameters that want no gradient, by the user's names."""
     return {name: p for name, p in model.named_parameters() if not p.requires_grad}
 
 
 @contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Within the block a replica may be made of the model itself; afterwards it is as it was.
+    """Let a replica be made of the model itself; after the block the model is as it was.
 
     That is its modes, its buffers, its frozen parameters of up to ``MOST_KEPT`` elements, and where
     the trainable ones lie.
@@ -60,7 +60,7 @@ def copy_of(
     shares: torch.device | None,
     written: Collection[int],
 ) -> torch.nn.Module:
-    """A deep copy whose trainable parameters are the given ones.
+    """Return a deep copy of a model whose trainable parameters are the given ones.
 
     Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
     written.

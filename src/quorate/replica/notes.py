@@ -18,7 +18,7 @@ class Notes:
         self._new: list[str] = []
 
     def add(self, line: str) -> None:
-        """Note it, unless its first line is known."""
+        """Add a note, unless one with the same first line was added before."""
         about = line.partition("\n")[0]
         with self._lock:
             if about not in self._known:
@@ -26,7 +26,7 @@ class Notes:
                 self._new.append(line)
 
     def take(self) -> list[str]:
-        """Those that are new since the last call."""
+        """Return the notes that are new since the last call."""
         with self._lock:
             taken, self._new = self._new, []
             return taken

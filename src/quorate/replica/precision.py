@@ -41,7 +41,7 @@ LEAST_SCALE = 2.0**-7
 
 @dataclass(frozen=True)
 class Precision:
-    """One of the four."""
+    """One of the four ways to compute."""
 
     name: str
     working: torch.dtype | None = None  # of the parameters that replicas compute with
@@ -53,7 +53,7 @@ class Precision:
         return self.working is torch.float16
 
     def working_tensors(self, model: torch.nn.Module) -> list[tuple[str, torch.Tensor]] | None:
-        """What a replica's trainable parameters are to be like, by name; None: as they are."""
+        """Return what a replica's trainable parameters are to be like; None: as they are."""
         if self.working is None:
             return None
         kept = {
@@ -72,7 +72,7 @@ class Precision:
 
     @contextmanager
     def operations(self, devices: Sequence[torch.device]) -> Iterator[None]:
-        """Within the block operations of this thread pick their dtype: for the forward pass."""
+        """Let operations of this thread pick their dtype within the block: a forward pass."""
         with ExitStack() as stack:
             for kind in dict.fromkeys(device.type for device in devices if self.working):
                 # Its cache is the process's, so that what is in it would depend on other towers;
@@ -92,7 +92,7 @@ ALL = (
 
 
 def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:
-    """A precision by its name.
+    """Return a precision by its name.
 
     Args:
         devices: that are to compute in it.
@@ -114,7 +114,7 @@ def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:
 
 
 def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
-    """What to say of devices that a precision does not suit."""
+    """Return what to say of devices that a precision does not suit."""
     kinds = {device.type for device in devices}
     if precision.tf32 and kinds != {"cuda"}:
         other = ", ".join(sorted(kinds - {"cuda"}))

@@ -153,7 +153,7 @@ class Replica:
         into: Flat | None = None,
         at: Phase = no_phase,
     ) -> ShardSum:
-        """Forward and backward over one shard.
+        """Compute forward and backward over one shard.
 
         Args:
             batch: the collated rows, on the host.
@@ -227,7 +227,7 @@ class Replica:
         )
 
     def evaluation(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
-        """Forward over one shard in evaluation mode, without gradient."""
+        """Compute forward over one shard in evaluation mode, without gradient."""
         batch = self.transfers.take(batch)
 
         def compute(reseed: Reseed, loss: Loss) -> Outcome:
@@ -240,7 +240,7 @@ class Replica:
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
-        """Left + right, in the memory of left; that of right is used again."""
+        """Return left + right, in the memory of left; that of right is used again."""
         left.add(right)
         self.recycle(right)
         return left
@@ -267,6 +267,7 @@ class Replica:
 
     @property
     def is_compiled(self) -> bool:
+        """Whether the loss function is compiled."""
         return isinstance(self._loss, Compiled)
 
     def _run(
@@ -295,17 +296,17 @@ class Replica:
         return loss.read(returned, rows=rows, training=training, totals=self._totals)
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
-        """CUDA graphs, unless each operator is looked at, or draws are Python's."""
+        """Return the CUDA graphs, unless operators are watched, or draws are Python's."""
         return self._graphs if isinstance(loss, Compiled) and not self._turns.draws else None
 
     def _step(self, function: Loss, rows: int, batch: Any) -> Step:
-        """Forward and backward for a CUDA graph."""
+        """Compute forward and backward for a CUDA graph."""
         with self._computing.precision.operations(self.group):
             returned = function(self.model, batch)
         return forward_backward(returned, rows, self._take_grads)
 
     def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:
-        """What a CUDA graph left, as ``gradient`` wants it."""
+        """Return what a CUDA graph left, as ``gradient`` wants it."""
         outcome = loss.read(step.returned, rows=rows, training=False, totals=self._totals)
         factor = 1.0 if outcome.is_narrow else outcome.weight
         return outcome, step.grads if outcome.weight > 0 else {}, factor
@@ -327,11 +328,11 @@ class Replica:
 
     @property
     def _gathers_on(self) -> torch.device:
-        """Where the gradient is put together."""
+        """The device on which the gradient is put together."""
         return self.device if self._spread is None else torch.device("cpu")
 
     def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
-        """What this replica computes with: the parameters themselves, if it can."""
+        """Return what this replica computes with: the parameters themselves, if it can."""
         lowered = self._computing.precision.working_tensors(model)
         if lowered is None and self._spread is None and parameters.device == self.device:
             return parameters
@@ -345,7 +346,7 @@ class Replica:
         return working
 
     def _take_grads(self) -> _Grads:
-        """The gradients by name; the parameters have none afterwards.
+        """Return the gradients by name; the parameters have none afterwards.
 
         Backward into an absent .grad takes over the tensor it computed, without an addition.
         """
@@ -356,7 +357,7 @@ class Replica:
 
 
 def _overflows(outcome: Outcome, grads: _Grads) -> bool:
-    """Whether a smaller scale may help: the gradient is not finite, and the loss is."""
+    """Return whether a smaller scale may help: the gradient is not finite, the loss is."""
     if not math.isfinite(outcome.metrics["loss"]):
         return False
     checks = [torch.isfinite(grad).all() for grad in grads.values()]

@@ -40,16 +40,16 @@ class ShardSum:
     totals: Counts = field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
-        """The weighted means of all metrics."""
+        """Return the weighted means of all metrics."""
         return {name: value / self.weight for name, value in self.metrics.items()}
 
     def computed_by(self, worker: int, shard: int) -> ShardSum:
-        """Self, which is one shard's, with a note of who computed it."""
+        """Return self, which is one shard's, with a note of who computed it."""
         self.shares = [Share(shard, worker, self.metrics["loss"], self.weight)]
         return self
 
     def add(self, right: ShardSum) -> ShardSum:
-        """Self + right, in place: ``self`` must hold the shards to the left.
+        """Return self + right, in place: ``self`` must hold the shards to the left.
 
         Buffers that are no floating-point numbers (BatchNorm's num_batches_tracked) cannot be
         averaged; they keep the value of the first shard.

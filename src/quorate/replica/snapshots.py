@@ -41,7 +41,7 @@ class Values(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What one update left behind."""
+    """The parameters and buffers that one update left behind."""
 
     values: Values
     number: int  # of the room that it lies in
@@ -66,7 +66,7 @@ class Snapshots:
         self.take()
 
     def take(self) -> None:
-        """Make a new one of the parameters and buffers as they are now."""
+        """Make a new snapshot of the parameters and buffers as they are now."""
         number = next(n for n in self._room if n not in self._lent.values())
         values = self._room[number]
         values.flat.copy_(self._parameters)
@@ -75,17 +75,17 @@ class Snapshots:
         self._newest = Snapshot(values, number, self._taken)
 
     def lend(self, worker: int) -> Snapshot:
-        """The newest one: it stays as it is until the worker gives it back."""
+        """Return the newest snapshot: it stays as it is until the worker gives it back."""
         self._lent[worker] = self._newest.number
         return self._newest
 
     def give_back(self, worker: int) -> None:
-        """The worker has computed its shard, or is gone."""
+        """Take back a snapshot: the worker has computed its shard, or is gone."""
         self._lent.pop(worker, None)
 
 
 def new_values(parameters: Flat, buffers: Buffers) -> Values:
-    """Room for a snapshot beside the parameters."""
+    """Allocate a slot for a snapshot on the parameters' device."""
     none = torch.empty(0)
     floats, counts = buffers.weighted(1.0), buffers.counts()
     return Values(

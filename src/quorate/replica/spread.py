@@ -56,7 +56,7 @@ class Spread:
         replace_tensors(model, lambda tensor: tensor.to(devices.get(id(tensor), tensor.device)))
 
     def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> Scattered:
-        """Zeroed tensors like these, each where its part of the model lies."""
+        """Return zeroed tensors like these, each where its part of the model lies."""
         return Scattered(
             [
                 Layout((n, t) for n, t in tensors.items() if self._number[n] == number).new(device)
@@ -74,6 +74,6 @@ class Scattered:
         self.views = {name: found[name] for name in order}
 
     def take(self, other: Flat) -> None:
-        """The values of the same tensors."""
+        """Copy the values of the same tensors."""
         for name, view in self.views.items():
             view.copy_(other.views[name])

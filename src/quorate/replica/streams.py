@@ -86,6 +86,7 @@ class Stream:
 
     @property
     def generator(self) -> torch.Generator:
+        """The generator that draws come from, seeded with the latest key."""
         if self._seed is not None:
             self._generator.manual_seed(self._seed)
             self._seed = None
@@ -110,7 +111,7 @@ class Stream:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Within the block it is also the stream of the calling thread.
+        """Make it the stream of the calling thread too, within the block.
 
         For where it is not: a device's backward pass runs in a thread of torch's, while the
         stream's own thread waits, and a ``TorchDispatchMode`` is called with dispatch keys off.

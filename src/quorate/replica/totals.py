@@ -56,7 +56,7 @@ class Totals:
         self.names = tuple(self._finish)
 
     def finished(self, totals: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """The numbers that follow from totals, by their names.
+        """Return the numbers that follow from totals, by their names.
 
         Raises:
             LossError: a function returned something else, or two gave the same name.
@@ -84,7 +84,7 @@ class Totals:
 
 
 def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[str, float]:
-    """All metrics of an update or an evaluation.
+    """Return all metrics of an update or an evaluation.
 
     Raises:
         LossError: a mean and a finished total have the same name.
@@ -98,7 +98,7 @@ def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[st
 
 
 def counts(name: str, value: object) -> torch.Tensor:
-    """A copy of one shard's counts, (any shape) int64 on the host.
+    """Return a copy of one shard's counts, (any shape) int64 on the host.
 
     Raises:
         LossError: they are no integers.
@@ -117,7 +117,7 @@ def counts(name: str, value: object) -> torch.Tensor:
 
 
 def add(left: Counts, right: Counts) -> None:
-    """Left += right.
+    """Add totals in place: left += right.
 
     Raises:
         LossError: names or shapes differ.
@@ -138,7 +138,7 @@ def add(left: Counts, right: Counts) -> None:
 
 
 def to_json(totals: Counts) -> dict[str, Any]:
-    """What a worker process sends: shape and bytes. Most of a large matrix is zeros."""
+    """Return what a worker process sends: shape and bytes. Most of a large matrix is zeros."""
     return {
         name: [list(t.shape), base64.b64encode(zlib.compress(t.numpy().tobytes(), 1)).decode()]
         for name, t in totals.items()
@@ -146,7 +146,7 @@ def to_json(totals: Counts) -> dict[str, Any]:
 
 
 def from_json(sent: Mapping[str, Any]) -> Counts:
-    """The inverse of ``to_json``."""
+    """Return totals from what ``to_json`` returned."""
     return {
         name: torch.from_numpy(
             np.frombuffer(zlib.decompress(base64.b64decode(data)), np.int64).copy().reshape(shape)

@@ -20,7 +20,7 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def pinned(batch: Any, device: torch.device) -> Any:
-    """The batch in page-locked memory, if that helps a transfer to the device."""
+    """Return the batch in page-locked memory, if that helps a transfer to the device."""
     if device.type != "cuda":
         return batch
     with torch.cuda.device(device):  # or another GPU may be given a context for it
@@ -28,7 +28,7 @@ def pinned(batch: Any, device: torch.device) -> Any:
 
 
 class Transfers:
-    """To one device. One thread at a time, that computes on its current stream."""
+    """Transfers to one device, for one thread at a time that computes on its current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,7 +50,7 @@ class Transfers:
                 self._begun.append((batch, moved, self._side.record_event()))
 
     def take(self, batch: Any) -> Any:
-        """The batch on the device, for the current stream."""
+        """Return the batch on the device, for the current stream."""
         self.begin(batch)
         begun = next((each for each in self._begun if each[0] is batch), None)
         if begun is None:

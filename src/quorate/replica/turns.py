@@ -70,7 +70,7 @@ class Turns:
 
 
 class _Turn:
-    """The generators are the process's, and so is the turn on them."""
+    """The turn on the process's generators: there is one, as there is one of each of them."""
 
     def __init__(self) -> None:
         self._reset()

@@ -30,7 +30,6 @@ class Recipe(Settings):
 
     loss: Loss = field(metadata=about("the loss", check=a_function("of a model and a batch")))
     totals: Mapping[str, Finish] | None
-    optimize: Optimize
     batch_size: int = field(
         metadata=about("rows per update", check=at_least(1), at_resume=AtResume.REFUSED)
     )
@@ -66,6 +65,7 @@ class Recipe(Settings):
         metadata=about("fp32, tf32, bf16 or fp16", kind=str, at_resume=AtResume.SAID)
     )
     compute: Compute
+    optimize: Optimize
     loading: Loading
     run_dir: RunDir
 

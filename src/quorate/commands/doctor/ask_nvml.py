@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 # nvmlDeviceGetTopologyCommonAncestor's levels.
@@ -56,10 +57,9 @@ def _ask() -> None:
             continue
         handles.append((index, handle))
         _say(gpu={"index": index, "uuid": uuid, **_gpu(nvml, ask, handle)})
-    for place, (one, first) in enumerate(handles):
-        for other, second in handles[place + 1 :]:
-            _say(asking=f"the link between GPUs {one} and {other}")
-            _say(link={"one": one, "other": other, **_link(nvml, ask, first, second)})
+    for (index, handle), (peer, peer_handle) in combinations(handles, 2):
+        _say(asking=f"the link between GPUs {index} and {peer}")
+        _say(link={"one": index, "other": peer, **_link(nvml, ask, handle, peer_handle)})
     _say(asking="the NVIDIA driver to be left alone")
     ask(nvml.nvmlShutdown)
 
@@ -116,10 +116,10 @@ def _slices(nvml: Any, ask: _Asked, handle: Any) -> list[dict[str, Any]]:
     return slices
 
 
-def _link(nvml: Any, ask: _Asked, one: Any, other: Any) -> dict[str, Any]:
-    nvlink = ask(nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_NVLINK) == _P2P_OK
-    read = ask(nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
-    ancestor = ask(nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+def _link(nvml: Any, ask: _Asked, handle: Any, peer: Any) -> dict[str, Any]:
+    nvlink = ask(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_NVLINK) == _P2P_OK
+    read = ask(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_READ)
+    ancestor = ask(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)
     return {
         "kind": "NVLink" if nvlink else _ANCESTORS.get(ancestor, "unknown"),
         "is_direct": None if read is None else read == _P2P_OK,

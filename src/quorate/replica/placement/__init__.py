@@ -1,0 +1,1 @@
+"""Where operators run: on a replica's device, or on the CPU where it has no kernel; and the log."""

@@ -28,7 +28,7 @@ class Place:
     source: str = ""
 
     def said(self, *, in_backward: bool) -> str:
-        """``module 'encoder.0' (Linear)``, for a sentence."""
+        """Return ``module 'encoder.0' (Linear)``, for a sentence."""
         if not self.kind:
             return "the loss function, outside of modules"
         name = f"module {self.module!r}" if self.module else "the model"
@@ -49,11 +49,11 @@ class Places:
         self._forward: dict[int, Place] = {}  # of forward calls, by what autograd numbers them
 
     def clear(self) -> None:
-        """Forget: a shard is begun once more."""
+        """Forget all calls: a shard is begun once more."""
         self._forward.clear()
 
     def find(self, frame: FrameType | None) -> tuple[Place, bool]:
-        """Who called, and whether that is in backward: then of what call it is the derivative.
+        """Return who called, and whether in backward: then whose derivative it is.
 
         Each operator must be asked for as it is called, or its derivative is not found.
         """
@@ -69,7 +69,7 @@ class Places:
         return place, False
 
     def _of(self, frame: FrameType | None) -> Place:
-        """The innermost module, and the innermost line that is neither torch's nor quorate's."""
+        """Return the innermost module, and the innermost line that is not torch's or quorate's."""
         module = kind = line = source = ""
         while frame is not None and frame.f_code.co_filename != self._until:
             file = frame.f_code.co_filename

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def is_lacking(error: RuntimeError) -> bool:
-    """Whether torch may mean by it that a device has no kernel for an operator or a dtype."""
+    """Return whether torch may mean that a device has no kernel for an operator or a dtype."""
     return isinstance(error, NotImplementedError) or "not implemented for '" in str(error)
 
 
@@ -39,10 +39,12 @@ class Lacking:
 
     @property
     def kernel(self) -> str:
+        """What is lacking, for a sentence."""
         return f"{self.operator} has no kernel on {self.device.type}"
 
     @property
     def caller(self) -> str:
+        """Where the operator was called, for a sentence."""
         return f"called in {self.place.said(in_backward=self.in_backward)}"
 
 
@@ -149,7 +151,7 @@ class SoftPlacement(TorchDispatchMode):
 
 
 def _never(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Why an operator cannot run on the CPU, if so."""
+    """Return why an operator cannot run on the CPU, if so."""
     if func.is_view or torch.Tag.inplace_view in func.tags:
         return "what it returns shares memory with what it is given"
     given = leaves((args, kwargs))
@@ -161,7 +163,7 @@ def _never(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str |
 def _drawing(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with the shard's stream for a generator where none is given."""
+    """Return the arguments, with the shard's stream for a generator where none is given."""
     for number, argument in enumerate(schema_arguments(func)):
         if argument.name == "generator":
             given = args[number] if number < len(args) else kwargs.get("generator")
@@ -175,7 +177,7 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key:
 
 
 def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
-    """That an operator runs on: the first of its arguments that is none of the CPU's."""
+    """Return the device that an operator runs on: that of its first argument not on the CPU."""
     for value in leaves((args, kwargs)):
         device = value.device if isinstance(value, torch.Tensor) else value
         if isinstance(device, torch.device) and device != CPU:

@@ -69,7 +69,7 @@ class PlacementLog(TorchDispatchMode):
         return returned
 
     def table(self) -> str:
-        """A line per module, operator and device, with how often it was called.
+        """Return a line per module, operator and device, with how often it was called.
 
         Of a model with many modules, those of one class that did the same have one line together.
         """
@@ -96,7 +96,7 @@ def _rows(
 
 
 def _where(given: Any, returned: Any) -> str:
-    """``cuda:0``; of a copy ``cpu -> cuda:0``; of what has no tensors nothing."""
+    """Return ``cuda:0``; of a copy ``cpu -> cuda:0``; of what has no tensors nothing."""
     # A number that is a tensor of the CPU may meet tensors of any device.
     arguments = list(tensors(given))
     source = {str(t.device) for t in arguments if t.dim()} or {str(t.device) for t in arguments}

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Placement:
-    """That of one replica.
+    """The place of one replica's operators.
 
     Args:
         group: its devices.
@@ -52,7 +52,7 @@ class Placement:
         *,
         training: bool,
     ) -> T:
-        """What ``work(watched)`` returns, which computes a shard and can be done again.
+        """Return what ``work(watched)`` returns, which computes a shard and can be done again.
 
         It is told whether operators are watched: then they must run one by one.
 
@@ -131,7 +131,7 @@ def check(computing: Computing, devices: Sequence[torch.device]) -> None:
 
 
 def remarks(computing: Computing, devices: Sequence[torch.device], home: torch.device) -> list[str]:
-    """What to say before the first shard.
+    """Return what to say before the first shard.
 
     Args:
         devices: of the workers.
@@ -146,4 +146,5 @@ def remarks(computing: Computing, devices: Sequence[torch.device], home: torch.d
 
 
 def described(devices: Sequence[torch.device]) -> str:
+    """Return the names of devices, each once."""
     return ", ".join(dict.fromkeys(map(str, devices)))

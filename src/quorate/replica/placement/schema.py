@@ -11,7 +11,7 @@ from quorate.replica.torch_internals import schema_arguments
 def arguments(
     operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Any, bool, bool]]:
-    """Each argument, whether it is written, and whether it is an ``out``: written only."""
+    """Yield each argument, whether it is written, and whether it is an ``out``: written only."""
     for number, argument in enumerate(schema_arguments(operator)):
         if number < len(args) and not argument.kwarg_only:
             value = args[number]
