@@ -20,18 +20,18 @@ class Buffers:
 
     Args:
         model: the module.
-        written: numbers of the parameters, in the model's order, that its forward pass writes:
-            Keras keeps its statistics in such. They are buffers by another name.
+        mutable_frozen: numbers of the frozen parameters, in the model's order, that its forward
+            pass writes: Keras keeps its statistics in such. They are buffers by another name.
     """
 
-    def __init__(self, model: torch.nn.Module, written: Collection[int] = ()) -> None:
+    def __init__(self, model: torch.nn.Module, mutable_frozen: Collection[int] = ()) -> None:
         # Looked up anew each time: a forward pass may put another tensor in a buffer's place.
         lookups: list[_Lookup] = [
             partial(getattr, module, name)
             for module in model.modules()
             for name, _ in module.named_buffers(recurse=False)
         ]
-        parameters = [p for number, p in enumerate(model.parameters()) if number in written]
+        parameters = [p for number, p in enumerate(model.parameters()) if number in mutable_frozen]
         lookups += [partial(_itself, parameter) for parameter in parameters]
         seen: set[int] = set()
         self._floats: list[_Lookup] = []

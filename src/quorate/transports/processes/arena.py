@@ -36,7 +36,7 @@ class Arena:
         parameters: in a segment of their own, as all that outlives the workers.
         average: likewise, if the parameters are averaged.
         frozen: likewise, those that are not trained.
-        written: see ``Buffers``; these are no frozen ones here.
+        mutable_frozen: see ``Buffers``; these are no frozen ones here.
         floats: F.
         counts: bytes of all other buffers.
         slots: how many there are.
@@ -51,7 +51,7 @@ class Arena:
         average: Flat | None,
         frozen: Flat,
         *,
-        written: Collection[int],
+        mutable_frozen: Collection[int],
         floats: int,
         counts: int,
         slots: int,
@@ -62,7 +62,7 @@ class Arena:
         self.parameters, self.average, self.frozen = parameters, average, frozen
         self.slots = slots - snapshots
         self.snapshots = range(slots - snapshots, slots)
-        self.written = frozenset(written)
+        self.mutable_frozen = frozenset(mutable_frozen)
         self._slots: dict[int, Values] = {}
         self._sizes = {
             "floats": floats,
@@ -102,7 +102,7 @@ class Arena:
         parameters: Flat,
         average: Flat | None,
         *,
-        written: Collection[int],
+        mutable_frozen: Collection[int],
         results: int,
         on_snapshots: bool,
         workers: int,
@@ -116,9 +116,9 @@ class Arena:
         Raises:
             UserError: there is not enough memory for it.
         """
-        buffers = Buffers(model, written)
+        buffers = Buffers(model, mutable_frozen)
         floats, counts = _or_empty(buffers.weighted(1.0)), _or_empty(buffers.counts())
-        layout = Layout(_frozen(model, written).items())
+        layout = Layout(_frozen(model, mutable_frozen).items())
         # Runs of shards are added up as they come: a worker's take about as many slots as the tree
         # has levels, and one that it is writing.
         levels = (results - 1).bit_length()
@@ -135,7 +135,7 @@ class Arena:
             parameters,
             average,
             frozen,
-            written=written,
+            mutable_frozen=mutable_frozen,
             floats=floats.numel(),
             counts=counts.numel(),
             # Per worker one that is being computed, and one that is done and not decided on.
@@ -143,7 +143,7 @@ class Arena:
             snapshots=snapshots,
             workers=workers,
         )
-        for name, parameter in _frozen(model, written).items():
+        for name, parameter in _frozen(model, mutable_frozen).items():
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
         return arena
@@ -158,7 +158,7 @@ class Arena:
         return {
             "parameters": _described(self.parameters.layout),
             "frozen": _described(self.frozen.layout),
-            "written": sorted(self.written),
+            "mutable_frozen": sorted(self.mutable_frozen),
             **self._sizes,
         }, fds
 
@@ -185,7 +185,7 @@ class Arena:
         """
         parameters, frozen = description.pop("parameters"), description.pop("frozen")
         _compare(parameters, _described(Layout(trainable(model).items())))
-        own = _frozen(model, description["written"])
+        own = _frozen(model, description["mutable_frozen"])
         _compare(frozen, _described(Layout(own.items())))
         first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
         layout = _layout(parameters)
@@ -231,14 +231,16 @@ class Arena:
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
-        bind(_frozen(model, self.written), self.frozen)
+        bind(_frozen(model, self.mutable_frozen), self.frozen)
 
 
-def _frozen(model: torch.nn.Module, written: Collection[int]) -> dict[str, torch.nn.Parameter]:
+def _frozen(
+    model: torch.nn.Module, mutable_frozen: Collection[int]
+) -> dict[str, torch.nn.Parameter]:
     return {
         name: parameter
         for number, (name, parameter) in enumerate(model.named_parameters())
-        if not parameter.requires_grad and number not in written
+        if not parameter.requires_grad and number not in mutable_frozen
     }
 
 
