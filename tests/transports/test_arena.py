@@ -33,10 +33,12 @@ def test_too_little_memory_is_an_error_with_both_figures(monkeypatch: pytest.Mon
     with pytest.raises(
         UserError, match=r"gradients of 4 shards on 3 workers need 14 MiB, and 7 MiB are free; use"
     ):
-        Arena.create(model, flat, None, written=(), results=4, on_snapshots=False, workers=3)
+        Arena.create(model, flat, None, mutable_frozen=(), results=4, on_snapshots=False, workers=3)
     monkeypatch.setattr(shared_memory, "free_bytes", lambda: None)
     assert (
-        Arena.create(model, flat, None, written=(), results=4, on_snapshots=True, workers=3).slots
+        Arena.create(
+            model, flat, None, mutable_frozen=(), results=4, on_snapshots=True, workers=3
+        ).slots
         == 10
     )
 
@@ -44,7 +46,7 @@ def test_too_little_memory_is_an_error_with_both_figures(monkeypatch: pytest.Mon
 def test_another_model_is_refused_by_name_with_both_shapes() -> None:
     model, flat = shared_model()
     text, fds = Arena.create(
-        model, flat, None, written=(), results=2, on_snapshots=False, workers=1
+        model, flat, None, mutable_frozen=(), results=2, on_snapshots=False, workers=1
     ).handed_over()
     other = nn.Sequential(nn.Linear(512, 1023), nn.BatchNorm1d(1023))
     with pytest.raises(UserError, match=r"got .*0.weight.*\[1023, 512\].*expected .*\[1024, 512\]"):
@@ -53,7 +55,9 @@ def test_another_model_is_refused_by_name_with_both_shapes() -> None:
 
 def test_what_one_side_writes_the_other_reads() -> None:
     model, flat = shared_model()
-    mine = Arena.create(model, flat, None, written=(), results=2, on_snapshots=False, workers=2)
+    mine = Arena.create(
+        model, flat, None, mutable_frozen=(), results=2, on_snapshots=False, workers=2
+    )
     text, fds = mine.handed_over()
     theirs = Arena.attach(
         json.loads(json.dumps(text)), [os.dup(fd) for fd in fds], shared_model()[0]

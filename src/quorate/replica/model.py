@@ -58,17 +58,17 @@ def copy_of(
     model: torch.nn.Module,
     parameters: Mapping[str, torch.Tensor],
     shares: torch.device | None,
-    written: Collection[int],
+    mutable_frozen: Collection[int],
 ) -> torch.nn.Module:
     """Return a deep copy of a model whose trainable parameters are the given ones.
 
     Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
-    written.
+    that a forward pass writes.
     """
     memo: dict[int, Any] = {
         id(p): p
         for number, p in enumerate(model.parameters())
-        if p.device == shares and not p.requires_grad and number not in written
+        if p.device == shares and not p.requires_grad and number not in mutable_frozen
     }
     for name, parameter in trainable(model).items():
         memo[id(parameter)] = torch.nn.Parameter(parameters[name])

@@ -56,7 +56,7 @@ class Replica:
         model: the user's model, the coordinator's; its buffers are read before every shard.
         parameters: its trainable parameters. A replica on the same device reads them where they
             are: they change only while no replica computes.
-        written: see ``Buffers``.
+        mutable_frozen: see ``Buffers``.
         own: whether it may use the model itself and need not copy it: nobody else does.
         set_buffers: gives them the coordinator's values, before every shard. Default: those of the
             model now, or of the model that was copied as it then is.
@@ -74,7 +74,7 @@ class Replica:
         group: Group,
         *,
         spread: Spread | None = None,
-        written: Collection[int] = (),
+        mutable_frozen: Collection[int] = (),
         own: bool = False,
         set_buffers: Callable[[Buffers], None] | None = None,
         loss: Loss,
@@ -96,7 +96,7 @@ class Replica:
         self._is_copy = self._flat is not parameters
         # What a copy that is spread shared with the model would be moved away under it.
         shares = self.device if spread is None else None
-        self.model = model if own else copy_of(model, self._flat.views, shares, written)
+        self.model = model if own else copy_of(model, self._flat.views, shares, mutable_frozen)
         if spread is None:
             self.model.to(self.device)
         else:
@@ -106,8 +106,8 @@ class Replica:
         if not self.model.training:
             self.model.train()  # as loaded for inference; in a training model, eval() parts stay so
         self._modes = [(module, module.training) for module in self.model.modules()]
-        self._buffers = Buffers(self.model, written)
-        self._set_buffers = set_buffers or copier(Buffers(model, written), snapshot=own)
+        self._buffers = Buffers(self.model, mutable_frozen)
+        self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
@@ -221,7 +221,7 @@ class Replica:
             metrics=outcome.weighted(),
             gradient=gradient,
             buffers=self._buffers.weighted(outcome.weight),
-            counts=self._buffers.counts(),
+            integer_buffers=self._buffers.integer_buffers(),
             missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
         )

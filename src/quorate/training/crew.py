@@ -138,7 +138,7 @@ class Crew:
             state.model,
             state.parameters,
             None if state.average is None else state.average.shadow,
-            written=state.written,
+            mutable_frozen=state.mutable_frozen,
             results=self.most_open if self.rule.by_shard else source.plan.shards,
             on_snapshots=self.on_snapshots,
             workers=len(self.groups),

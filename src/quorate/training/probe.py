@@ -77,7 +77,7 @@ def probed(
     """Make the state and compute one shard with it, whose result is thrown away.
 
     Args:
-        make_state: may be given ``written``, see ``Buffers``.
+        make_state: may be given ``mutable_frozen``, see ``Buffers``.
 
     Raises:
         UserError: the model or the loss cannot be trained.
@@ -108,7 +108,7 @@ def probed(
             after = [version(parameter) for parameter in replica.model.parameters()]
         if convolves(model) and memory_format is torch.contiguous_format:
             say("channels_last is off: the model does not work with it")
-        written = frozenset(n for n, old in enumerate(before) if after[n] != old)
-        if not written:
+        mutable_frozen = frozenset(n for n, old in enumerate(before) if after[n] != old)
+        if not mutable_frozen:
             return state
-        return make_state(written=written)
+        return make_state(mutable_frozen=mutable_frozen)

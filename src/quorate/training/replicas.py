@@ -95,7 +95,7 @@ class Replicas:
             state.parameters,
             group,
             spread=self.spread if len(group) > 1 else None,
-            written=state.written,
+            mutable_frozen=state.mutable_frozen,
             own=own,
             loss=self._recipe.loss,
             totals=self.totals.names,

@@ -21,7 +21,7 @@ class State:
 
     Args:
         model: the user's; its trainable parameters become views of flat vectors on ``device``.
-        written: see ``Buffers``.
+        mutable_frozen: see ``Buffers``.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
     """
@@ -32,7 +32,7 @@ class State:
         device: torch.device,
         *,
         shared: bool,
-        written: frozenset[int] = frozenset(),
+        mutable_frozen: frozenset[int] = frozenset(),
         optimize: Optimize,
     ) -> None:
         self.model = model.to(device)
@@ -49,8 +49,8 @@ class State:
         for name, parameter in parameters.items():
             self.parameters.views[name].copy_(parameter.detach())
         bind(parameters, self.parameters)
-        self.written = written
-        self.buffers = Buffers(model, written)
+        self.mutable_frozen = mutable_frozen
+        self.buffers = Buffers(model, mutable_frozen)
         self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)
         self.average = (
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)

@@ -21,7 +21,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
-from quorate.replica.snapshots import Values
+from quorate.replica.snapshots import Vectors
 from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
@@ -36,9 +36,9 @@ class Arena:
         parameters: in a segment of their own, as all that outlives the workers.
         average: likewise, if the parameters are averaged.
         frozen: likewise, those that are not trained.
-        written: see ``Buffers``; these are no frozen ones here.
+        mutable_frozen: see ``Buffers``; these are no frozen ones here.
         floats: F.
-        counts: bytes of all other buffers.
+        integer_buffers: bytes of all other buffers.
         slots: how many there are.
         snapshots: how many of them, the last ones, hold snapshots of the parameters.
         workers: N.
@@ -51,9 +51,9 @@ class Arena:
         average: Flat | None,
         frozen: Flat,
         *,
-        written: Collection[int],
+        mutable_frozen: Collection[int],
         floats: int,
-        counts: int,
+        integer_buffers: int,
         slots: int,
         snapshots: int,
         workers: int,
@@ -62,28 +62,30 @@ class Arena:
         self.parameters, self.average, self.frozen = parameters, average, frozen
         self.slots = slots - snapshots
         self.snapshots = range(slots - snapshots, slots)
-        self.written = frozenset(written)
-        self._slots: dict[int, Values] = {}
+        self.mutable_frozen = frozenset(mutable_frozen)
+        self._slots: dict[int, Vectors] = {}
         self._sizes = {
             "floats": floats,
-            "counts": counts,
+            "integer_buffers": integer_buffers,
             "slots": slots,
             "snapshots": snapshots,
             "workers": workers,
         }
         # From the front: buffers, workers' timesheets and which ticket they may leave off; then the
         # slots, each on pages of its own, so that those never used cost nothing.
-        counts_at = 8 * floats
-        sheets_at = _up(counts_at + counts, 64)
+        integer_buffers_at = 8 * floats
+        sheets_at = _up(integer_buffers_at + integer_buffers, 64)
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
         self._slots_at = _up(self._cancelled_at + workers * _TICKET.size, _PAGE)
-        self.slot_bytes = _up(_up(parameters.layout.nbytes, 64) + 8 * floats + counts, _PAGE)
+        self.slot_bytes = _up(
+            _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, _PAGE
+        )
         nbytes = self._slots_at + slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
-        self.current = Values(
+        self.current = Vectors(
             parameters,
             self._segment.tensor(torch.float64, floats, 0),
-            self._segment.tensor(torch.uint8, counts, counts_at),
+            self._segment.tensor(torch.uint8, integer_buffers, integer_buffers_at),
         )
         self._sheets = [
             Timesheet(self._segment.map, sheets_at + worker * Timesheet.SIZE)
@@ -102,7 +104,7 @@ class Arena:
         parameters: Flat,
         average: Flat | None,
         *,
-        written: Collection[int],
+        mutable_frozen: Collection[int],
         results: int,
         on_snapshots: bool,
         workers: int,
@@ -116,15 +118,18 @@ class Arena:
         Raises:
             UserError: there is not enough memory for it.
         """
-        buffers = Buffers(model, written)
-        floats, counts = _or_empty(buffers.weighted(1.0)), _or_empty(buffers.counts())
-        layout = Layout(_frozen(model, written).items())
+        buffers = Buffers(model, mutable_frozen)
+        floats, integer_buffers = (
+            _or_empty(buffers.weighted(1.0)),
+            _or_empty(buffers.integer_buffers()),
+        )
+        layout = Layout(_frozen(model, mutable_frozen).items())
         # Runs of shards are added up as they come: a worker's take about as many slots as the tree
         # has levels, and one that it is writing.
         levels = (results - 1).bit_length()
         snapshots = workers + 1 if on_snapshots else 0
         used = min(results + workers, workers * (levels + 2)) + snapshots
-        slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + counts.numel()
+        slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + integer_buffers.numel()
         require(
             layout.nbytes + used * slot_bytes,
             f"gradients of {results} shards on {workers} workers",
@@ -135,15 +140,15 @@ class Arena:
             parameters,
             average,
             frozen,
-            written=written,
+            mutable_frozen=mutable_frozen,
             floats=floats.numel(),
-            counts=counts.numel(),
+            integer_buffers=integer_buffers.numel(),
             # Per worker one that is being computed, and one that is done and not decided on.
             slots=results + 2 * workers + snapshots,
             snapshots=snapshots,
             workers=workers,
         )
-        for name, parameter in _frozen(model, written).items():
+        for name, parameter in _frozen(model, mutable_frozen).items():
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
         return arena
@@ -158,7 +163,7 @@ class Arena:
         return {
             "parameters": _described(self.parameters.layout),
             "frozen": _described(self.frozen.layout),
-            "written": sorted(self.written),
+            "mutable_frozen": sorted(self.mutable_frozen),
             **self._sizes,
         }, fds
 
@@ -185,7 +190,7 @@ class Arena:
         """
         parameters, frozen = description.pop("parameters"), description.pop("frozen")
         _compare(parameters, _described(Layout(trainable(model).items())))
-        own = _frozen(model, description["written"])
+        own = _frozen(model, description["mutable_frozen"])
         _compare(frozen, _described(Layout(own.items())))
         first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
         layout = _layout(parameters)
@@ -214,31 +219,33 @@ class Arena:
 
     # --- both -------------------------------------------------------------------------------------
 
-    def slot(self, number: int) -> Values:
+    def slot(self, number: int) -> Vectors:
         """Return the slot of a number; its views are made once, as there is one per parameter."""
         if number not in self._slots:
             self._slots[number] = self._slot(number)
         return self._slots[number]
 
-    def _slot(self, number: int) -> Values:
+    def _slot(self, number: int) -> Vectors:
         start = self._slots_at + number * self.slot_bytes
         floats_at = start + _up(self.parameters.layout.nbytes, 64)
-        floats, counts = self.current.floats.numel(), self.current.counts.numel()
-        return Values(
+        floats, integer_buffers = self.current.floats.numel(), self.current.integer_buffers.numel()
+        return Vectors(
             self.parameters.layout.over(self._segment, start),
             self._segment.tensor(torch.float64, floats, floats_at),
-            self._segment.tensor(torch.uint8, counts, floats_at + 8 * floats),
+            self._segment.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
-        bind(_frozen(model, self.written), self.frozen)
+        bind(_frozen(model, self.mutable_frozen), self.frozen)
 
 
-def _frozen(model: torch.nn.Module, written: Collection[int]) -> dict[str, torch.nn.Parameter]:
+def _frozen(
+    model: torch.nn.Module, mutable_frozen: Collection[int]
+) -> dict[str, torch.nn.Parameter]:
     return {
         name: parameter
         for number, (name, parameter) in enumerate(model.named_parameters())
-        if not parameter.requires_grad and number not in written
+        if not parameter.requires_grad and number not in mutable_frozen
     }
 
 

@@ -131,7 +131,7 @@ class Worker:
             arena.parameters,
             program.group,
             spread=program.spread,
-            written=arena.written,
+            mutable_frozen=arena.mutable_frozen,
             own=True,
             set_buffers=arena.read,
             loss=program.loss,
