@@ -170,7 +170,7 @@ def test_how_a_fork_ended_is_known(starter: ForkServer, tmp_path: Path) -> None:
     text = (
         "import atexit, sys, threading\n"
         "atexit.register(print, 'at exit')\n"
-        "threading.Timer(0.1, print, ['a thread']).start()\n"
+        "threading.Timer(0.5, print, ['a thread']).start()\n"
         "def fail(): raise ValueError(7)\n"
         "sys.stdout.write('no newline, ')\n"
         "fail()\n"
