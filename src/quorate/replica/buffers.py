@@ -71,25 +71,25 @@ class Buffers:
         flat = torch.cat([v.reshape(-1).to(torch.float64) for v in values])
         return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
 
-    def counts(self) -> torch.Tensor | None:
+    def integer_buffers(self) -> torch.Tensor | None:
         """Return the bytes of all other buffers, one uint8 vector."""
         values = _together(self.others())
         if not values:
             return None
         return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
 
-    def set(self, floats: torch.Tensor | None, counts: torch.Tensor | None) -> None:
-        """Take values as ``weighted(1.0)`` and ``counts()`` would give them."""
+    def set(self, floats: torch.Tensor | None, integer_buffers: torch.Tensor | None) -> None:
+        """Take values as ``weighted(1.0)`` and ``integer_buffers()`` would give them."""
         if floats is not None:
             values = self.floats()
             for value, part in zip(
                 values, _split(floats, [v.numel() for v in values]), strict=True
             ):
                 value.copy_(part.view(value.shape))
-        if counts is not None:
+        if integer_buffers is not None:
             values = self.others()
             sizes = [v.numel() * v.element_size() for v in values]
-            for value, part in zip(values, _split(counts, sizes), strict=True):
+            for value, part in zip(values, _split(integer_buffers, sizes), strict=True):
                 value.copy_(part.clone().view(value.dtype).view(value.shape))
 
 
@@ -98,8 +98,8 @@ def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
     if not snapshot:
         return lambda buffers: buffers.copy_(source)
     # The replica's own buffers are the source: what they are now is kept apart.
-    floats, counts = source.weighted(1.0), source.counts()
-    return lambda buffers: buffers.set(floats, counts)
+    floats, integer_buffers = source.weighted(1.0), source.integer_buffers()
+    return lambda buffers: buffers.set(floats, integer_buffers)
 
 
 def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -63,15 +63,15 @@ class ShardGraphs:
 
     Args:
         record: makes one.
-        places: tensors that a graph reads or writes where they are: the model's.
+        fixed_tensors: tensors that a graph reads or writes where they are: the model's.
         notes: for the user.
     """
 
     def __init__(
-        self, record: Record, places: Callable[[], Sequence[torch.Tensor]], notes: Notes
+        self, record: Record, fixed_tensors: Callable[[], Sequence[torch.Tensor]], notes: Notes
     ) -> None:
         self._record = record
-        self._places = places
+        self._fixed_tensors = fixed_tensors
         self._notes = notes
         self._graphs: dict[object, _Graph | None] = {}
 
@@ -122,11 +122,11 @@ class ShardGraphs:
                 numbers = []
                 for _ in range(WARM_UPS):  # in the first, kernels are made: only the last counts
                     begin()
-                    places = [tensor.data_ptr() for tensor in self._places()]
+                    addresses = [tensor.data_ptr() for tensor in self._fixed_tensors()]
                     made, why = self._record.warm_up(lambda: step(held))
                     numbers.append(plain(made.returned))
                     why = why or unfit_result(made.returned, device)
-                    if [tensor.data_ptr() for tensor in self._places()] != places:
+                    if [tensor.data_ptr() for tensor in self._fixed_tensors()] != addresses:
                         why = "the model puts other tensors in the place of its buffers"
                 if numbers[0] != numbers[-1]:
                     why = "the loss function returns Python numbers that change"

@@ -63,7 +63,7 @@ def copy_of(
     """Return a deep copy of a model whose trainable parameters are the given ones.
 
     Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
-    with the numbers ``mutable_frozen``.
+    that a forward pass writes.
     """
     memo: dict[int, Any] = {
         id(p): p

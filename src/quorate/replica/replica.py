@@ -221,7 +221,7 @@ class Replica:
             metrics=outcome.weighted(),
             gradient=gradient,
             buffers=self._buffers.weighted(outcome.weight),
-            counts=self._buffers.counts(),
+            integer_buffers=self._buffers.integer_buffers(),
             missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
         )

@@ -34,7 +34,7 @@ class ShardSum:
     metrics: dict[str, float]  # weighted sums, "loss" first; as float64
     gradient: Flat | None = None  # weighted sums; none in an evaluation
     buffers: torch.Tensor | None = None  # (floating-point buffers,) float64, weighted sums
-    counts: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
+    integer_buffers: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
     shares: list[Share] = field(default_factory=list)  # of all shards that are in it
     totals: Counts = field(default_factory=dict)

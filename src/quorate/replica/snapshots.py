@@ -18,33 +18,33 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 
 
-class Values(NamedTuple):
+class Vectors(NamedTuple):
     """A value for every parameter (itself, or its gradient), and for every buffer."""
 
     flat: Flat
     floats: torch.Tensor  # (floating-point buffers,) float64
-    counts: torch.Tensor  # (bytes of the other buffers,) uint8
+    integer_buffers: torch.Tensor  # (bytes of the other buffers,) uint8
 
     def set(self, buffers: Buffers) -> None:
         """Give buffers the values that are here."""
         buffers.set(
             self.floats if self.floats.numel() else None,
-            self.counts if self.counts.numel() else None,
+            self.integer_buffers if self.integer_buffers.numel() else None,
         )
 
     def take_buffers(self, buffers: Buffers) -> None:
         """Take the values of buffers."""
         if (floats := buffers.weighted(1.0)) is not None:
             self.floats.copy_(floats)
-        if (counts := buffers.counts()) is not None:
-            self.counts.copy_(counts)
+        if (integer_buffers := buffers.integer_buffers()) is not None:
+            self.integer_buffers.copy_(integer_buffers)
 
 
 class Snapshot(NamedTuple):
     """The parameters and buffers that one update left behind."""
 
-    values: Values
-    number: int  # of the room that it lies in
+    values: Vectors
+    number: int  # of the slot that it lies in
     version: int  # counts snapshots; no two are alike
 
 
@@ -54,21 +54,21 @@ class Snapshots:
     Args:
         parameters: the coordinator's.
         buffers: the coordinator's.
-        room: for N + 1 of them, by number: each worker may read another, and one is written.
+        slots: for N + 1 of them, by number: each worker may read another, and one is written.
     """
 
-    def __init__(self, parameters: Flat, buffers: Buffers, room: Mapping[int, Values]) -> None:
+    def __init__(self, parameters: Flat, buffers: Buffers, slots: Mapping[int, Vectors]) -> None:
         self._parameters = parameters
         self._buffers = buffers
-        self._room = room
+        self._slots = slots
         self._lent: dict[int, int] = {}  # worker -> number
         self._taken = 0
         self.take()
 
     def take(self) -> None:
         """Make a new snapshot of the parameters and buffers as they are now."""
-        number = next(n for n in self._room if n not in self._lent.values())
-        values = self._room[number]
+        number = next(n for n in self._slots if n not in self._lent.values())
+        values = self._slots[number]
         values.flat.copy_(self._parameters)
         values.take_buffers(self._buffers)
         self._taken += 1
@@ -84,12 +84,12 @@ class Snapshots:
         self._lent.pop(worker, None)
 
 
-def new_values(parameters: Flat, buffers: Buffers) -> Values:
+def new_vectors(parameters: Flat, buffers: Buffers) -> Vectors:
     """Allocate a slot for a snapshot on the parameters' device."""
     none = torch.empty(0)
-    floats, counts = buffers.weighted(1.0), buffers.counts()
-    return Values(
+    floats, integer_buffers = buffers.weighted(1.0), buffers.integer_buffers()
+    return Vectors(
         parameters.layout.new(parameters.device),
         none if floats is None else torch.empty_like(floats),
-        none if counts is None else torch.empty_like(counts),
+        none if integer_buffers is None else torch.empty_like(integer_buffers),
     )

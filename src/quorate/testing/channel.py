@@ -33,7 +33,7 @@ from quorate.coordination.tree import TreeSum
 from quorate.errors import WorkerError
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
-from quorate.replica.snapshots import Snapshot, Snapshots, new_values
+from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
 from quorate.replica.streams import Stream
 from quorate.testing.moves import (
     Fails,
@@ -90,10 +90,9 @@ class InMemoryChannel:
         self._next: deque[Event] = deque(map(Joined, sorted(transport.present)))
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
-            room = {
-                n: new_values(job.parameters, transport.buffers) for n in range(len(self._held) + 1)
-            }
-            self._snapshots = Snapshots(job.parameters, transport.buffers, room)
+            buffers, numbers = transport.buffers, range(len(self._held) + 1)
+            slots = {number: new_vectors(job.parameters, buffers) for number in numbers}
+            self._snapshots = Snapshots(job.parameters, buffers, slots)
 
     # --- what the coordinator calls ---------------------------------------------------------------
 

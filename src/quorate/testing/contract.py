@@ -162,7 +162,7 @@ class _Conversation:
 
 def _text(value: ShardSum) -> str:
     vectors = [] if value.gradient is None else value.gradient.vectors
-    return fingerprint((value.weight, value.metrics, vectors, value.buffers, value.counts))
+    return fingerprint((value.weight, value.metrics, vectors, value.buffers, value.integer_buffers))
 
 
 class _Check:

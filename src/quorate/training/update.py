@@ -128,7 +128,7 @@ class Update:
                 vector.div_(total.weight)
         if total.buffers is not None:
             total.buffers.div_(total.weight)
-        self._buffers.set(total.buffers, total.counts)
+        self._buffers.set(total.buffers, total.integer_buffers)
         # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:

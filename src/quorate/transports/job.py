@@ -225,4 +225,6 @@ def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     result = replica.gradient(batch.data, len(batch.rows), stream, seed)
     assert result.gradient is not None
     vectors = result.gradient.vectors
-    return fingerprint((result.weight, result.metrics, vectors, result.buffers, result.counts))
+    return fingerprint(
+        (result.weight, result.metrics, vectors, result.buffers, result.integer_buffers)
+    )

@@ -33,7 +33,7 @@ from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
-from quorate.replica.snapshots import Snapshot, Snapshots, new_values
+from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
 from quorate.replica.streams import Stream
 from quorate.transports.job import Job, NotWanted, Task
 from quorate.transports.worker_status import Timesheet, WorkerStatus
@@ -116,7 +116,7 @@ class TowersChannel:
         self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
-            slots = {n: new_values(job.parameters, buffers) for n in range(len(towers) + 1)}
+            slots = {n: new_vectors(job.parameters, buffers) for n in range(len(towers) + 1)}
             self._snapshots = Snapshots(job.parameters, buffers, slots)
         for tower in towers:
             self._events.put(Joined(tower.number))

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from quorate.commands.verify.records import Call
-from quorate.commands.verify.values import pieces, place_text, tensor_text
+from quorate.commands.verify.values import extent_text, pieces, tensor_text
 from quorate.replica import replica
 from quorate.replica.loss import Loss
-from quorate.replica.placement.call_site import Places
+from quorate.replica.placement.call_site import CallSites
 from quorate.replica.placement.schema import arguments
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
 from quorate.replica.torch_internals import (
@@ -51,7 +51,7 @@ class OperatorTrace(TorchDispatchMode):
         self._stream = stream
         self._fill = fill
         self._is_over = False
-        self._places = Places(model, until=replica.__file__)
+        self._call_sites = CallSites(model, until=replica.__file__)
 
     def phase(self, name: str) -> None:
         """Hear what phase of the shard begins: what comes after backward is not noted."""
@@ -62,7 +62,7 @@ class OperatorTrace(TorchDispatchMode):
 
         def begin(model: torch.nn.Module, batch: Any) -> Any:
             self.calls.clear()
-            self._places.clear()
+            self._call_sites.clear()
             returned = loss(model, batch)
             self._is_over = True
             self.returned = list(pieces(returned))
@@ -89,25 +89,25 @@ class OperatorTrace(TorchDispatchMode):
         # are gradients, which lie in one vector.
         is_forward = current_backward_call() is None
         parts = list(_parts(written)) if is_forward else []
-        inputs += [text for whole, place in parts for text in (place, tensor_text(whole))]
+        inputs += [text for whole, extent in parts for text in (extent, tensor_text(whole))]
         own = self._is_own(kwargs.get("generator"))
         returned = func(*args, **kwargs)
         if name in EMPTY:
             returned.fill_(self._fill)
         outputs = [*pieces(returned), *(piece for value in written for piece in pieces(value))]
         outputs += [tensor_text(whole) for whole, _ in parts]
-        if isinstance(returned, torch.Tensor) and (text := place_text(returned)) is not None:
+        if isinstance(returned, torch.Tensor) and (text := extent_text(returned)) is not None:
             outputs.append(text)
-        place, in_backward = self._places.find(sys._getframe(1))
+        call_site, in_backward = self._call_sites.find(sys._getframe(1))
         self.calls.append(
             Call(
                 operator=str(func),
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
-                module=place.module,
-                kind=place.kind,
-                line=place.line,
-                source=place.source,
+                module=call_site.module,
+                kind=call_site.kind,
+                line=call_site.line,
+                source=call_site.source,
                 is_empty=name in EMPTY,
                 is_random=torch.Tag.nondeterministic_seeded in func.tags,
                 own_generator=own,
@@ -127,6 +127,6 @@ def _parts(values: Sequence[Any]) -> Iterator[tuple[torch.Tensor, str]]:
     """Tensors of which some are views of a part, and which part that is."""
     for value in values:
         if isinstance(value, torch.Tensor) and (whole := base_of(value)) is not None:
-            text = place_text(value)
+            text = extent_text(value)
             if text is not None:
                 yield whole, text

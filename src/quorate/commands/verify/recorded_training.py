@@ -82,7 +82,7 @@ class RecordedTraining(Training):
             backward=trace.backward,
             metrics={**result.metrics, "weight": result.weight},
             gradient={name: tensor_text(v) for name, v in result.gradient.views.items()},
-            buffers=value_hash((result.buffers, result.counts)),
+            buffers=value_hash((result.buffers, result.integer_buffers)),
         )
         note(self._folder, writer, record)
         return result

@@ -38,7 +38,7 @@ def value_hash(value: object) -> str:
     return total.hexdigest()
 
 
-def place_text(tensor: torch.Tensor) -> str | None:
+def extent_text(tensor: torch.Tensor) -> str | None:
     """Return which elements of its memory a tensor has, if it has not all of them."""
     try:
         if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():

@@ -19,7 +19,7 @@ LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__ or "", __fi
 
 
 @dataclass(frozen=True)
-class Place:
+class CallSite:
     """Where in the user's code an operator was called."""
 
     module: str = ""  # its path in the model
@@ -35,7 +35,7 @@ class Place:
         return f"{'the backward pass of ' * in_backward}{name} ({self.kind})"
 
 
-class Places:
+class CallSites:
     """Finds them, while one shard is computed.
 
     Args:
@@ -46,29 +46,29 @@ class Places:
     def __init__(self, model: torch.nn.Module, until: str = "") -> None:
         self._names = {id(m): (path, type(m).__name__) for path, m in model.named_modules()}
         self._until = until
-        self._forward: dict[int, Place] = {}  # of forward calls, by what autograd numbers them
+        self._forward: dict[int, CallSite] = {}  # of forward calls, by what autograd numbers them
 
     def clear(self) -> None:
         """Forget all calls: a shard is begun once more."""
         self._forward.clear()
 
-    def find(self, frame: FrameType | None) -> tuple[Place, bool]:
+    def find(self, frame: FrameType | None) -> tuple[CallSite, bool]:
         """Return who called, and whether in backward: then whose derivative it is.
 
         Each operator must be asked for as it is called, or its derivative is not found.
         """
-        place = self._of(frame)
+        call_site = self._of(frame)
         call = current_backward_call()
         if call is not None:
-            forward = self._forward.get(call, Place())
+            forward = self._forward.get(call, CallSite())
             # A line of the user's in backward is one of a hook.
-            line = place if place.line else forward
-            return Place(forward.module, forward.kind, line.line, line.source), True
+            line = call_site if call_site.line else forward
+            return CallSite(forward.module, forward.kind, line.line, line.source), True
         # The node of this call, if it has one, was numbered just before.
-        self._forward.setdefault(last_forward_call(), place)
-        return place, False
+        self._forward.setdefault(last_forward_call(), call_site)
+        return call_site, False
 
-    def _of(self, frame: FrameType | None) -> Place:
+    def _of(self, frame: FrameType | None) -> CallSite:
         """Return the innermost module, and the innermost line that is not torch's or quorate's."""
         module = kind = line = source = ""
         while frame is not None and frame.f_code.co_filename != self._until:
@@ -79,4 +79,4 @@ class Places:
             if not kind and frame.f_code.co_varnames[:1] == ("self",):
                 module, kind = self._names.get(id(frame.f_locals["self"]), ("", ""))
             frame = frame.f_back
-        return Place(module, kind, line, source)
+        return CallSite(module, kind, line, source)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
-from quorate.replica.placement.call_site import Place, Places
+from quorate.replica.placement.call_site import CallSite, CallSites
 from quorate.replica.placement.schema import arguments
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import TorchDispatchMode, is_composite, schema_arguments
@@ -34,7 +34,7 @@ class Lacking:
 
     operator: str
     device: torch.device
-    place: Place
+    call_site: CallSite
     in_backward: bool
 
     @property
@@ -45,7 +45,7 @@ class Lacking:
     @property
     def caller(self) -> str:
         """Where the operator was called, for a sentence."""
-        return f"called in {self.place.said(in_backward=self.in_backward)}"
+        return f"called in {self.call_site.said(in_backward=self.in_backward)}"
 
 
 Key = tuple[Any, str, tuple[torch.dtype, ...]]  # operator, kind of device, dtypes of its tensors
@@ -60,8 +60,8 @@ class SoftPlacement(TorchDispatchMode):
     Args:
         known: operators without a kernel; what is found is added.
         stream: the shard's.
-        places: finds who calls. Without it the error of what is not known is raised: it is known
-            only if it is looked for.
+        call_sites: finds who calls. Without it the error of what is not known is raised: it is
+            known only if it is looked for.
         runs: whether they run on the CPU; else they are found, and their error is raised.
     """
 
@@ -69,7 +69,7 @@ class SoftPlacement(TorchDispatchMode):
         self,
         known: dict[Key, Lacking],
         stream: Stream,
-        places: Places | None = None,
+        call_sites: CallSites | None = None,
         *,
         runs: bool = True,
     ) -> None:
@@ -80,23 +80,23 @@ class SoftPlacement(TorchDispatchMode):
         self._known = known
         self._operators = {operator for operator, *_ in known}
         self._stream = stream
-        self._places = places
+        self._call_sites = call_sites
         self._runs = runs
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        place = None if self._places is None else self._places.find(sys._getframe(1))
+        call_site = None if self._call_sites is None else self._call_sites.find(sys._getframe(1))
         if func in self._operators and _key(func, args, kwargs) in self._known:
             return self._on_cpu(func, args, kwargs)
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if place is None or not is_lacking(error):
+            if call_site is None or not is_lacking(error):
                 raise
             device = _device(args, kwargs)
-            self.failed = Lacking(func.name().partition(".")[0], device, *place)
+            self.failed = Lacking(func.name().partition(".")[0], device, *call_site)
             if not self._runs or device == CPU:
                 raise
             if (why := _never(func, args, kwargs)) is not None:

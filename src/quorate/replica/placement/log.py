@@ -12,7 +12,7 @@ import torch
 
 from quorate.machine.columns import aligned
 from quorate.replica.nested import tensors
-from quorate.replica.placement.call_site import Places
+from quorate.replica.placement.call_site import CallSites
 from quorate.replica.torch_internals import TorchDispatchMode
 
 COLUMNS = ("module", "class", "operator", "device", "forward", "backward")
@@ -46,7 +46,7 @@ class PlacementLog(TorchDispatchMode):
 
     def __init__(self, model: torch.nn.Module, until: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._places = Places(model, until)
+        self._call_sites = CallSites(model, until)
         # (path, class) -> (operator, where) -> how often; in order of the first call
         self._modules: dict[tuple[str, str], dict[tuple[str, str], _Calls]] = {}
 
@@ -54,13 +54,16 @@ class PlacementLog(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
-        place, in_backward = self._places.find(sys._getframe(1))
+        call_site, in_backward = self._call_sites.find(sys._getframe(1))
         name = func.name().partition(".")[0].removeprefix("aten::")
         where = _where((args, kwargs), returned)
-        is_own = not (place.kind or place.line or in_backward)  # of whoever computes the shard
+        # It is of whoever computes the shard.
+        is_own = not (call_site.kind or call_site.line or in_backward)
         if func.is_view or "empty" in name or not where or is_own:
             return returned
-        operators = self._modules.setdefault((place.module, place.kind), defaultdict(_Calls))
+        operators = self._modules.setdefault(
+            (call_site.module, call_site.kind), defaultdict(_Calls)
+        )
         calls = operators[name, where]
         if in_backward:
             calls.backward += 1

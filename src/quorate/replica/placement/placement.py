@@ -15,7 +15,7 @@ import torch
 from quorate.errors import SettingError
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
-from quorate.replica.placement.call_site import Places
+from quorate.replica.placement.call_site import CallSites
 from quorate.replica.placement.fallback import CPU, Key, Lacking, SoftPlacement, is_lacking
 from quorate.replica.placement.log import PlacementLog
 from quorate.replica.streams import Stream
@@ -80,7 +80,7 @@ class Placement:
             first = error
         found, runs = dict(self._known), self._is_soft and not self._is_cpu
         while True:
-            mode = SoftPlacement(found, stream, Places(model, self._until), runs=runs)
+            mode = SoftPlacement(found, stream, CallSites(model, self._until), runs=runs)
             try:
                 with mode:
                     result = work(True)
@@ -130,18 +130,22 @@ def check(computing: Computing, devices: Sequence[torch.device]) -> None:
         )
 
 
-def remarks(computing: Computing, devices: Sequence[torch.device], home: torch.device) -> list[str]:
+def remarks(
+    computing: Computing, devices: Sequence[torch.device], master_device: torch.device
+) -> list[str]:
     """Return what to say before the first shard.
 
     Args:
         devices: of the workers.
-        home: of the coordinator.
+        master_device: of the coordinator.
     """
     said = []
     if computing.soft_placement and all(device == CPU for device in devices):
         said.append("soft_placement has no effect: all workers are on the CPU")
     if computing.log_placement:
-        said.append(f"shards are computed on {described(devices)}, sums and updates on {home}")
+        said.append(
+            f"shards are computed on {described(devices)}, sums and updates on {master_device}"
+        )
     return said
 
 

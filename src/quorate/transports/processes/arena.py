@@ -21,7 +21,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
-from quorate.replica.snapshots import Values
+from quorate.replica.snapshots import Vectors
 from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
@@ -38,7 +38,7 @@ class Arena:
         frozen: likewise, those that are not trained.
         mutable_frozen: see ``Buffers``; these are no frozen ones here.
         floats: F.
-        counts: bytes of all other buffers.
+        integer_buffers: bytes of all other buffers.
         slots: how many there are.
         snapshots: how many of them, the last ones, hold snapshots of the parameters.
         workers: N.
@@ -53,7 +53,7 @@ class Arena:
         *,
         mutable_frozen: Collection[int],
         floats: int,
-        counts: int,
+        integer_buffers: int,
         slots: int,
         snapshots: int,
         workers: int,
@@ -63,27 +63,29 @@ class Arena:
         self.slots = slots - snapshots
         self.snapshots = range(slots - snapshots, slots)
         self.mutable_frozen = frozenset(mutable_frozen)
-        self._slots: dict[int, Values] = {}
+        self._slots: dict[int, Vectors] = {}
         self._sizes = {
             "floats": floats,
-            "counts": counts,
+            "integer_buffers": integer_buffers,
             "slots": slots,
             "snapshots": snapshots,
             "workers": workers,
         }
         # From the front: buffers, workers' timesheets and which ticket they may leave off; then the
         # slots, each on pages of its own, so that those never used cost nothing.
-        counts_at = 8 * floats
-        sheets_at = _up(counts_at + counts, 64)
+        integer_buffers_at = 8 * floats
+        sheets_at = _up(integer_buffers_at + integer_buffers, 64)
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
         self._slots_at = _up(self._cancelled_at + workers * _TICKET.size, _PAGE)
-        self.slot_bytes = _up(_up(parameters.layout.nbytes, 64) + 8 * floats + counts, _PAGE)
+        self.slot_bytes = _up(
+            _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, _PAGE
+        )
         nbytes = self._slots_at + slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
-        self.current = Values(
+        self.current = Vectors(
             parameters,
             self._segment.tensor(torch.float64, floats, 0),
-            self._segment.tensor(torch.uint8, counts, counts_at),
+            self._segment.tensor(torch.uint8, integer_buffers, integer_buffers_at),
         )
         self._sheets = [
             Timesheet(self._segment.map, sheets_at + worker * Timesheet.SIZE)
@@ -117,14 +119,17 @@ class Arena:
             UserError: there is not enough memory for it.
         """
         buffers = Buffers(model, mutable_frozen)
-        floats, counts = _or_empty(buffers.weighted(1.0)), _or_empty(buffers.counts())
+        floats, integer_buffers = (
+            _or_empty(buffers.weighted(1.0)),
+            _or_empty(buffers.integer_buffers()),
+        )
         layout = Layout(_frozen(model, mutable_frozen).items())
         # Runs of shards are added up as they come: a worker's take about as many slots as the tree
         # has levels, and one that it is writing.
         levels = (results - 1).bit_length()
         snapshots = workers + 1 if on_snapshots else 0
         used = min(results + workers, workers * (levels + 2)) + snapshots
-        slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + counts.numel()
+        slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + integer_buffers.numel()
         require(
             layout.nbytes + used * slot_bytes,
             f"gradients of {results} shards on {workers} workers",
@@ -137,7 +142,7 @@ class Arena:
             frozen,
             mutable_frozen=mutable_frozen,
             floats=floats.numel(),
-            counts=counts.numel(),
+            integer_buffers=integer_buffers.numel(),
             # Per worker one that is being computed, and one that is done and not decided on.
             slots=results + 2 * workers + snapshots,
             snapshots=snapshots,
@@ -214,20 +219,20 @@ class Arena:
 
     # --- both -------------------------------------------------------------------------------------
 
-    def slot(self, number: int) -> Values:
+    def slot(self, number: int) -> Vectors:
         """Return the slot of a number; its views are made once, as there is one per parameter."""
         if number not in self._slots:
             self._slots[number] = self._slot(number)
         return self._slots[number]
 
-    def _slot(self, number: int) -> Values:
+    def _slot(self, number: int) -> Vectors:
         start = self._slots_at + number * self.slot_bytes
         floats_at = start + _up(self.parameters.layout.nbytes, 64)
-        floats, counts = self.current.floats.numel(), self.current.counts.numel()
-        return Values(
+        floats, integer_buffers = self.current.floats.numel(), self.current.integer_buffers.numel()
+        return Vectors(
             self.parameters.layout.over(self._segment, start),
             self._segment.tensor(torch.float64, floats, floats_at),
-            self._segment.tensor(torch.uint8, counts, floats_at + 8 * floats),
+            self._segment.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:

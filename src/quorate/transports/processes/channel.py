@@ -197,7 +197,9 @@ class ProcessesChannel:
                 metrics=message["metrics"],
                 gradient=None if slot is None else slot.flat,
                 buffers=slot.floats if slot is not None and slot.floats.numel() else None,
-                counts=slot.counts if slot is not None and slot.counts.numel() else None,
+                integer_buffers=slot.integer_buffers
+                if slot is not None and slot.integer_buffers.numel()
+                else None,
                 missing=None if missing is None else frozenset(missing),
                 totals=totals.from_json(message["totals"]),
             ).computed_by(worker, shard),

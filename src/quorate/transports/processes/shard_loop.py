@@ -140,8 +140,8 @@ class ShardLoop:
             )
             if into is not None and result.buffers is not None:
                 into.floats.copy_(result.buffers)
-            if into is not None and result.counts is not None:
-                into.counts.copy_(result.counts)
+            if into is not None and result.integer_buffers is not None:
+                into.integer_buffers.copy_(result.integer_buffers)
         except NotWanted:
             self._wire.send({"kind": "left off", **answer})
             return
