@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import quorate
 from quorate.data.draws import Draws
 from quorate.errors import DataError, UserError
 
@@ -268,7 +269,8 @@ KEPT = ("global_step", "loss", "weight", "validation")
 
 
 def _with(kind: Any, workers: int) -> Any:
-    mine = {"shards": 3, "engine": "towers", "devices": "cpu", "workers": workers}
+    towers = quorate.Workers(workers, engine="towers")
+    mine = {"shards": 3, "devices": "cpu", "workers": towers}
     return lambda *args, **options: kind(*args, **(options | mine))
 
 
