@@ -20,7 +20,7 @@ from torch import nn
 
 from quorate import load_weights
 from quorate.errors import DataError
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 
 WEIGHTS = "model.safetensors"
 
@@ -105,7 +105,7 @@ def network_of(run_dir: Path) -> UNet | OnePixel:
     """
     path = run_dir / WEIGHTS  # of single.py
     if not path.exists():
-        found = checkpoint.find(run_dir)
+        found = files.find(run_dir)
         if found is None:
             raise DataError(run_dir, got="no checkpoint", expected="the directory of a run")
         path = found.path / WEIGHTS

@@ -16,7 +16,7 @@ import pytest
 
 from quorate.commands.doctor.verdict import BEWARE, FAILS
 from quorate.commands.main import main
-from quorate.machine import container as control_group
+from quorate.machine import container
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="control groups, /dev/shm")
 
@@ -109,8 +109,8 @@ def environment_of(pid: int) -> str:
 @pytest.fixture
 def group() -> Iterator[Callable[[], str]]:
     """A control group of one and a half cores, and the command by which a shell enters it."""
-    version_1, version_2 = control_group.ROOT / "cpu", control_group.ROOT / "cgroup.controllers"
-    parent = version_1 if (version_1 / "cpu.cfs_quota_us").exists() else control_group.ROOT
+    version_1, version_2 = container.ROOT / "cpu", container.ROOT / "cgroup.controllers"
+    parent = version_1 if (version_1 / "cpu.cfs_quota_us").exists() else container.ROOT
     name = parent / f"quorate-test-{os.getpid()}"
     try:
         if parent is not version_1 and "cpu" not in version_2.read_text().split():

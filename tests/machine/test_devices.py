@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quorate.errors import SettingError, UserError
-from quorate.machine import container as control_group
+from quorate.machine import container
 from quorate.machine import cores as cores_of
 from quorate.machine import devices, out_of_memory
 from quorate.machine.cores import usable_cores
@@ -131,7 +131,7 @@ def test_cores_of_a_container(
     limit: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores_of.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    monkeypatch.setattr(control_group, "cores", lambda: limit)
+    monkeypatch.setattr(container, "cores", lambda: limit)
     cores_of._container_cores.cache_clear()
     try:
         assert usable_cores() == cores

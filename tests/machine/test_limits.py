@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 from quorate.commands.doctor.limits import limits
-from quorate.machine import container as control_group
+from quorate.machine import container
 
 GIB = 1 << 30
 
@@ -45,8 +45,8 @@ def test_a_group_of_version_2_and_those_above_it(tmp_path: Path) -> None:
             "pod/container/memory.stat": f"anon 77\ninactive_file {GIB}\n",
         },
     )
-    assert control_group.cores(root, membership) == 2.5
-    assert control_group.memory_left(root, membership) == 4 * GIB
+    assert container.cores(root, membership) == 2.5
+    assert container.memory_left(root, membership) == 4 * GIB
 
 
 def test_a_group_of_version_1_in_a_container(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_group_of_version_1_in_a_container(tmp_path: Path) -> None:
             "memory/memory.stat": "total_inactive_file 0\n",
         },
     )
-    assert control_group.cores(root, membership) == 0.5
-    assert control_group.memory_left(root, membership) == 0
+    assert container.cores(root, membership) == 0.5
+    assert container.memory_left(root, membership) == 0
 
 
 def test_no_limits(tmp_path: Path) -> None:
@@ -82,6 +82,6 @@ def test_no_limits(tmp_path: Path) -> None:
             "memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
-    assert control_group.cores(root, membership) is None
-    assert control_group.memory_left(root, membership) is None
-    assert control_group.cores(root, tmp_path / "nothing") is None
+    assert container.cores(root, membership) is None
+    assert container.memory_left(root, membership) is None
+    assert container.cores(root, tmp_path / "nothing") is None

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 
 import quorate
 from quorate.replica.digest import digest
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 
 STEPS, EVERY = 150, 7
 WHERE = ("start", "step", "save", "save")
@@ -104,12 +104,12 @@ def start(run_dir: Path, workers: int, engine: str) -> int:
 
 
 def digest_of(run_dir: Path) -> str:
-    found = checkpoint.find(run_dir)
+    found = files.find(run_dir)
     assert found is not None
     tensors = [
         (name, value)
         for file in ("model", "averaged")
-        for name, value in sorted(checkpoint.tensors(found.path, f"{file}.safetensors").items())
+        for name, value in sorted(files.tensors(found.path, f"{file}.safetensors").items())
     ]
     return digest(tensors)
 
@@ -123,7 +123,7 @@ def made(run_dir: Path) -> int:
 
 
 def is_saving(run_dir: Path) -> bool:
-    return any((run_dir / "checkpoints").glob(f"{checkpoint.TEMPORARY}*"))
+    return any((run_dir / "checkpoints").glob(f"{files.TEMPORARY}*"))
 
 
 def interrupted(
@@ -152,7 +152,7 @@ def interrupted(
         at = time.monotonic()
         was_saving = is_saving(run_dir)
         _, status = os.waitpid(pid, 0)
-        found = checkpoint.find(run_dir)
+        found = files.find(run_dir)
         return {
             "lived_s": time.monotonic() - at,
             "where": where,

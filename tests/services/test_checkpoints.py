@@ -18,7 +18,7 @@ from support.small import DATA, trainer
 
 from quorate.commands.main import main
 from quorate.errors import CheckpointError
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 
 STEPS = (2, 4, 6)
 FILES = (
@@ -115,14 +115,14 @@ def test_a_thousand_damaged_checkpoints_are_each_passed_over(sound: Path, tmp_pa
         assert not is_sound[STEPS[-1]]
         if not left:
             with pytest.raises(CheckpointError, match="no sound checkpoint"):
-                checkpoint.find(run_dir)
+                files.find(run_dir)
         else:
-            found = checkpoint.find(run_dir)
+            found = files.find(run_dir)
             assert found is not None
             assert found.path == path_of(run_dir, left)
             assert len(found.passed_over) == sum(step > left for step in STEPS)
             assert all(str(run_dir) in wrong for wrong in found.passed_over)
-        wrong = {one.global_step for one in checkpoint.listing(run_dir) if one.wrong is not None}
+        wrong = {one.global_step for one in files.listing(run_dir) if one.wrong is not None}
         assert wrong == {step for step, fine in is_sound.items() if not fine}
         shutil.rmtree(run_dir)
     assert all(counts[damage.__name__] > 100 for damage in DAMAGES)
@@ -131,7 +131,7 @@ def test_a_thousand_damaged_checkpoints_are_each_passed_over(sound: Path, tmp_pa
 def test_a_checkpoint_under_another_name_is_none(sound: Path, tmp_path: Path) -> None:
     shutil.copytree(sound, tmp_path / "run")
     path_of(tmp_path / "run", 6).rename(path_of(tmp_path / "run", 9))
-    found = checkpoint.find(tmp_path / "run")
+    found = files.find(tmp_path / "run")
     assert found is not None
     assert found.record["global_step"] == 4
     assert "holds step 6, and its name says 9" in found.passed_over[0]
@@ -243,11 +243,11 @@ def test_older_checkpoints_are_sound_when_the_disk_fills_up(tmp_path: Path) -> N
         assert "No space left on device" in out
         assert "fit raised" in out
         assert "at step 20" in out
-        found = checkpoint.find(disk / "run")
+        found = files.find(disk / "run")
         assert found is not None
         assert found.passed_over == []
         # The newest ones fill the disk: none was given up for one that did not fit.
-        assert len(checkpoint.listing(disk / "run")) == 3
+        assert len(files.listing(disk / "run")) == 3
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -270,7 +270,7 @@ def test_training_goes_on_when_the_directory_becomes_read_only(tmp_path: Path) -
                     run.save()
                 assert "bytes" in str(caught.value)
         assert run.global_step == 12
-        found = checkpoint.find(disk / "run")
+        found = files.find(disk / "run")
         assert found is not None
         assert found.record["global_step"] == 2
     finally:

@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from support.runs import command, digests, on_a_tower, run
 
 from quorate.replica.digest import digest
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 
 FORMER = Path(__file__).parent / "data" / "before-rooms"
 SHARDS = ("--shards", "4")
 
 
 def test_a_checkpoint_of_before_is_sound_and_is_resumed(tmp_path: Path) -> None:
-    sound = checkpoint.find(FORMER)
+    sound = files.find(FORMER)
     assert sound is not None
     assert sound.passed_over == []
     resumed = tmp_path / "resumed"
@@ -31,23 +31,23 @@ def test_a_checkpoint_of_before_is_sound_and_is_resumed(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     steps = ("--save-every-steps", "10", "--run-dir", str(whole))
     on_a_tower("everything.py", options=(*SHARDS, *steps))
-    there = checkpoint.checkpoint_of(whole, sound.record["global_step"])
-    if checkpoint.record_of(there)["files"] != sound.record["files"]:
+    there = files.checkpoint_of(whole, sound.record["global_step"])
+    if files.record_of(there)["files"] != sound.record["files"]:
         pytest.skip("this machine, or this torch, gives other bits than the one that wrote it")
     assert digests(resumed) == digests(whole)
 
 
 def test_a_digest_without_torch_is_that_of_the_tensors() -> None:
-    sound = checkpoint.find(FORMER)
+    sound = files.find(FORMER)
     assert sound is not None
     order = sound.record["order"]
     for name in ("model.safetensors", "averaged.safetensors"):
         tensors = load_file(sound.path / name)
         expected = digest((tensor, tensors[tensor]) for tensor in order)
-        assert checkpoint.digest_of(sound.path, name, order) == expected
+        assert files.digest_of(sound.path, name, order) == expected
 
 
-@pytest.mark.parametrize("name", sorted(checkpoint.TORCH_NAMES.values()))
+@pytest.mark.parametrize("name", sorted(files.TORCH_NAMES.values()))
 def test_a_digest_without_torch_knows_all_dtypes(tmp_path: Path, name: str) -> None:
     tensors = {
         "matrix": torch.arange(6, dtype=torch.uint8).reshape(2, 3).to(getattr(torch, name)),
@@ -55,7 +55,7 @@ def test_a_digest_without_torch_knows_all_dtypes(tmp_path: Path, name: str) -> N
         "nothing": torch.zeros(0, 3).to(getattr(torch, name)),
     }
     save_file(tensors, tmp_path / "file")
-    assert checkpoint.digest_of(tmp_path, "file", tensors) == digest(tensors.items())
+    assert files.digest_of(tmp_path, "file", tensors) == digest(tensors.items())
 
 
 def test_checkpoints_are_checked_without_torch() -> None:

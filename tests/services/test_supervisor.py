@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.errors import CheckpointError, NotFiniteError, SettingError
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 from quorate.services.report import Report
 from quorate.services.supervisor import Supervisor
 from quorate.training.stop import Stops
@@ -96,7 +96,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
         def saved(self, global_step: int, path: Path) -> None:
-            assert checkpoint.check(path, global_step)["global_step"] == global_step
+            assert files.check(path, global_step)["global_step"] == global_step
             saved.append(global_step)
 
     before = signal.getsignal(signal.SIGUSR1)
@@ -244,7 +244,7 @@ def test_an_exception_in_a_callback_ends_the_run_with_the_state_saved(tmp_path: 
     notes = Failing()
     with pytest.raises(LookupError, match="the user's"):
         trainer(tmp_path).fit(DATA, epochs=2, callbacks=[notes])
-    found = checkpoint.find(tmp_path)
+    found = files.find(tmp_path)
     assert found is not None
     assert found.record["global_step"] == 3
     assert notes.said[-1] == ("stopped", "LookupError: the user's")
@@ -282,9 +282,9 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
 
     run(4)
     run(8)
-    there = [one.global_step for one in checkpoint.listing(tmp_path)]
+    there = [one.global_step for one in files.listing(tmp_path)]
     assert there == [8, 7, 2]
-    found = checkpoint.find(tmp_path)
+    found = files.find(tmp_path)
     assert found is not None
     assert found.record["account"]["best"] == {
         "metric": "score",
@@ -385,7 +385,7 @@ def test_an_update_that_is_not_finite_is_not_made(
     assert "rows 20, 21" in said or "rows [20, 21]" in said
     assert said.count("shard") == 1
     assert run.global_step == 2
-    found = checkpoint.find(tmp_path)
+    found = files.find(tmp_path)
     assert found is not None
     assert found.record["global_step"] == 2
     assert all(bool(value.isfinite().all()) for value in run.model.state_dict().values())
@@ -436,7 +436,7 @@ def test_skipping_leaves_the_state_and_goes_on(update: str, tmp_path: Path) -> N
     for name, value in plain.state_dict().items():
         assert torch.allclose(again.model.state_dict()[name], value, atol=1e-6), name
     assert again.global_step == 48 // size
-    found = checkpoint.find(tmp_path)
+    found = files.find(tmp_path)
     assert found is not None
     assert found.record["account"]["not_finite"] == 2
 
@@ -455,7 +455,7 @@ def test_fresh_moves_the_old_run_aside(tmp_path: Path) -> None:
         run.fit(DATA, steps=3 * number)
         assert run.global_step == 3 * number
     aside = tmp_path / "aside-1"
-    old, new = checkpoint.find(aside), checkpoint.find(tmp_path)
+    old, new = files.find(aside), files.find(tmp_path)
     assert old is not None
     assert new is not None
     assert (old.record["global_step"], new.record["global_step"]) == (3, 6)

@@ -22,7 +22,7 @@ from torch import nn
 import quorate
 from quorate.errors import CheckpointError
 from quorate.replica.digest import digest
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_loop_that_is_left_goes_on_where_it_was() -> None:
 def test_what_is_saved_loads_into_plain_torch(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.fit(DATA, epochs=1)
-    found = checkpoint.find(tmp_path)
+    found = files.find(tmp_path)
     assert found is not None
     plain, averaged = Small(), Small()
     plain.load_state_dict(load_file(found.path / "model.safetensors"))
@@ -147,19 +147,19 @@ def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(bytes(data))
-        found = checkpoint.find(copy)
+        found = files.find(copy)
         assert found is not None
         assert found.record["global_step"] == 2
     trainer(copy).fit(DATA, steps=4)
     assert f"damaged, passed over: {file}: got SHA-256" in capsys.readouterr().out
     assert not list((copy / "checkpoints").glob(".*"))
-    repaired = checkpoint.find(copy)
+    repaired = files.find(copy)
     assert repaired is not None
     assert (repaired.record["global_step"], repaired.passed_over) == (4, [])
     for path in (tmp_path / "checkpoints").iterdir():
         (path / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match="no sound checkpoint"):
-        checkpoint.find(tmp_path)
+        files.find(tmp_path)
 
 
 def test_a_save_that_fails_leaves_the_older_ones(
@@ -204,7 +204,7 @@ def test_an_exception_of_the_user_leaves_the_state_of_the_last_update(tmp_path: 
         run.fit(DATA, epochs=5)
     assert "shard" in caught.value.__notes__[0]
     assert "step 3" in caught.value.__notes__[0]
-    found = checkpoint.find(tmp_path)
+    found = files.find(tmp_path)
     assert found is not None
     assert found.record["global_step"] == run.global_step == 3
 
@@ -252,7 +252,7 @@ def test_a_signal_ends_the_step_and_saves(
     assert f": {number.name}\n" in out
     assert "saved step" in out
     assert "after fit" not in out
-    found = checkpoint.find(tmp_path / "run")
+    found = files.find(tmp_path / "run")
     assert found is not None
     assert 0 < found.record["global_step"] < 200
 
@@ -328,7 +328,7 @@ def test_sound_checkpoints_stay_when_newer_ones_are_damaged(tmp_path: Path) -> N
         damaged.mkdir()
         (damaged / "state.json").write_text("{")
     trainer(tmp_path).fit(DATA, steps=4)
-    found = checkpoint.find(tmp_path)
+    found = files.find(tmp_path)
     assert found is not None
     assert found.record["global_step"] == 4
 
@@ -346,7 +346,7 @@ def test_an_update_that_was_cut_off_is_neither_saved_nor_continued(tmp_path: Pat
     run = trainer(tmp_path, optimizer=lambda p: Interrupted(p, lr=0.1, momentum=0.9))
     with pytest.raises(KeyboardInterrupt):
         run.fit(DATA, epochs=2)
-    assert checkpoint.find(tmp_path) is None
+    assert files.find(tmp_path) is None
     with pytest.raises(quorate.UserError, match="update 3 was cut off"):
         run.save()
     with pytest.raises(quorate.UserError, match="update 3 was cut off"):

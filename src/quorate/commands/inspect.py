@@ -33,9 +33,9 @@ def command(run_dir: Path, as_json: bool) -> int:
     from quorate.coordination.tally import Tally
     from quorate.errors import CheckpointError
     from quorate.machine.columns import aligned
-    from quorate.services.checkpoints import files as checkpoint
+    from quorate.services.checkpoints import files
 
-    listed = checkpoint.listing(run_dir)
+    listed = files.listing(run_dir)
     if not listed:
         raise CheckpointError(f"no checkpoint in {run_dir}; is it a run directory?")
     sound = next((saved for saved in listed if saved.wrong is None), None)
@@ -43,7 +43,7 @@ def command(run_dir: Path, as_json: bool) -> int:
         wrong = "; ".join(str(saved.wrong) for saved in listed)
         raise CheckpointError(f"no sound checkpoint in {run_dir}: {wrong}")
     path = sound.path
-    record = checkpoint.record_of(path)
+    record = files.record_of(path)
     facts: dict[str, Any] = {
         "checkpoint": str(path),
         "damaged": [saved.wrong for saved in listed if saved.wrong is not None],
@@ -51,7 +51,7 @@ def command(run_dir: Path, as_json: bool) -> int:
     facts |= {name: value for name, value in record.items() if name not in HIDDEN}
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
         if f"{file}.safetensors" in record["files"]:
-            facts[name] = checkpoint.digest_of(path, f"{file}.safetensors", record["order"])
+            facts[name] = files.digest_of(path, f"{file}.safetensors", record["order"])
     facts["checkpoints"] = [
         {
             "global_step": saved.global_step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from quorate.machine import container as control_group
+from quorate.machine import container
 
 MOST_CPU_WORKERS = 8
 
@@ -21,4 +21,4 @@ def usable_cores() -> int:
 
 @cache
 def _container_cores() -> float | None:
-    return control_group.cores()  # it reads files, and an update asks
+    return container.cores()  # it reads files, and an update asks

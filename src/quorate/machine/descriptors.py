@@ -13,7 +13,7 @@ from quorate.errors import UserError
 
 # Measured on Linux: a coordinator has 11 before it starts workers, then 18 and 4 per worker.
 PER_WORKER = 4  # its wire, its exit, what it printed, and how it was started
-SPARE = 7  # what opens later: a nursery, summaries, metrics, a checkpoint
+SPARE = 7  # what opens later: a fork server, summaries, metrics, a checkpoint
 
 
 def limit() -> tuple[int | None, int | None]:

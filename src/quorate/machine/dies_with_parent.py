@@ -4,7 +4,7 @@ Run as a script, this file is how a worker's process begins: tied to its parent 
 is imported, so that there is no moment at which it could be left behind. Then it calls ``run`` of a
 module.
 
-    python lifeline.py PARENT_PID MODULE SYS_PATH_JSON ARGUMENTS_JSON
+    python dies_with_parent.py PARENT_PID MODULE SYS_PATH_JSON ARGUMENTS_JSON
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from quorate.machine import container as control_group
+from quorate.machine import container
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ def host() -> Host:
         cores=cores,
         cores_physical=_or_none(partial(psutil.cpu_count, logical=False)),
         cores_allowed=allowed or cores,
-        cores_limit=control_group.cores(),
+        cores_limit=container.cores(),
         numa_nodes=max(1, len(nodes)),
         memory_bytes=None if memory is None else memory.total,
         memory_free_bytes=None if memory is None else memory.available,
-        container_free_bytes=control_group.memory_left(),
+        container_free_bytes=container.memory_left(),
     )
 
 

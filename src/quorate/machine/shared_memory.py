@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quorate.errors import UserError
-from quorate.machine import container as control_group
+from quorate.machine import container
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,7 @@ def free_bytes() -> int | None:
     """Return what segments may still take of machine and container; None if that is unknown."""
     if not hasattr(os, "memfd_create"):
         return shutil.disk_usage(tempfile.gettempdir()).free
-    found = [_available(Path("/proc/meminfo")), control_group.memory_left()]
+    found = [_available(Path("/proc/meminfo")), container.memory_left()]
     return min((free for free in found if free is not None), default=None)
 
 

@@ -22,7 +22,7 @@ from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 from quorate.training import resume, saved_state
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
@@ -79,10 +79,10 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
     )
 
 
-def newest_checkpoint(crew: Crew, prepared: Prepared) -> checkpoint.Sound | None:
+def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
     """Return the checkpoint to go on from."""
     path = crew.recipe.run_dir.path
-    return None if path is None or prepared.is_fresh else checkpoint.find(Path(path))
+    return None if path is None or prepared.is_fresh else files.find(Path(path))
 
 
 def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State:

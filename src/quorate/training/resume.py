@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.errors import CheckpointError
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound
 from quorate.settings import AtResume
 from quorate.training.recipe import OPTIONS
@@ -37,7 +37,7 @@ def restore(
     Raises:
         CheckpointError: every checkpoint is damaged, or it is one of another run.
     """
-    newest = checkpoint.find(run_dir)
+    newest = files.find(run_dir)
     if newest is None:
         return None
     for wrong in newest.passed_over:

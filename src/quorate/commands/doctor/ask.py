@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quorate.machine import dies_with_parent as lifeline
+from quorate.machine import dies_with_parent
 
 ANSWER_S = 5.0  # how long the answer to one question may take
 BEGIN_S = 60.0  # how long until the first question: an import of torch from a slow disk
@@ -62,7 +62,13 @@ def ask(
 
 def _asked(module: str, path: Sequence[str], answer_s: float, begin_s: float) -> Asked:
     places = [*path, *sys.path, str(Path(__file__).parent)]
-    command = [sys.executable, lifeline.__file__, str(os.getpid()), module, json.dumps(places)]
+    command = [
+        sys.executable,
+        dies_with_parent.__file__,
+        str(os.getpid()),
+        module,
+        json.dumps(places),
+    ]
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             [*command, "{}"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Contents
 from quorate.services.checkpoints.retention import Saved, surplus
 
@@ -118,7 +118,7 @@ class Checkpoints:
             OSError: they cannot be written.
         """
         self.finish()
-        path = checkpoint.write(self._run_dir, contents)
+        path = files.write(self._run_dir, contents)
         self._tidy(contents)
         return path
 
@@ -129,7 +129,7 @@ class Checkpoints:
         while (contents := self._waiting.get()) is not None:
             began = time.monotonic()
             try:
-                path = checkpoint.write(self._run_dir, contents)
+                path = files.write(self._run_dir, contents)
                 self._tidy(contents)
                 self._took_s = time.monotonic() - began
                 outcome = Outcome(contents.global_step, path, "")
@@ -144,7 +144,7 @@ class Checkpoints:
 
     def _tidy(self, contents: Contents) -> None:
         """Delete what need not stay."""
-        paths = {step: path for path, step in checkpoint.newest_first(self._run_dir)}
+        paths = {step: path for path, step in files.newest_first(self._run_dir)}
         every_h = self._policy.keep_every_h
         best = contents.record["account"]["best"]
         for step in surplus(
@@ -154,12 +154,12 @@ class Checkpoints:
             every_s=None if every_h is None else 3600 * every_h,
             best=None if best is None else best["global_step"],
         ):
-            checkpoint.remove(paths[step])
+            files.remove(paths[step])
 
 
 def _written_at(path: Path) -> float:
     with suppress(OSError):
-        return (path / checkpoint.MARKER).stat().st_mtime
+        return (path / files.MARKER).stat().st_mtime
     return 0.0  # damaged
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from quorate.errors import CheckpointError
-from quorate.services.checkpoints import files as checkpoint
+from quorate.services.checkpoints import files
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -80,9 +80,9 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 def _file_in(folder: Path) -> Path:
     """Return the weights' file in a checkpoint's directory, or in that of a run."""
-    if (folder / checkpoint.MARKER).exists():
+    if (folder / files.MARKER).exists():
         return folder / "model.safetensors"
-    sound = checkpoint.find(folder)
+    sound = files.find(folder)
     if sound is None:
         raise CheckpointError(f"weights of {folder}: there is no checkpoint in it; give a file")
     return sound.path / "model.safetensors"
