@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from quorate.errors import SettingError, UserError
-from quorate.machine import container
+from quorate.machine import container, devices, out_of_memory
 from quorate.machine import cores as cores_of
-from quorate.machine import devices, out_of_memory
 from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import worker_devices
