@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from support.runs import LIMIT_S, command, inspected, last_json, processes_of, started
+from support.runs import LIMIT_S, command, inspected, last_json, processes_of, started, wait_for
 
 from quorate.transports.processes.starter import can_fork
 
@@ -17,16 +16,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc"),
 ]
-
-
-def wait_for(process: subprocess.Popen[str], word: str) -> str:
-    assert process.stdout is not None
-    said = ""
-    while word not in said:
-        line = process.stdout.readline()
-        assert line, said
-        said += line
-    return said
 
 
 def workers_of(mark: str) -> list[int]:

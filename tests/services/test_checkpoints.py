@@ -193,7 +193,8 @@ class Wide(torch.nn.Module):
     def forward(self, x):
         return self.last(self.first(x))
 trainer = quorate.Trainer(Wide, loss, optimizer=torch.optim.Adam, batch_size=12, shards=4,
-    engine="towers", devices="cpu", run_dir=sys.argv[1], save_every_steps=3, summary_every_s=None)
+    workers=quorate.Workers(engine="towers"), devices="cpu",
+    run_dir=quorate.RunDir(sys.argv[1], save_every_steps=3, summary_every_s=None))
 for epochs in range(1, 5):
     try:
         trainer.fit(DATA, epochs=epochs)

@@ -153,3 +153,18 @@ def started(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[s
             for pid in processes_of(mark):
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(temporary, ignore_errors=True)  # some who were killed may still write
+
+
+def wait_for(process: subprocess.Popen[str], word: str) -> str:
+    """Return what a process prints up to the end of a line with a word.
+
+    Raises:
+        AssertionError: it ended without it.
+    """
+    assert process.stdout is not None
+    said = ""
+    while word not in said:
+        line = process.stdout.readline()
+        assert line, f"it ended without {word!r}: {said}"
+        said += line
+    return said

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.digests import digest_of
+from support.runs import wait_for
 from support.small import DATA, Small, loss, trainer
 from torch import nn
 
@@ -217,7 +218,7 @@ def loss(model, batch):
     return model(batch[0]).square().mean()
 torch.manual_seed(0)
 trainer = quorate.Trainer(torch.nn.Linear(3, 1), loss, optimizer=torch.optim.Adam, batch_size=8,
-    shards=4, devices="cpu", workers=2, engine="towers", run_dir=sys.argv[1])
+    shards=4, devices="cpu", workers=quorate.Workers(2, engine="towers"), run_dir=sys.argv[1])
 trainer.fit(TensorDataset(torch.ones(800, 3)), epochs=2)
 print("after fit")
 """
@@ -242,9 +243,7 @@ def test_a_signal_ends_the_step_and_saves(
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
     ) as run:
-        assert run.stdout is not None
-        while "step" not in run.stdout.readline():
-            pass
+        wait_for(run, "step")
         time.sleep(0.3)
         run.send_signal(number)
         out, _ = run.communicate(timeout=30)
