@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from quorate.coordination.plan import Plan, PlanByShard
-from quorate.data.loader_processes import check_loader_processes, require_loader_memory
+from quorate.data.loader_processes import require_loader_memory
 from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
@@ -163,7 +163,6 @@ def prepare(
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, plan, notes.append, say)
         if recipe.loading.processes:
-            check_loader_processes()
             require_loader_memory(
                 source.load((0, 0)).data,
                 shards=plan.shards,
