@@ -125,7 +125,7 @@ class Updates(NamedTuple):
             doubts = self._doubts()
             if new := applied.missing - named:
                 named |= new
-                self.say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
+                self.say(f"no gradient in step {step}, left alone: {', '.join(sorted(new))}")
             if n == coordinator.first_step + 1:
                 begun = coordinator.begun_at or begun  # workers had to start
             if n == coordinator.first_step + 2:

@@ -33,6 +33,8 @@ Schedule = Callable[[Optimizer], LRScheduler]
 # done, on the cores that workers need next.
 ALL_CORES_FROM = 1 << 24
 
+LOOKS = 3  # updates after which it is looked at what they did to buffers
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -94,6 +96,7 @@ class Update:
         self._clip_norm = clip_norm
         self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
         self.sum_s = 0.0  # that the last tree sum took
+        self.remarks: list[str] = []  # for the user
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
     @torch.no_grad()
@@ -126,9 +129,14 @@ class Update:
         with self._cores():
             for vector in gradient.vectors:
                 vector.div_(total.weight)
-        if total.buffers is not None:
-            total.buffers.div_(total.weight)
-        self._buffers.set(total.buffers, total.integer_buffers)
+        for name in self._buffers.take(
+            total.buffers, total.integer_buffers, present, looks=n <= LOOKS
+        ):
+            self.remarks.append(
+                f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, "
+                "and what several shards write becomes their mean: with shards=1 it is what plain "
+                "torch would make of it"
+            )
         # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:
@@ -137,7 +145,7 @@ class Update:
         # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
         with self._cores():
-            self.optimizer.step(gradient)
+            self.optimizer.step(gradient, total.missing or ())
             if self.average is not None:
                 self.average.update(n)
         if self.scheduler is not None:
