@@ -307,5 +307,4 @@ class Trainer:
         return prepared.saved[1]
 
     def _facts(self, state: Any) -> dict[str, Any]:
-        assert self._prepared.plan is not None
-        return facts_of(self._crew, state, self._prepared.plan)
+        return facts_of(self._crew, self._prepared, state)

@@ -18,9 +18,11 @@ import torch
 
 from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data.loader_processes import require_loader_memory
+from quorate.data.row_sample import row_sample
 from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
+from quorate.machine.processor import processors
 from quorate.replica.deterministic import repeatable
 from quorate.services.checkpoints import files
 from quorate.training import resume, saved_state
@@ -48,6 +50,7 @@ class Prepared:
     was_trained: bool = False  # the state was tried on a training shard, and restored
     plan: Plan | None = None  # of the last loop
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
+    row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 
 
 def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> Plan:
@@ -96,9 +99,10 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
     return prepared.state
 
 
-def facts_of(crew: Crew, state: State, plan: Plan) -> dict[str, Any]:
+def facts_of(crew: Crew, prepared: Prepared, state: State) -> dict[str, Any]:
     """Return what a checkpoint says beside what it holds."""
-    scheduler = state.update.scheduler
+    plan, update = prepared.plan, state.update
+    assert plan is not None
     return {
         "epoch": state.global_step // plan.steps_per_epoch,
         **crew.recipe.facts(),
@@ -107,11 +111,14 @@ def facts_of(crew: Crew, state: State, plan: Plan) -> dict[str, Any]:
         "rows": plan.rows,
         "shuffle": plan.shuffle,
         "compile": crew.replicas.computing.compile,
-        "schedule": None if scheduler is None else type(scheduler).__name__,
+        "schedule": None if update.scheduler is None else type(update.scheduler).__name__,
+        "hyperparameters": update.hyperparameters,
         "engine": crew.engine,
         "devices": sorted({str(group) for group in crew.groups}),
         "device_types": sorted({device.type for device in crew.devices}),
         "workers": len(crew.groups),
+        "row_sample": prepared.row_sample,
+        "processors": processors(crew.devices),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "account": state.account(),
@@ -162,7 +169,7 @@ def prepare(
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
         # 2. The state, tried on one shard and restored.
-        state = _trainable_state(crew, prepared, source, plan, notes.append, say)
+        state = _trainable_state(crew, prepared, source, notes.append, say)
         if recipe.loading.processes:
             require_loader_memory(
                 source.load((0, 0)).data,
@@ -181,8 +188,9 @@ def prepare(
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
         )
-        for line in (*first, *notes, *map(str, crew.replicas.notes.take())):
+        for line in (*first, *notes):
             say(line)
+        crew.replicas.tell(say)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
         if state.global_step >= last_step:
             say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
@@ -193,20 +201,18 @@ def prepare(
             yield loop
             return
         # 4. The workers, and the updates.
-        facts = facts_of(crew, state, plan)
+        facts = facts_of(crew, prepared, state)
         yield stack.enter_context(looping(loop, crew, source, facts, stops, say))
 
 
-def _trainable_state(
-    crew: Crew, prepared: Prepared, source: Source, plan: Plan, note: Say, say: Say
-) -> State:
+def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
         prepared.state = state = _probed(crew, source, note, training=True, announce=say)
         prepared.was_trained = True
         if crew.engine == engines.PROCESSES:
             free_cache(crew.devices)
-        _restore(crew, prepared, state, plan, note)
+        _restore(crew, prepared, state, source, note)
         if crew.replicas.takes_turns:
             note(
                 "the model draws from Python's random or NumPy, which threads share: workers "
@@ -247,14 +253,16 @@ def _probed(
             crew.replicas.give_up_compiling()
 
 
-def _restore(crew: Crew, prepared: Prepared, state: State, plan: Plan, say: Say) -> None:
-    run_dir = crew.recipe.run_dir
+def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: Say) -> None:
+    run_dir, notes, plan = crew.recipe.run_dir, crew.replicas.notes, source.plan
     if run_dir.path is None:
         return
-    facts = facts_of(crew, state, plan)
-    newest = resume.restore(Path(run_dir.path), state, facts, plan.steps_per_epoch, say)
+    prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
+    facts = facts_of(crew, prepared, state)
+    path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
+    newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:
-        crew.replicas.notes.remember(newest.record.get("doubts", []))
+        notes.remember(newest.record.get("doubts", []))
         prepared.saved = (state.global_step, newest.path)
         if run_dir.init_from is not None:
             say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")
