@@ -13,7 +13,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Layout
 from quorate.replica.model import bind, trainable
 from quorate.replica.shard_sum import ShardSum
-from quorate.training import update
+from quorate.training.optimizing import update
 from quorate.training.optimizing.optimizer import ELEMENTWISE, FlatOptimizer
 
 OPTIMIZERS = {
