@@ -70,8 +70,8 @@ def evaluate(
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
         total = _sum(source, parameters, transport, stops, crew)
-    for line in crew.replicas.notes.take():
-        say(line)
+    for note in crew.replicas.notes.take():
+        say(str(note))
     if total is None:
         return None
     return joined(total.means(), crew.replicas.totals.finished(total.totals))

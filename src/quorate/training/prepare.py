@@ -115,6 +115,7 @@ def facts_of(crew: Crew, state: State, plan: Plan) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "account": state.account(),
+        "doubts": crew.replicas.notes.doubts,
     }
 
 
@@ -180,7 +181,7 @@ def prepare(
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
         )
-        for line in (*first, *notes, *crew.replicas.notes.take()):
+        for line in (*first, *notes, *map(str, crew.replicas.notes.take())):
             say(line)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
         if state.global_step >= last_step:
@@ -253,6 +254,7 @@ def _restore(crew: Crew, prepared: Prepared, state: State, plan: Plan, say: Say)
     facts = facts_of(crew, state, plan)
     newest = resume.restore(Path(run_dir.path), state, facts, plan.steps_per_epoch, say)
     if newest is not None:
+        crew.replicas.notes.remember(newest.record.get("doubts", []))
         prepared.saved = (state.global_step, newest.path)
         if run_dir.init_from is not None:
             say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")
