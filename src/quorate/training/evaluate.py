@@ -20,9 +20,9 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
+from quorate.training.optimizing.update import intra_op_threads
 from quorate.training.prepare import Prepared, evaluable
 from quorate.training.stop import Stops
-from quorate.training.update import intra_op_threads
 from quorate.transports import Transport
 from quorate.transports.job import Evaluation
 

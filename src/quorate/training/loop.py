@@ -22,10 +22,10 @@ from quorate.training.blame import explained
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
 from quorate.training.observer import observed
+from quorate.training.optimizing.update import Applied
 from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.update import Applied
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Training
 

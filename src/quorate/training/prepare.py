@@ -30,11 +30,11 @@ from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
 from quorate.training.opening import opening
+from quorate.training.optimizing.update import intra_op_threads
 from quorate.training.probe import probed
 from quorate.training.recipe import too_many_shards
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.update import intra_op_threads
 from quorate.transports import engines
 
 Say = Callable[[str], None]

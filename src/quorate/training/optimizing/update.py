@@ -27,7 +27,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import Counts
 from quorate.training.not_finite import is_finite, not_finite
-from quorate.training.optimizer import FlatOptimizer
+from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
