@@ -3,8 +3,8 @@
 Floating-point and complex buffers become the weighted mean over the shards that changed them; what
 no shard changed stays as it is, to the last bit. An int64 buffer is a counter: it changes by what
 all shards together added; but where each of them added one, by one (BatchNorm's count of batches: a
-step is one batch). One that a shard lowered, and all buffers of other dtypes, take the first
-shard's value.
+step is one batch). One that a shard lowered, one of a single element beside a queue (its pointer),
+and all buffers of other dtypes take the first shard's value.
 
 Legend: F elements of the floating-point buffers, f their number; C and c the same of the counters.
 """
@@ -149,32 +149,36 @@ class Buffers:
         return vector
 
     def take(
-        self,
-        change: torch.Tensor | None,
-        first: torch.Tensor | None,
-        shards: int,
-        *,
-        looks: bool = False,
+        self, change: torch.Tensor | None, first: torch.Tensor | None, shards: int
     ) -> list[str]:
         """Take in what a step's shards did: sums of ``change``, and the first ``integer_buffers``.
 
         Args:
             shards: how many they are.
-            looks: whether to look for what shards overwrite.
 
         Returns:
-            The names of buffers of rows of which the shards wrote some: a queue, a memory bank.
+            The names of buffers of rows of which several shards wrote some: a queue, a memory bank.
         """
         before, counted = self._floats.vector(), self._counters.vector()
         self.set(None, first)
         if change is None:
             return []
         values, weights, added, *marks = torch.split_with_sizes(change, self._sizes)
+        queues: list[str] = []
+        if before is not None:
+            kept = before.to(change.device, torch.float64)
+            divisors = self._floats.spread(weights)
+            means = torch.where(divisors > 0, values / divisors, kept)
+            self._floats.put(means)
+            if shards > 1 and self._floats.has_rows:
+                queues = self._floats.partly(means != kept, weights.tolist())
         if counted is not None:
             first_counts = self._counters.vector()
             assert first_counts is not None
             added = added.to(counted.device).round().to(torch.int64)
             lowered, more, mixed = (mark.to(counted.device) > 0 for mark in marks)
+            for number in self._counters.pointers(queues):
+                lowered[number] = True
             # Not the same from every shard: counts of 0 and 1, which are to be summed as others.
             varied = self._counters.any_of((added > 0) & (added < shards))
             if isinstance(varied, bool):
@@ -183,13 +187,7 @@ class Buffers:
             counted += torch.where(summed, added, (added > 0).to(torch.int64))
             is_first = self._counters.spread(lowered)
             self._counters.put(torch.where(is_first, first_counts, counted))
-        if before is None:
-            return []
-        kept = before.to(change.device, torch.float64)
-        divisors = self._floats.spread(weights)
-        means = torch.where(divisors > 0, values / divisors, kept)
-        self._floats.put(means)
-        return self._floats.partly(means != kept) if looks and shards > 1 else []
+        return queues
 
     @property
     def _sizes(self) -> list[int]:
@@ -272,14 +270,34 @@ class _Part:
         """Return each buffer's value for all of its elements."""
         return per_buffer[self._owners(per_buffer.device)]
 
-    def partly(self, changed: torch.Tensor) -> list[str]:
-        """Return the buffers of which some slices along a dimension changed, and some did not."""
+    @property
+    def has_rows(self) -> bool:
+        """Whether a buffer has more than one dimension."""
+        return any(len(shape) > 1 for shape in self._shapes)
+
+    def partly(self, changed: torch.Tensor, weights: Sequence[float]) -> list[str]:
+        """Return the buffers of which some slices along a dimension changed, and some did not.
+
+        Args:
+            changed: which elements did.
+            weights: zero for buffers of which none did.
+        """
+        parts = torch.split_with_sizes(changed, self._sizes)
         return [
             name
-            for name, part, shape in zip(
-                self.names, torch.split_with_sizes(changed, self._sizes), self._shapes, strict=True
+            for name, part, shape, weight in zip(
+                self.names, parts, self._shapes, weights, strict=True
             )
-            if len(shape) > 1 and _is_partly(part.view(shape))
+            if weight and len(shape) > 1 and _is_partly(part.view(shape))
+        ]
+
+    def pointers(self, queues: Sequence[str]) -> list[int]:
+        """Return the numbers of buffers of one element in the modules of queues."""
+        modules = {name.rpartition(".")[0] for name in queues}
+        return [
+            number
+            for number, (name, size) in enumerate(zip(self.names, self._sizes, strict=True))
+            if size == 1 and name.rpartition(".")[0] in modules
         ]
 
     def _owners(self, device: torch.device) -> torch.Tensor:

@@ -122,6 +122,8 @@ class Updates(NamedTuple):
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
             dropped_rows = plan.batch_rows(step) - rows
             state.dropped_rows += dropped_rows
+            for remark in applied.remarks:
+                self.crew.replicas.notes.add(remark)
             self.crew.replicas.tell(self.say)
             if new := applied.missing - named:
                 named |= new

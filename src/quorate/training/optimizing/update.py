@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,8 +35,6 @@ Schedule = Callable[[Optimizer], LRScheduler]
 # done, on the cores that workers need next.
 ALL_CORES_FROM = 1 << 24
 
-LOOKS = 3  # updates after which it is looked at what they did to buffers
-
 
 @dataclass(frozen=True)
 class Applied:
@@ -49,6 +47,7 @@ class Applied:
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # of each shard
     totals: Counts  # over all shards
+    remarks: list[str] = field(default_factory=list)  # for the user
     not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
 
@@ -104,7 +103,6 @@ class Update:
             *groups,
         ]
         self.sum_s = 0.0  # that the last tree sum took
-        self.remarks: list[str] = []  # for the user
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
     @torch.no_grad()
@@ -137,14 +135,12 @@ class Update:
         with self._cores():
             for vector in gradient.vectors:
                 vector.div_(total.weight)
-        for name in self._buffers.take(
-            total.buffers, total.integer_buffers, present, looks=n <= LOOKS
-        ):
-            self.remarks.append(
-                f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, "
-                "and what several shards write becomes their mean: with shards=1 it is what plain "
-                "torch would make of it"
-            )
+        remarks = [
+            f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
+            "what several shards write becomes their mean: with shards=1 it is what plain torch "
+            "would make of it"
+            for name in self._buffers.take(total.buffers, total.integer_buffers, present)
+        ]
         # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:
@@ -167,6 +163,7 @@ class Update:
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
+            remarks=remarks,
         )
 
     def skip(self) -> None:
