@@ -8,7 +8,9 @@ the ordinary parameters.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import torch
@@ -132,18 +134,22 @@ class FlatOptimizer:
                 state[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
         return state
 
-    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
-        """Take what ``state`` gave, into tensors of this optimizer.
+    def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
+        """Return what ``load`` takes, of what ``state`` gave. Nothing is changed.
 
         Raises:
-            CheckpointError: the groups were others: parameters that are now updated together have
-                different kinds of state.
+            CheckpointError: an entry is missing, or is of another shape or dtype than this
+                optimizer's. Or the groups were others: parameters that are now updated together
+                have different kinds of state.
         """
+        loadable = {}
         for group in self.inner.param_groups:
             for tensor in group["params"]:
                 names = self._held[tensor]
                 first = state[names[0]]
-                for name in names:
+                if self.flat:
+                    self._require_state_of(names, state, tensor, group)
+                for name in names[1:]:
                     if _kind(state[name]) != _kind(first):
                         raise CheckpointError(
                             f"optimizer state: {name!r} has {_kind(state[name])}, {names[0]!r} has "
@@ -152,7 +158,44 @@ class FlatOptimizer:
                         )
                 values = {entry: self._whole(entry, state, tensor, names, group) for entry in first}
                 if values:
-                    self.inner.state[tensor] = values
+                    loadable[tensor] = values
+        return loadable
+
+    def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
+        """Take what ``loadable`` gave."""
+        self.inner.state.update(loadable)
+
+    def _require_state_of(
+        self,
+        names: list[str],
+        state: dict[str, dict[str, Any]],
+        tensor: torch.Tensor,
+        group: dict[str, Any],
+    ) -> None:
+        """Compare the state of parameters with what the optimizer would make for them."""
+        expected = _entries_of(type(self.inner), tensor, group)
+        for name in names:
+            entries, section = state[name], self._parameters.layout.sections[name]
+            for entry in (*expected, *entries) if entries else ():
+                value, of_one = entries.get(entry), entry in COUNTERS
+                shape = () if of_one else section.shape
+                if entry not in expected and not isinstance(value, torch.Tensor):
+                    continue
+                if not isinstance(value, torch.Tensor) or value.shape != shape:
+                    got = (
+                        str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
+                    )
+                    expects = f"a tensor of {shape}"
+                elif value.dtype != tensor.dtype and not (of_one and value.is_floating_point()):
+                    got, expects = str(value.dtype), str(tensor.dtype)
+                elif of_one and not 0 <= float(value) < inf:
+                    got, expects = str(float(value)), "a number from 0 on"
+                else:
+                    continue
+                raise CheckpointError(
+                    f"optimizer state: {entry!r} of {name!r}: got {got}, and this run has "
+                    f"{expects}; use the optimizer of the first run"
+                )
 
     def _whole(
         self,
@@ -201,6 +244,19 @@ def _leaves_it_open(group: dict[str, Any]) -> bool:
     """Whether a group's options leave the choice of the kernel to us."""
     chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
     return not chosen and not any(tensor.is_complex() for tensor in group["params"])
+
+
+def _entries_of(
+    kind: type[Optimizer], tensor: torch.Tensor, group: dict[str, Any]
+) -> frozenset[str]:
+    """Return the entries that an optimizer keeps for a tensor of a group, by a step with one."""
+    example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
+    example.grad = torch.zeros_like(example)
+    options = {name: value for name, value in group.items() if name != "params"}
+    optimizer = kind([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
+    optimizer.step()
+    made = optimizer.state[example].items()
+    return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
 
 
 def _kind(entries: dict[str, Any]) -> dict[str, Any]:

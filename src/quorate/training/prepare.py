@@ -23,7 +23,7 @@ from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
 from quorate.services.checkpoints import files
-from quorate.training import resume, saved_state
+from quorate.training import resume
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
@@ -82,18 +82,29 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
 def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
     """Return the checkpoint to go on from."""
     path = crew.recipe.run_dir.path
-    return None if path is None or prepared.is_fresh else files.find(Path(path))
+    if path is None or prepared.is_fresh:
+        return None
+    return files.find(Path(path), partial(resume.require_same_run, facts=_known_facts(crew)))
 
 
 def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State:
     """Return a state to evaluate: before any training that of the run directory, if it has one."""
     if prepared.state is None:
-        prepared.state = _probed(crew, source, say, training=False)
-        newest = newest_checkpoint(crew, prepared)
-        if newest is not None:
-            saved_state.load(newest.path, newest.record, prepared.state)
-            say(f"evaluating step {prepared.state.global_step:,} from {newest.path}")
+        state, path = _probed(crew, source, say, training=False), crew.recipe.run_dir.path
+        if path is not None and not prepared.is_fresh:
+            newest = resume.go_to_newest(Path(path), state, _known_facts(crew), say)
+            if newest is not None:
+                say(f"evaluating step {state.global_step:,} from {newest.path}")
+        prepared.state = state
     return prepared.state
+
+
+def _known_facts(crew: Crew) -> dict[str, Any]:
+    """Return what is known of a run before its data are: a checkpoint must not say another."""
+    facts = crew.recipe.facts()
+    if crew.recipe.shards is None:
+        del facts["shards"]  # it goes on with those of the checkpoint
+    return facts
 
 
 def facts_of(crew: Crew, state: State, plan: Plan) -> dict[str, Any]:
@@ -201,11 +212,13 @@ def _trainable_state(
 ) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
-        prepared.state = state = _probed(crew, source, note, training=True, announce=say)
-        prepared.was_trained = True
+        # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
+        prepared.was_trained, prepared.state = False, None
+        state = _probed(crew, source, note, training=True, announce=say)
         if crew.engine == engines.PROCESSES:
             free_cache(crew.devices)
         _restore(crew, prepared, state, plan, note)
+        prepared.was_trained, prepared.state = True, state
         if crew.replicas.takes_turns:
             note(
                 "the model draws from Python's random or NumPy, which threads share: workers "

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quorate.errors import CheckpointError
+from quorate.errors import MisfitError
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound
 from quorate.settings import AtResume
 from quorate.training.recipe import OPTIONS
-from quorate.training.saved_state import load
+from quorate.training.saved_state import Loadable, load, loadable
 from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
@@ -35,28 +35,59 @@ def restore(
         facts: of the run that is to go on, as in its checkpoints.
 
     Raises:
-        CheckpointError: every checkpoint is damaged, or it is one of another run.
+        CheckpointError: every checkpoint is damaged, or it is one of another run. The state is as
+            it was.
     """
-    newest = files.find(run_dir)
+    newest = go_to_newest(run_dir, state, facts, say)
     if newest is None:
         return None
-    for wrong in newest.passed_over:
-        say(f"damaged, passed over: {wrong}")
-    for name in (*_recorded(AtResume.REFUSED), *REFUSED):
-        was = newest.record.get(name, False)  # is_ordered: not in those of before it existed
-        if was != facts[name]:
-            raise CheckpointError(
-                f"{newest.path}: it was trained with {name}={was!r}, and this run has "
-                f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
-            )
-    load(newest.path, newest.record, state)
-    state.load_account(newest.record["account"])
     say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
     for name in (*_recorded(AtResume.SAID), *SAID):
         was, now = newest.record.get(name, facts[name]), facts[name]
         if was != now:
             say(f"{name} was {was} and is {now}: bits may differ from here on")
     return newest
+
+
+def go_to_newest(
+    run_dir: Path, state: State, facts: dict[str, Any], say: Callable[[str], None]
+) -> Sound | None:
+    """Bring a state to the newest sound checkpoint, and say which were passed over; see above.
+
+    Args:
+        facts: those that are not known yet are left out.
+    """
+    fitting: list[Loadable] = []
+
+    def fits(path: Path, record: dict[str, Any]) -> None:
+        require_same_run(path, record, facts)
+        fitting.append(loadable(path, record, state))
+
+    newest = files.find(run_dir, fits)
+    if newest is None:
+        return None
+    for wrong in newest.passed_over:
+        say(f"passed over: {wrong}")
+    load(fitting[0], state)
+    return newest
+
+
+def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Compare the record of a checkpoint that is sound with the run that is to go on.
+
+    Args:
+        facts: of that run; those that are not known yet are left out.
+
+    Raises:
+        MisfitError: it is one of another run.
+    """
+    for name in (*_recorded(AtResume.REFUSED), *REFUSED):
+        was = record.get(name, False)  # is_ordered: not in those of before it existed
+        if name in facts and was != facts[name]:
+            raise MisfitError(
+                f"{path}: it was trained with {name}={was!r}, and this run has "
+                f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
+            )
 
 
 def _recorded(at_resume: AtResume) -> list[str]:
