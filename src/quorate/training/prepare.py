@@ -18,9 +18,11 @@ import torch
 
 from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data.loader_processes import require_loader_memory
+from quorate.data.row_sample import row_sample
 from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
+from quorate.machine.processor import processors
 from quorate.replica.deterministic import repeatable
 from quorate.services.checkpoints import files
 from quorate.training import resume
@@ -28,11 +30,11 @@ from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
 from quorate.training.opening import opening
+from quorate.training.optimizing.update import intra_op_threads
 from quorate.training.probe import probed
 from quorate.training.recipe import too_many_shards
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.update import intra_op_threads
 from quorate.transports import engines
 
 Say = Callable[[str], None]
@@ -48,6 +50,7 @@ class Prepared:
     was_trained: bool = False  # the state was tried on a training shard, and restored
     plan: Plan | None = None  # of the last loop
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
+    row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 
 
 def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> Plan:
@@ -81,10 +84,12 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
 
 def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
     """Return the checkpoint to go on from."""
-    path = crew.recipe.run_dir.path
+    path, facts = crew.recipe.run_dir.path, crew.recipe.facts()
     if path is None or prepared.is_fresh:
         return None
-    return files.find(Path(path), partial(resume.require_same_run, facts=_known_facts(crew)))
+    if crew.recipe.shards is None:
+        del facts["shards"]  # it goes on with those of the checkpoint
+    return files.find(Path(path), partial(resume.require_same_run, facts=facts))
 
 
 def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State:
@@ -92,24 +97,17 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
     if prepared.state is None:
         state, path = _probed(crew, source, say, training=False), crew.recipe.run_dir.path
         if path is not None and not prepared.is_fresh:
-            newest = resume.go_to_newest(Path(path), state, _known_facts(crew), say)
+            newest = resume.go_to_newest(Path(path), state, {}, say)
             if newest is not None:
                 say(f"evaluating step {state.global_step:,} from {newest.path}")
         prepared.state = state
     return prepared.state
 
 
-def _known_facts(crew: Crew) -> dict[str, Any]:
-    """Return what is known of a run before its data are: a checkpoint must not say another."""
-    facts = crew.recipe.facts()
-    if crew.recipe.shards is None:
-        del facts["shards"]  # it goes on with those of the checkpoint
-    return facts
-
-
-def facts_of(crew: Crew, state: State, plan: Plan) -> dict[str, Any]:
+def facts_of(crew: Crew, prepared: Prepared, state: State) -> dict[str, Any]:
     """Return what a checkpoint says beside what it holds."""
-    scheduler = state.update.scheduler
+    plan, update = prepared.plan, state.update
+    assert plan is not None
     return {
         "epoch": state.global_step // plan.steps_per_epoch,
         **crew.recipe.facts(),
@@ -118,14 +116,18 @@ def facts_of(crew: Crew, state: State, plan: Plan) -> dict[str, Any]:
         "rows": plan.rows,
         "shuffle": plan.shuffle,
         "compile": crew.replicas.computing.compile,
-        "schedule": None if scheduler is None else type(scheduler).__name__,
+        "schedule": None if update.scheduler is None else type(update.scheduler).__name__,
+        "hyperparameters": update.hyperparameters,
         "engine": crew.engine,
         "devices": sorted({str(group) for group in crew.groups}),
         "device_types": sorted({device.type for device in crew.devices}),
         "workers": len(crew.groups),
+        "row_sample": prepared.row_sample,
+        "processors": processors(crew.devices),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "account": state.account(),
+        "doubts": crew.replicas.notes.doubts,
     }
 
 
@@ -172,7 +174,7 @@ def prepare(
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
         # 2. The state, tried on one shard and restored.
-        state = _trainable_state(crew, prepared, source, plan, notes.append, say)
+        state = _trainable_state(crew, prepared, source, notes.append, say)
         if recipe.loading.processes:
             require_loader_memory(
                 source.load((0, 0)).data,
@@ -191,8 +193,9 @@ def prepare(
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
         )
-        for line in (*first, *notes, *crew.replicas.notes.take()):
+        for line in (*first, *notes):
             say(line)
+        crew.replicas.tell(say)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
         if state.global_step >= last_step:
             say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
@@ -203,13 +206,11 @@ def prepare(
             yield loop
             return
         # 4. The workers, and the updates.
-        facts = facts_of(crew, state, plan)
+        facts = facts_of(crew, prepared, state)
         yield stack.enter_context(looping(loop, crew, source, facts, stops, say))
 
 
-def _trainable_state(
-    crew: Crew, prepared: Prepared, source: Source, plan: Plan, note: Say, say: Say
-) -> State:
+def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
         # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
@@ -217,7 +218,7 @@ def _trainable_state(
         state = _probed(crew, source, note, training=True, announce=say)
         if crew.engine == engines.PROCESSES:
             free_cache(crew.devices)
-        _restore(crew, prepared, state, plan, note)
+        _restore(crew, prepared, state, source, note)
         prepared.was_trained, prepared.state = True, state
         if crew.replicas.takes_turns:
             note(
@@ -259,13 +260,16 @@ def _probed(
             crew.replicas.give_up_compiling()
 
 
-def _restore(crew: Crew, prepared: Prepared, state: State, plan: Plan, say: Say) -> None:
-    run_dir = crew.recipe.run_dir
+def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: Say) -> None:
+    run_dir, notes, plan = crew.recipe.run_dir, crew.replicas.notes, source.plan
     if run_dir.path is None:
         return
-    facts = facts_of(crew, state, plan)
-    newest = resume.restore(Path(run_dir.path), state, facts, plan.steps_per_epoch, say)
+    prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
+    facts = facts_of(crew, prepared, state)
+    path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
+    newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:
+        notes.remember(newest.record.get("doubts", []))
         prepared.saved = (state.global_step, newest.path)
         if run_dir.init_from is not None:
             say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")

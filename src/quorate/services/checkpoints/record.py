@@ -104,6 +104,10 @@ class Record(Struct, forbid_unknown_fields=True):
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     torch: Word = ""
     python: Word = ""
+    processors: list[Word] = []
+    row_sample: dict[str, str | None] | None = None  # hashes by row number; see data.row_sample
+    hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
+    doubts: list[str] = []  # why the bits may not be those of another number of workers
 
 
 def parsed(text: bytes) -> dict[str, Any]:
