@@ -269,7 +269,7 @@ def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: 
     path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
     newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:
-        notes.remember(newest.record.get("doubts", []))
+        notes.remember(resume.doubts_of(newest.record))
         prepared.saved = (state.global_step, newest.path)
         if run_dir.init_from is not None:
             say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.errors import MisfitError
+from quorate.machine.printable import printable
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound
 from quorate.settings import AtResume
@@ -112,11 +113,17 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         zip(was.get("hyperparameters", []), now["hyperparameters"], strict=False)
     ):
         found += [
-            f"{name} of {_group(number)} was {old.get(name)} and is {new.get(name)} in the script"
+            f"{printable(name)} of {_group(number)} was {printable(old.get(name))} and is "
+            f"{new.get(name)} in the script"
             for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)
         ]
     return found
+
+
+def doubts_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the doubts that a checkpoint says its run had, fit to be shown again."""
+    return [printable(doubt, 4096) for doubt in record.get("doubts", [])]
 
 
 def _group(number: int) -> str:

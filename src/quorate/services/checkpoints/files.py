@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.atomic_file import flush_folder, write_atomically
+from quorate.machine.most_memory import too_large
 from quorate.machine.regular_file import read_regular
 from quorate.replica.digest import TensorBytes, digest_of_bytes
 from quorate.services.checkpoints import record as records
@@ -168,7 +169,8 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
         try:
             record = check(path, step)
         except CheckpointError as error:
-            wrong.append(str(error))
+            if path.exists():  # else it was one too many for the run that is under way here
+                wrong.append(str(error))
             continue
         try:
             if fits is not None:
@@ -189,7 +191,10 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
 
 
 def listing(run_dir: Path) -> list[Listed]:
-    """Check all checkpoints of a run, and list them, the newest first."""
+    """Check all checkpoints of a run, and list them, the newest first.
+
+    The run may go on meanwhile: a checkpoint that it deletes is not listed.
+    """
     listed = []
     for path, step in newest_first(run_dir):
         wrong = saved_at = None
@@ -197,8 +202,9 @@ def listing(run_dir: Path) -> list[Listed]:
             saved_at = check(path, step)["saved_at"]
         except CheckpointError as error:
             wrong = str(error)
-        nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        listed.append(Listed(path, step, nbytes, saved_at, wrong))
+        with suppress(FileNotFoundError):
+            nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+            listed.append(Listed(path, step, nbytes, saved_at, wrong))
     return listed
 
 
@@ -224,7 +230,10 @@ def tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     from safetensors.torch import load
 
     try:
-        return load(read_regular(path / name, tensor_file.header(path / name).nbytes))
+        nbytes = tensor_file.header(path / name).nbytes
+        if reason := too_large(2 * nbytes):  # the file's bytes, and tensors of them
+            raise CheckpointError(f"{path / name}: reading it takes {reason}")
+        return load(read_regular(path / name, nbytes))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path / name}: {_reason(error)}") from error
 
@@ -237,18 +246,24 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
     Args:
         order: their names, as the checkpoint's record has them under "order".
+
+    Raises:
+        CheckpointError: the checkpoint is not sound any more.
     """
     file = path / name
-    stored = tensor_file.header(file).tensors
-    return digest_of_bytes(
-        TensorBytes(
-            tensor,
-            stored[tensor].shape,
-            f"torch.{stored[tensor].dtype}",
-            tensor_file.pieces(file, stored[tensor]),
+    try:
+        stored = tensor_file.header(file).tensors
+        return digest_of_bytes(
+            TensorBytes(
+                tensor,
+                stored[tensor].shape,
+                f"torch.{stored[tensor].dtype}",
+                tensor_file.pieces(file, stored[tensor]),
+            )
+            for tensor in order
         )
-        for tensor in order
-    )
+    except OSError as error:
+        raise CheckpointError(f"{file}: {_reason(error)}") from error
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
@@ -262,11 +277,11 @@ def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
     return sorted(ours, key=lambda item: -item[1])
 
 
-def check(path: Path, step: int) -> dict[str, Any]:
+def check(path: Path, step: int | None) -> dict[str, Any]:
     """Read every byte of a checkpoint, and return its record.
 
     Args:
-        step: what its directory's name says.
+        step: what its directory's name says; None: nothing.
 
     Raises:
         CheckpointError: something is missing, is not what was written, is of another step, or
@@ -279,14 +294,20 @@ def check(path: Path, step: int) -> dict[str, Any]:
 
 
 def check_named(path: Path) -> dict[str, Any]:
-    """Check a directory that is said to be a checkpoint: ``check`` by the step in its record.
+    """Check a directory that is said to be a checkpoint, whatever its name.
 
-    Its name may be any: whoever copied it may have renamed it.
+    Whoever copied it may have renamed it. If the name says a step, it is compared too.
+
+    Raises:
+        CheckpointError: see ``check``.
     """
-    return check(path, record_of(path)["global_step"])
+    name = path.resolve().name
+    if name.startswith("step-") and name[5:].isascii() and name[5:].isdecimal():
+        return check(path, int(name[5:]))
+    return check(path, None)
 
 
-def _check(path: Path, step: int) -> dict[str, Any]:
+def _check(path: Path, step: int | None) -> dict[str, Any]:
     # 1. The record: its checksum, then what it says.
     try:
         expected = read_regular(path / MARKER, len(_marker(b"")))
@@ -303,7 +324,7 @@ def _check(path: Path, step: int) -> dict[str, Any]:
         record = records.parsed(text)
     except ValueError as error:
         raise CheckpointError(f"{path / RECORD}: {error}") from error
-    if record["global_step"] != step:
+    if step is not None and record["global_step"] != step:
         raise CheckpointError(
             f"{path}: it holds step {record['global_step']}, and its name says {step}"
         )

@@ -28,6 +28,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from quorate.coordination import rules
 from quorate.coordination.epochs import steps_per_epoch
 from quorate.errors import SettingError
+from quorate.machine.printable import printable
 
 FORMAT = 2
 MOST_BYTES = 64 << 20  # of a record: 200,000 parameters with 100 bytes each are 20 MB
@@ -150,7 +151,7 @@ def require_valid(record: Any) -> None:
     try:
         valid = convert(record, Record, strict=True)
     except ValidationError as error:
-        raise ValueError(f"got a record that is none: {error}") from error
+        raise ValueError(f"got a record that is none: {printable(error)}") from error
     for contradiction in _contradictions(valid):
         raise ValueError(contradiction)
 
@@ -179,8 +180,7 @@ def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> st
 
 def abridged(value: object, most: int = 60) -> str:
     """Return a value of a record for a message: on one line, printable, not too long."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
+    return printable(repr(value), most)
 
 
 def _contradictions(record: Record) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _contradictions(record: Record) -> Iterator[str]:
     try:
         rule = rules.parse(record.update)
     except SettingError as error:
-        yield str(error)
+        yield printable(error)
         return
     batch_size = min(record.batch_size, record.rows)
     if not rule.least_shards <= record.shards <= batch_size:
