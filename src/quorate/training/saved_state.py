@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import CheckpointError, MisfitError
+from quorate.machine.printable import printable
 from quorate.services.checkpoints.files import Contents, tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.training.state import State
@@ -142,8 +143,8 @@ def _require_same(path: Path, file: str, targets: dict[str, torch.Tensor]) -> No
             here, there = str(target.dtype), f"torch.{saved.dtype}"
         if here != there:
             raise MisfitError(
-                f"{path}: {name}: the checkpoint has {there}, the model {here}; train the model "
-                "that was saved, or choose another run_dir"
+                f"{path}: {printable(name)}: the checkpoint has {there}, the model {here}; train "
+                "the model that was saved, or choose another run_dir"
             )
 
 

@@ -167,7 +167,7 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
     misfit: MisfitError | None = None
     for path, step in newest_first(run_dir):
         try:
-            record = check(path, step)
+            record = _check_at(path, step)
         except CheckpointError as error:
             if path.exists():  # else it was one too many for the run that is under way here
                 wrong.append(str(error))
@@ -199,7 +199,7 @@ def listing(run_dir: Path) -> list[Listed]:
     for path, step in newest_first(run_dir):
         wrong = saved_at = None
         try:
-            saved_at = check(path, step)["saved_at"]
+            saved_at = _check_at(path, step)["saved_at"]
         except CheckpointError as error:
             wrong = str(error)
         with suppress(FileNotFoundError):
@@ -267,14 +267,18 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List the directories of checkpoints, sound or not, with the steps that their names say.
-
-    A name has one form: a directory "step-7" or with digits of another script is none of ours.
-    """
+    """List the directories of checkpoints, sound or not, with the steps that their names say."""
     paths = (run_dir / "checkpoints").glob("step-*")
     steps = [(p, int(p.name[5:])) for p in paths if p.name[5:].isdecimal() and p.is_dir()]
-    ours = [(path, step) for path, step in steps if path == checkpoint_of(run_dir, step)]
-    return sorted(ours, key=lambda item: -item[1])
+    return sorted(steps, key=lambda item: -item[1])
+
+
+def is_ours(path: Path, step: int) -> bool:
+    """Whether a directory has the name that the checkpoint of a step has.
+
+    There is one form: "step-7", or digits of another script, are somebody else's.
+    """
+    return path.name == checkpoint_of(path.parent.parent, step).name
 
 
 def check(path: Path, step: int | None) -> dict[str, Any]:
@@ -291,6 +295,13 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
         return _check(path, step)
     except OSError as error:
         raise CheckpointError(f"{error.filename or path}: {_reason(error)}") from error
+
+
+def _check_at(path: Path, step: int) -> dict[str, Any]:
+    if not is_ours(path, step):
+        expected = checkpoint_of(path.parent.parent, step).name
+        raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")
+    return check(path, step)
 
 
 def check_named(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
@@ -101,7 +102,7 @@ class Record(Struct, forbid_unknown_fields=True):
     precision: Word = ""
     compile: bool = False
     schedule: Word | None = None
-    clip_norm: Annotated[float, Meta(gt=0)] | None = None
+    clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     torch: Word = ""
     python: Word = ""
@@ -135,7 +136,8 @@ def parsed_json(text: bytes) -> Any:
     if (depth := _depth(text)) > MOST_DEPTH:  # the parser is recursive: it would end the process
         raise ValueError(f"got {depth:,} brackets in each other, expected at most {MOST_DEPTH}")
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates)
+        # Decoded here: the parser would take UTF-16 too, in which brackets were not counted.
+        return json.loads(text.decode(), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
         raise ValueError(f"got bytes that are no UTF-8 at byte {error.start:,}") from error
     except json.JSONDecodeError as error:
@@ -217,7 +219,7 @@ def _contradictions(record: Record) -> Iterator[str]:
         yield "got a tally of other workers in each column"
     if tally.staleness[1] > tally.staleness[0]:
         yield f"got a greatest staleness above their sum: {abridged(tally.staleness)}"
-    if account.not_finite > step:
+    if account.not_finite > step + 1:  # one may be counted before its step is
         yield f"got not_finite={account.not_finite:,}, expected at most {step:,}"
     if account.evaluated_at > step:
         yield f"got evaluated_at={account.evaluated_at:,}, expected at most {step:,}"

@@ -63,7 +63,8 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
         names = {name.removeprefix(prefix): there for name, there in names.items()}
     weights = {name: weights[there] for name, there in names.items()}
     wrong = [
-        f"{name}: the file has {_shape(weights.get(name))}, the model {_shape(own.get(name))}"
+        f"{printable(name)}: the file has {_shape(weights.get(name))}, "
+        f"the model {_shape(own.get(name))}"
         for name in sorted(own.keys() | weights.keys())
         if _shape(own.get(name)) != _shape(weights.get(name))
     ]
@@ -179,7 +180,8 @@ def _conversions(
 ) -> Iterator[str]:
     """Yield what is said of tensors of another dtype; raise for those that cannot be copied."""
     others: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
-    for name, value in weights.items():
+    for name in own:
+        value = weights[name]
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             raise CheckpointError(f"weights: {name} is no dense tensor with values; save it as one")
         if value.dtype != own[name].dtype:
