@@ -15,10 +15,12 @@ import sys
 import threading
 import time
 
-# They reach all processes of a job: a terminal's Ctrl-C, a cluster's SIGTERM and its warning before
-# that. The coordinator alone decides.
+# They reach all processes of a job: a terminal's Ctrl-C and its end, a cluster's SIGTERM and its
+# warning before that. The coordinator alone decides.
 JOB_SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
 ]
 
 
