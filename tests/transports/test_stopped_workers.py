@@ -27,7 +27,7 @@ STARTING = "; another is starting"
         ("evaluations", EVALUATIONS, 300, ""),
         ("lost", "1", 8, "took more than worker_timeout_s=8 s to answer"),
         ("joining", "20", 8, f"took more than worker_timeout_s=8 s to start{STARTING}"),
-        ("shard", "20", 8, STARTING),
+        ("shard", "20", 8, ""),
         ("server", "20", 8, ""),
         ("end", "1", 300, ""),
     ],
