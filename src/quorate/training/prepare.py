@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from quorate.coordination.plan import Plan, PlanByShard
-from quorate.data.loader_processes import require_loader_memory
 from quorate.data.source import Source, length
 from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
@@ -162,13 +161,6 @@ def prepare(
         notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, plan, notes.append, say)
-        if recipe.loading.processes:
-            require_loader_memory(
-                source.load((0, 0)).data,
-                shards=plan.shards,
-                loader_workers=recipe.loading.processes,
-                feeds=len(crew.groups) if crew.script is not None else 1,
-            )
         # 3. What is said before the first update.
         first = opening(
             plan,
