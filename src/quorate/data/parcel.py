@@ -6,14 +6,20 @@ still do, and all keep their strides and how they lie in 64 bytes: the bits that
 depend on these.
 
 A parcel: the number of buffers, their sizes in bytes, then they themselves. The first is a pickle.
+Where they are more than a socket holds at once they come in memory without a name, whose descriptor
+comes with the number.
 """
 
 from __future__ import annotations
 
+import array
 import io
+import itertools
+import os
 import pickle
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +28,9 @@ import torch
 
 _NUMBER = struct.Struct("<q")
 _ALIGNMENT = 64  # bytes: torch's, of what it allocates
+_SMALL_BYTES = 1 << 17  # parcels that go through the socket
+_CLOSED_IN_CHILDREN = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 def pack(end: socket.socket, batch: Any) -> None:
@@ -35,9 +44,17 @@ def pack(end: socket.socket, batch: Any) -> None:
     except Exception as error:  # the user's: whatever is in the batch may not be made for it
         text = str(error).partition("\n")[0][:200]
         buffers = _pickled((None, f"{type(error).__name__}: {text}"))
-    sizes = [_NUMBER.pack(buffer.nbytes) for buffer in buffers]
-    end.sendall(_NUMBER.pack(len(buffers)) + b"".join(sizes))
-    for buffer in buffers:
+    sizes = b"".join(_NUMBER.pack(buffer.nbytes) for buffer in buffers)
+    memory = _filled(buffers) if sum(b.nbytes for b in buffers) > _SMALL_BYTES else None
+    if memory is None:
+        end.sendall(_NUMBER.pack(len(buffers)))
+    else:
+        try:
+            socket.send_fds(end, [_NUMBER.pack(len(buffers))], [memory])
+        finally:
+            os.close(memory)
+    end.sendall(sizes)
+    for buffer in buffers if memory is None else ():
         end.sendall(buffer)
 
 
@@ -47,11 +64,54 @@ def unpack(end: socket.socket) -> tuple[Any, str | None]:
     Raises:
         EOFError, OSError: the other end is closed.
     """
-    (count,) = _NUMBER.unpack(_received(end, _NUMBER.size))
-    sizes = np.frombuffer(_received(end, _NUMBER.size * count), dtype="<q")
-    data, *buffers = [_received(end, int(size)) for size in sizes]
+    number, rights, _, _ = end.recvmsg(_NUMBER.size, _ONE_FD, _CLOSED_IN_CHILDREN)
+    memory = int.from_bytes(rights[0][2], sys.byteorder) if rights else None
+    try:
+        (count,) = _NUMBER.unpack(bytes(number) + bytes(_received(end, _NUMBER.size - len(number))))
+        sizes = np.frombuffer(_received(end, _NUMBER.size * count), dtype="<q").tolist()
+        if memory is None:
+            data, *buffers = [_received(end, size) for size in sizes]
+        else:
+            data, *buffers = _mapped(memory, sizes)
+    finally:
+        if memory is not None:
+            os.close(memory)
     unpacked: tuple[Any, str | None] = pickle.loads(data, buffers=buffers)
     return unpacked
+
+
+def _filled(buffers: list[memoryview]) -> int | None:
+    """Return memory without a name that holds them, by its descriptor; None if there is no such."""
+    if not os.path.exists("/proc/self/fd"):  # noqa: PTH110  by which it is mapped
+        return None
+    try:
+        memory = os.memfd_create("quorate-rows", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):  # another system; too many files
+        return None
+    try:
+        at = 0
+        for buffer in buffers:
+            written = 0
+            while written < buffer.nbytes:
+                written += os.pwrite(memory, buffer[written:], at + written)
+            at += _up(buffer.nbytes)
+        os.ftruncate(memory, at)
+    except OSError:  # a limit on the size of files, and it counts as one
+        os.close(memory)
+        return None
+    return memory
+
+
+def _mapped(memory: int, sizes: list[int]) -> list[memoryview]:
+    """Return what a process filled memory with. The memory is theirs, and takes no descriptor."""
+    name, nbytes = f"/proc/self/fd/{memory}", sum(_up(size) for size in sizes)
+    whole = torch.from_file(name, shared=True, size=nbytes, dtype=torch.uint8).numpy().data
+    ends = [*itertools.accumulate(_up(size) for size in sizes)]
+    return [whole[end - _up(size) :][:size] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _received(end: socket.socket, nbytes: int) -> memoryview:
