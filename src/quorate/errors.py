@@ -11,6 +11,7 @@
     │   ├── CompileError     what torch.compile cannot compile
     │   └── CheckpointError  a saved state that is damaged or does not fit
     ├── NotFiniteError       a loss or gradient that is no number, before it reaches the parameters
+    ├── SameBitsError        a strict run that cannot have the same bits elsewhere
     ├── RunError             a run that a command started failed
     ├── WorkerError          workers ended, or raised what only they have a type for
     └── ProtocolError        a transport broke the coordinator's rules: a bug, with the last events
@@ -81,6 +82,10 @@ class CheckpointError(UserError):
 
 class NotFiniteError(QuorateError):
     """A loss or a gradient is infinite or not a number; the update was not made."""
+
+
+class SameBitsError(QuorateError):
+    """A run that was asked to be strict came upon a reason why its bits are not the same."""
 
 
 class RunError(QuorateError):
