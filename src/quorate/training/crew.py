@@ -17,7 +17,9 @@ from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
+from quorate.machine.standard_streams import occupy_standard_descriptors
 from quorate.replica.replica import Replica
+from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
@@ -50,6 +52,8 @@ class Crew:
     """
 
     def __init__(self, recipe: Recipe, make_model: Callable[[], torch.nn.Module]) -> None:
+        fold_tracebacks()  # before any code of the user's runs
+        occupy_standard_descriptors()  # before anything is opened
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         self.devices = [device for group in self.groups for device in group]

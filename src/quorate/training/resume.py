@@ -19,7 +19,7 @@ REFUSED = ("rows", "shuffle")
 SAID = ("torch", "device_types", "schedule")
 
 # What of a run directory is ours.
-OURS = ("checkpoints", "metrics.jsonl", "summaries")
+OURS = ("checkpoints", "metrics.jsonl", "summaries", "display.txt")
 
 
 def restore(
