@@ -101,6 +101,7 @@ class Steady:
             if null != descriptor:  # else it was closed, and is open again
                 os.close(null)
             stream.flush()  # what was left in its buffer: it would fail once more at exit
+        occupy_standard_descriptors()
 
 
 @contextmanager
@@ -135,8 +136,11 @@ def inherited_by_children() -> tuple[int | None, int | None]:
     None is this process's own. A descriptor 1 that was closed at its start may be a file of the
     user's by now.
     """
-    null = subprocess.DEVNULL
-    return null if sys.__stdout__ is None else None, null if sys.__stderr__ is None else None
+    stdout, stderr = (
+        subprocess.DEVNULL if stream is None or stream.closed else None
+        for stream in (sys.__stdout__, sys.__stderr__)
+    )
+    return stdout, stderr
 
 
 def occupy_standard_descriptors() -> None:

@@ -21,7 +21,7 @@ import torch
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
-from quorate.machine.standard_streams import Steady, steady
+from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
@@ -52,6 +52,7 @@ def run(*, wire: int, output: int) -> None:
             coordinator has said all of that already, and shows it only if something goes wrong.
     """
     global _here
+    occupy_standard_descriptors()
     end = Wire(socket.socket(fileno=wire))
     start = end.receive()
     if start is None:
