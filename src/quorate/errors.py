@@ -13,6 +13,7 @@
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
     │   ├── NotFiniteError       a loss or gradient that is no number, before the update
+    │   ├── SameBitsError        a strict run that cannot have the same bits elsewhere
     │   └── RunError             a run that a command started failed
     ├── WorkerError              workers ended, or raised what only they have a type for
     └── ProtocolError            a transport broke the coordinator's rules: a bug, with the events
@@ -130,6 +131,10 @@ class ExitError(OneLineError):
 
 class NotFiniteError(OneLineError):
     """A loss or a gradient is infinite or not a number; the update was not made."""
+
+
+class SameBitsError(OneLineError):
+    """A run that was asked to be strict came upon a reason why its bits are not the same."""
 
 
 class RunError(OneLineError):

@@ -27,7 +27,7 @@ from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
-from quorate.replica.notes import Notes
+from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
 from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes.agreement import Agreement
@@ -330,7 +330,7 @@ class Processes:
             case "here":
                 self._do(self.members.here(number, now))
             case "note":
-                self._notes.add(message["line"])
+                self._notes.put(Note(message["text"], message["is_doubt"]))
             case "refuses":
                 member.refused(message["message"])
             case "ready" if channel is not None:

@@ -157,8 +157,8 @@ class Worker:
             arena.tell(self.number, "waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
                 loop.handle(message, stream)
-                for line in self._notes.take():
-                    self._wire.send({"kind": "note", "line": line})
+                for note in self._notes.take():
+                    self._wire.send({"kind": "note", **note._asdict()})
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
