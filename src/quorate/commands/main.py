@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 
 import click
@@ -10,6 +11,7 @@ import click
 import quorate
 from quorate.commands.command import Commands, usage_line
 from quorate.errors import OneLineError
+from quorate.machine.environment import wants_full_tracebacks
 from quorate.machine.standard_streams import steady
 
 OK, MISTAKE = 0, 2
@@ -72,6 +74,8 @@ def _ended(arguments: Sequence[str] | None) -> int:
     try:
         return call()
     except OneLineError as error:
+        if wants_full_tracebacks():
+            traceback.print_exception(error)
         return _told(error.line, error.exit_code)
     except KeyboardInterrupt:  # the run has said what it saved
         return INTERRUPTED

@@ -134,13 +134,13 @@ class Crew:
         """Return new workers, for one training loop; the caller closes them."""
         datasets, self._datasets = self._datasets, None
         if self.script is None:
-            return self._towers(state)
+            return self._towers(state, say)
         if datasets is None or datasets["dataset"] is not source.dataset:
             say(
                 "workers are towers: worker processes run a script up to its first training loop, "
                 "and this one is another"
             )
-            return self._towers(state)
+            return self._towers(state, say)
         arena = Arena.create(
             state.model,
             state.parameters,
@@ -187,6 +187,6 @@ class Crew:
         is_tower = self.engine == engines.TOWERS
         return self.replicas.probe(state, self.master_device, copies=is_tower)
 
-    def _towers(self, state: State) -> Towers:
-        make = partial(self.replicas.tower, state)
-        return Towers(self.groups, make, state.buffers, threads=self.recipe.workers.threads)
+    def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
+        make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
+        return Towers(self.groups, make, state.buffers, threads=threads, say=say)
