@@ -93,9 +93,11 @@ class Lines:
             self._show_table()
 
     def close(self) -> None:
-        """Show the table of workers once more, if it was shown."""
+        """Show the table of workers once more, if it was shown; and who was slow how often."""
         if self._shows_tables and self._rows:
             self._show_table()
+        if (line := self._slow.summary()) is not None:
+            self.say(line)
 
     def _show_table(self) -> None:
         self.say(plain(self._rows))
@@ -145,7 +147,9 @@ class Bar:
             self.say(line)
 
     def close(self) -> None:
-        """Leave the bar as it is, and the terminal as it was."""
+        """Show who was slow how often; leave the bar as it is, and the terminal as it was."""
+        if (line := self._slow.summary()) is not None:
+            self.say(line)
         self._progress.stop()
 
 
