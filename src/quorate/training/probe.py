@@ -24,6 +24,7 @@ from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks, version
 from quorate.replica.turns import Turns
 from quorate.training.state import State
+from quorate.transports.job import exited
 
 
 def make_model(
@@ -98,6 +99,8 @@ def probed(
             try:
                 with current(replica.device), Stream() as stream:
                     work(batch.data, len(batch.rows), stream, key("probe", seed))
+            except SystemExit as error:
+                raise exited(error, "shard 0 of step 0, which is tried first") from error
             except Exception as error:  # the user's code: tried again in the other format
                 if not formats:
                     rows = abridged(batch.rows)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import SettingError, UserError
+from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 
