@@ -1,15 +1,12 @@
-"""A model's parameters: which of them train, where they lie, and copies that lie elsewhere."""
+"""A model's parameters: which of them train, and where they lie."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from quorate.errors import CopyError
 from quorate.replica.flat import Flat
 from quorate.replica.spread import Scattered
 
@@ -52,44 +49,3 @@ def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -
     """Make parameters views of the flat vectors."""
     for name, parameter in parameters.items():
         parameter.data = flat.views[name]
-
-
-def copy_of(
-    model: torch.nn.Module,
-    parameters: Mapping[str, torch.Tensor],
-    shares: torch.device | None,
-    mutable_frozen: Collection[int],
-) -> torch.nn.Module:
-    """Return a deep copy of a model whose trainable parameters are the given ones.
-
-    Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
-    that a forward pass writes.
-    """
-    memo: dict[int, Any] = {
-        id(p): p
-        for number, p in enumerate(model.parameters())
-        if p.device == shares and not p.requires_grad and number not in mutable_frozen
-    }
-    for name, parameter in trainable(model).items():
-        memo[id(parameter)] = torch.nn.Parameter(parameters[name])
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module that copy.deepcopy can copy, as every tower has a copy of its own",
-            f"use engine='processes', where none is needed; deepcopy said: {error}",
-        ) from error
-    # A model with a way of its own to be copied may make its parameters anew (Keras).
-    theirs = trainable(copied)
-    if [*theirs] != [*parameters] or any(
-        theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.items()
-    ):
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module whose deep copy has the parameters that deepcopy is told to give it",
-            "use engine='processes', where no copy is needed",
-        )
-    return copied

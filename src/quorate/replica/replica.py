@@ -27,11 +27,13 @@ from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
-from quorate.replica.model import bind, copy_of, trainable
+from quorate.replica.model import bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shared import switches
+from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
 from quorate.replica.streams import Stream
 from quorate.replica.transfer import Transfers
@@ -283,11 +285,16 @@ class Replica:
                 return work(reseed, loss.plain)
             return loss.run(batch, training=training, work=partial(work, reseed))
 
-        return self._turns.run(
-            lambda reseed: self._placement.run(
-                partial(attempt, reseed), self.model, stream, training=training
-            )
-        )
+        def alone(reseed: Reseed) -> T:
+            with switches.of_this_thread():
+                return self._placement.run(
+                    partial(attempt, reseed), self.model, stream, training=training
+                )
+
+        result = self._turns.run(alone)
+        if (line := self._turns.news()) is not None:
+            self._notes.add(line)
+        return result
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""

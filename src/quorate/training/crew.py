@@ -53,13 +53,16 @@ class Crew:
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         self.devices = [device for group in self.groups for device in group]
-        self.engine, self.script = engines.chosen(recipe.workers.engine, self.devices)
+        engine = engines.chosen(recipe.workers.engine, self.devices)
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         if recipe.loading.processes:  # also for an evaluation before any loop
             check_loader_processes()
         self.replicas = Replicas(recipe, self.groups)
         self.rule = rules.parse(recipe.update)
         self.model = make_model()
+        if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
+            engine = engines.suited(recipe.workers.engine, engine, obstacle)
+        self.engine, self.script, self.why = engine
         self.replicas.take(self.model)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
 

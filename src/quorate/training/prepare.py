@@ -181,6 +181,8 @@ def prepare(
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
         )
+        if crew.why is not None:
+            first.append(crew.why)
         for line in (*first, *notes, *map(str, crew.replicas.notes.take())):
             say(line)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
@@ -207,11 +209,6 @@ def _trainable_state(
         if crew.engine == engines.PROCESSES:
             free_cache(crew.devices)
         _restore(crew, prepared, state, plan, note)
-        if crew.replicas.takes_turns:
-            note(
-                "the model draws from Python's random or NumPy, which threads share: workers "
-                "compute in turn; with torch's random functions they compute side by side"
-            )
     refuse_half_an_update(prepared.state)
     return prepared.state
 

@@ -15,6 +15,8 @@ from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.replica import Replica
+from quorate.replica.shared.copies import look_at, refused
+from quorate.replica.shared.references import heed
 from quorate.replica.spread import Spread
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
@@ -48,11 +50,13 @@ class Replicas:
         self._recipe = recipe
         self._groups = groups
         self._turns = Turns(side_by_side=True)
+        self._obstacle: str | None = None
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether the model was seen to draw from generators that threads share."""
-        return self._turns.draws
+    def obstacle(self, model: torch.nn.Module) -> str | None:
+        """Look at a model and the loss function: return why towers cannot have copies, if so."""
+        self._obstacle, found = look_at(model, self._recipe.loss)
+        heed(self._turns, found)
+        return self._obstacle
 
     def take(self, model: torch.nn.Module) -> None:
         """Take the model in, where its parts lie on several devices."""
@@ -89,6 +93,8 @@ class Replicas:
         return self._made(state, Group([master_device]), own=True, logs=False)
 
     def _made(self, state: State, group: Group, *, own: bool = False, logs: bool = True) -> Replica:
+        if not own and self._obstacle is not None:
+            raise refused(self._obstacle)
         logs = logs and self.computing.log_placement
         return Replica(
             state.model,

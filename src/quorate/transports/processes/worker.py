@@ -24,6 +24,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
+from quorate.replica.shared.references import found, heed
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 from quorate.transports.processes.arena import Arena
@@ -126,6 +127,8 @@ class Worker:
         description, *fds = self._wire.fds
         text = Segment(os.fstat(description).st_size, description)
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
+        turns = Turns(side_by_side=True)
+        heed(turns, found({"the model": program.model, "the loss function": program.loss}, {}))
         replica = Replica(
             program.model,
             arena.parameters,
@@ -136,7 +139,7 @@ class Worker:
             set_buffers=arena.read,
             loss=program.loss,
             totals=program.totals,
-            turns=Turns(side_by_side=True),
+            turns=turns,
             computing=replace(program.computing, compile=answer["compile"]),  # all workers alike
             notes=self._notes,
         )
