@@ -13,8 +13,8 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Layout
 from quorate.replica.model import bind, trainable
 from quorate.replica.shard_sum import ShardSum
-from quorate.training import update
-from quorate.training.optimizer import ELEMENTWISE, FlatOptimizer
+from quorate.training.optimizing import update
+from quorate.training.optimizing.optimizer import ELEMENTWISE, FlatOptimizer
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -97,6 +97,17 @@ class Crew:
         own = self.devices if self.engine == engines.TOWERS else self.groups[0]
         bound_memory(own, self.memory_fraction)
 
+    def give_up_towers(self, reason: str) -> None:
+        """Take processes: it was found that towers cannot have copies of the model.
+
+        Raises:
+            CopyError: towers were asked for, or there is no other way.
+        """
+        engine = engines.Chosen(self.engine, self.script)
+        engine = engines.suited(self.recipe.workers.engine, engine, reason)
+        self.engine, self.script, self.why = engine
+        self.replicas.give_up_copies(reason)
+
     # --- worker processes -------------------------------------------------------------------------
 
     def begin_loop(self, dataset: Any, validation: Any = None) -> None:

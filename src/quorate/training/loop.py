@@ -14,7 +14,7 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source
-from quorate.errors import NotFiniteError, SameBitsError
+from quorate.errors import NotFiniteError
 from quorate.replica.shard_sum import Share
 from quorate.replica.totals import joined
 from quorate.services.report import Report
@@ -22,10 +22,10 @@ from quorate.training.blame import explained
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
 from quorate.training.observer import observed
+from quorate.training.optimizing.update import Applied
 from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.update import Applied
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Training
 
@@ -122,7 +122,7 @@ class Updates(NamedTuple):
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
             dropped_rows = plan.batch_rows(step) - rows
             state.dropped_rows += dropped_rows
-            doubts = self._doubts()
+            self.crew.replicas.tell(self.say)
             if new := applied.missing - named:
                 named |= new
                 self.say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
@@ -159,29 +159,15 @@ class Updates(NamedTuple):
                 epochs=-(-self.last_step // plan.steps_per_epoch),
                 ends_epoch=ends_epoch,
                 eta_s=pace.eta_s(self.last_step - n),
-                doubts=doubts,
+                doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
             begun = time.monotonic()  # what the caller does with a report is not our pace
-        self._doubts()
+        self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):
             self.say(state.tally.summary())
         if state.global_step < self.last_step:
             self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
-
-    def _doubts(self) -> list[str]:
-        """Say what replicas noted; return what of it are new doubts that the bits are the same.
-
-        Raises:
-            SameBitsError: there are some, and none are wanted.
-        """
-        notes = self.crew.replicas.notes.take()
-        for note in notes:
-            self.say(str(note))
-        doubts = [note.text.partition("\n")[0] for note in notes if note.is_doubt]
-        if doubts and self.crew.recipe.compute.strict:
-            raise SameBitsError(f"strict: the same bits cannot be kept, because {doubts[0]}")
-        return doubts
 
     def _not_finite(self, step: int, applied: Applied) -> None:
         """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""

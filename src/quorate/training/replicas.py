@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 import torch
 
-from quorate.errors import CopyError
+from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
 from quorate.replica import precision
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.replica import Replica
-from quorate.replica.shared.copies import look_at, refused
-from quorate.replica.shared.references import heed
+from quorate.replica.shared.copies import refused
+from quorate.replica.shared.sharing import Sharing
 from quorate.replica.spread import Spread
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
@@ -50,13 +50,26 @@ class Replicas:
         self._recipe = recipe
         self._groups = groups
         self._turns = Turns(side_by_side=True)
+        self._sharing: Sharing | None = None
         self._obstacle: str | None = None
 
     def obstacle(self, model: torch.nn.Module) -> str | None:
         """Look at a model and the loss function: return why towers cannot have copies, if so."""
-        self._obstacle, found = look_at(model, self._recipe.loss)
-        heed(self._turns, found)
+        self._sharing = Sharing(model, self._recipe.loss)
+        self._sharing.tell(self._turns)
+        self._obstacle = self._sharing.obstacle
         return self._obstacle
+
+    def watching(self, *, towers: bool) -> AbstractContextManager[None]:
+        """Return a context for one shard that is computed alone: what it shares is found out."""
+        if self._sharing is None:
+            return nullcontext()
+        number, compiled = len(self._groups) if towers else 0, self.computing.compile
+        return self._sharing.watching(self._turns, towers=number, compiled=compiled)
+
+    def give_up_copies(self, reason: str) -> None:
+        """Make no copies of the model, for a reason that was found while a shard was computed."""
+        self._obstacle = reason
 
     def take(self, model: torch.nn.Module) -> None:
         """Take the model in, where its parts lie on several devices."""
@@ -66,6 +79,19 @@ class Replicas:
     def give_up_compiling(self) -> None:
         """Compute without torch.compile: once for all workers, as the bits depend on it."""
         self.computing = replace(self.computing, compile=False)
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Say what replicas noted since the last time.
+
+        Raises:
+            SameBitsError: there is a doubt about the bits, and the run is to be strict.
+        """
+        notes = self.notes.take()
+        for note in notes:
+            say(str(note))
+        doubts = [note.text.partition("\n")[0] for note in notes if note.is_doubt]
+        if doubts and self._recipe.compute.strict:
+            raise SameBitsError(f"strict: the same bits cannot be kept, because {doubts[0]}")
 
     def tower(self, state: State, group: Group) -> Replica:
         """Return a replica for a thread of this process."""

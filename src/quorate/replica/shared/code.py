@@ -41,6 +41,33 @@ def uses(function: FunctionType) -> Iterator[Use]:
     yield from _uses(function.__code__, function.__globals__, held)
 
 
+class Variable(NamedTuple):
+    """A variable from outside that a function sets: ``global`` or ``nonlocal`` there."""
+
+    name: str
+    line: str  # file:line
+    holder: Any  # the globals, or the cell
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return the name and the value, if it has one."""
+        if isinstance(self.holder, dict):
+            return [(self.name, self.holder.get(self.name))]
+        return [(self.name, self.holder.cell_contents)] if _is_full(self.holder) else []
+
+
+def variables(function: FunctionType) -> Iterator[Variable]:
+    """Yield the variables from outside that a function sets."""
+    code = function.__code__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    for instruction in dis.get_instructions(code):
+        name, position = instruction.argval, instruction.positions
+        line = f"{Path(code.co_filename).name}:{position.lineno if position else None}"
+        if instruction.opname == "STORE_GLOBAL":
+            yield Variable(name, line, function.__globals__)
+        elif instruction.opname == "STORE_DEREF" and name in cells:
+            yield Variable(name, line, cells[name])
+
+
 def is_of_library(code: CodeType, *, only_torch: bool = False) -> bool:
     """Return whether code is not the user's: of an installed package, or of Python itself."""
     return code.co_filename.startswith(_OURS if only_torch else _libraries()) or (

@@ -16,7 +16,7 @@ import torch
 
 from quorate.errors import CopyError
 from quorate.replica.model import trainable
-from quorate.replica.shared.references import MOST_ITEMS, Found, found
+from quorate.replica.shared.containers import MOST_ITEMS
 
 FIX = "use engine='processes', where no copy is needed"
 
@@ -53,29 +53,18 @@ def deep_copy(model: torch.nn.Module) -> torch.nn.Module:
     return _copied(model, parameters, {})
 
 
-def look_at(model: torch.nn.Module, loss: object) -> tuple[str | None, Found]:
-    """Return why towers cannot have copies of a model, if so, and what was found of its code.
+def copied_parts(model: torch.nn.Module) -> tuple[torch.nn.Module, set[int]]:
+    """Return a copy on trial, and the ids of what of the model has a copy in it.
 
-    No tensor is copied, but those of scripted modules.
+    Its tensors are the model's, but those of scripted modules.
+
+    Raises:
+        CopyError: it cannot be copied.
     """
     memo: dict[int, Any] = {id(b): b.detach() for b in model.buffers()}
     memo |= {id(p): p for p in model.parameters() if not p.requires_grad}
-    parameters = {name: p.detach() for name, p in trainable(model).items()}
-    try:
-        copied = _copied(model, parameters, memo)
-    except CopyError as error:
-        return error.reason, found({"the model": model, "the loss function": loss}, {})
-    originals = {id(module): _called(name) for name, module in model.named_modules()}
-    originals |= {id(p): f"the parameter {name!r}" for name, p in trainable(model).items()}
-    originals |= {id(b): f"the buffer {name!r}" for name, b in model.named_buffers()}
-    kept = {id(module) for module in copied.modules()} & originals.keys()
-    if kept:  # a module with a way of its own to be copied: it says that it is one
-        for module in kept:
-            del originals[module]
-    result = found({"the model": copied, "the loss function": loss}, originals)
-    if not result.originals:
-        return None, result
-    return f"{result.originals[0]}, and a tower's copy of the model is another one", result
+    copied = _copied(model, {name: p.detach() for name, p in trainable(model).items()}, memo)
+    return copied, {number for number, part in memo.items() if id(part) != number}
 
 
 def refused(reason: str, fix: str = FIX) -> CopyError:
@@ -84,10 +73,6 @@ def refused(reason: str, fix: str = FIX) -> CopyError:
     error = CopyError("engine", "towers", f"{expected}: {reason}", fix)
     error.reason = reason
     return error
-
-
-def _called(name: str) -> str:
-    return f"its module {name!r}" if name else "the model that is trained"
 
 
 def _copied(
@@ -137,17 +122,12 @@ def _stand_in(where: str, tensor: torch.Tensor) -> torch.Tensor:
     stands_in = tensor.detach().clone()
     if stands_in.is_floating_point() or stands_in.is_complex():
         stands_in.requires_grad_()
-        stands_in.register_hook(partial(_used, where))
+        stands_in.register_hook(partial(_used, where))  # type: ignore[no-untyped-call]
     return stands_in
 
 
 def _used(where: str, _gradient: torch.Tensor) -> None:
-    raise CopyError(
-        "engine",
-        "towers",
-        f"a model whose attribute {where!r} is computed in each forward pass",
-        f"it was computed before, and a tower's copy cannot tell from what; {FIX}",
-    )
+    raise refused(f"its attribute {where!r} was computed before, a copy cannot tell from what")
 
 
 def _of_scripts(model: torch.nn.Module) -> set[int]:

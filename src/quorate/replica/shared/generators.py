@@ -84,7 +84,9 @@ def _python_in_memory() -> Callable[[], Mark]:
 def _numpy_in_memory() -> Callable[[], Mark]:
     """Return what reads the position and a word of NumPy's state; the slow way if it cannot."""
     try:
-        owner: Any = np.random.get_bit_generator()
+        numpy_random: Any = np.random
+        get = numpy_random.get_bit_generator
+        owner = get()
         memory = (ctypes.c_uint32 * (WORDS + 1)).from_address(owner.ctypes.state_address)
         inner = states().numpy["state"]
         if memory[WORDS] != inner["pos"] or [*memory[:WORDS]] != inner["key"].tolist():
@@ -94,7 +96,7 @@ def _numpy_in_memory() -> Callable[[], Mark]:
     halves: dict[Mark, Mark] = {}  # where the generator stands -> whether half of a pair waits
 
     def read() -> Mark:
-        if np.random.get_bit_generator() is not owner:  # a script has put another in its place
+        if get() is not owner:  # a script has put another in its place
             return _numpy_by_state()
         place = (memory[WORDS], memory[0], memory[1])
         # The second half of a pair of normal numbers is given out without a draw: whether there is

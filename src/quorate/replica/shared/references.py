@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from quorate.replica.shared.code import is_of_library, place, uses
+from quorate.replica.shared.code import is_of_library, place, uses, variables
+from quorate.replica.shared.containers import MOST_ITEMS, Container
 from quorate.replica.shared.switches import setter_name
-from quorate.replica.turns import Turns
 
-MOST_ITEMS = 1000  # of a container that are looked at: a list of rows is no list of modules
 MOST_OBJECTS = 100_000
 
 _ATOMS = (
@@ -42,7 +41,7 @@ class Found(NamedTuple):
     draws: list[str]  # places that draw from Python's or NumPy's generator of the process
     switches: list[str]  # places that set what the whole process has once
     # What code shares with other threads and may write to: containers and attributes, with the way
-    containers: list[tuple[Any, str]]
+    containers: list[Container]
 
 
 def found(roots: Mapping[str, object], originals: Mapping[int, str]) -> Found:
@@ -121,12 +120,12 @@ class _Walk:
             return [_Step(getattr(value, "__self__", None), way, step.by_code)]
         if isinstance(value, Mapping):
             if step.by_code and isinstance(value, dict):
-                self.found.containers.append((value, way))
+                self.found.containers.append(Container.of(value, way))
             items = _first(value.items())
             return [_Step(v, f"{way}[{k!r}]", step.by_code) for k, v in items]
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             if step.by_code and not isinstance(value, (tuple, frozenset)):
-                self.found.containers.append((value, way))
+                self.found.containers.append(Container.of(value, way))
             return [_Step(v, f"{way}[{n}]", step.by_code) for n, v in enumerate(_first(value))]
         if isinstance(value, type):
             return self._class(value, way, instances=step.is_class)
@@ -148,6 +147,10 @@ class _Walk:
                 yield _Step(value, f"{way} holds {name!r}, which", True)
             if is_of_library(function.__code__, only_torch=True):
                 return
+        if not is_library:
+            for variable in variables(function):
+                named = f"{variable.name!r} in {_named(function, way)} ({variable.line})"
+                self.found.containers.append(Container(variable.items, named, function))
         for use in uses(function):
             if _is_shared_generator(use.value):
                 self.found.draws.append(f"{use.name} ({use.line})")
@@ -185,7 +188,7 @@ class _Walk:
                 if hasattr(value, name):
                     held[name] = getattr(value, name)
         if step.by_code and not is_module and held:
-            self.found.containers.append((value, way))
+            self.found.containers.append(Container.of(value, way))
         for name, part in held.items():
             if is_module and name in ("_modules", "_parameters", "_buffers"):
                 for inner, member in (part or {}).items():
@@ -233,11 +236,3 @@ def _generators() -> tuple[object, object]:
 def _is_shared_generator(value: object) -> bool:
     owner = getattr(value, "__self__", None) if callable(value) else None
     return owner is not None and any(owner is generator for generator in _generators())
-
-
-def heed(turns: Turns, found: Found) -> None:
-    """Let code take turns that is known to need them."""
-    if found.switches:
-        turns.require(f"{found.switches[0]} sets what the whole process has once")
-    if found.draws:
-        turns.may_draw = found.draws[0]

@@ -24,7 +24,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.shared.references import found, heed
+from quorate.replica.shared.sharing import Sharing
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 from quorate.transports.processes.arena import Arena
@@ -128,7 +128,7 @@ class Worker:
         text = Segment(os.fstat(description).st_size, description)
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
         turns = Turns(side_by_side=True)
-        heed(turns, found({"the model": program.model, "the loss function": program.loss}, {}))
+        Sharing(program.model, program.loss, copies=False).tell(turns)
         replica = Replica(
             program.model,
             arena.parameters,
