@@ -25,6 +25,7 @@ from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
+from quorate.replica.deterministic import refusals
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
 from quorate.replica.model import bind, trainable
@@ -107,6 +108,8 @@ class Replica:
         bind(self._trainable, self._flat)
         if not self.model.training:
             self.model.train()  # as loaded for inference; in a training model, eval() parts stay so
+        modules = self.model.modules()
+        self._is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
         self._modes = [(module, module.training) for module in self.model.modules()]
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
@@ -286,7 +289,11 @@ class Replica:
             return loss.run(batch, training=training, work=partial(work, reseed))
 
         def alone(reseed: Reseed) -> T:
-            with switches.of_this_thread():
+            with (
+                refusals(named=self._computing.deterministic),
+                switches.of_this_thread(),
+                switches.as_written(scripted=self._is_scripted),
+            ):
                 return self._placement.run(
                     partial(attempt, reseed), self.model, stream, training=training
                 )

@@ -83,7 +83,7 @@ def prepare(
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
-        notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
+        notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, notes.append, say)
         if recipe.loading.processes:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from quorate.coordination import rules
 from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
 from quorate.replica import precision
@@ -22,6 +23,15 @@ from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.training.recipe import Recipe
 from quorate.training.state import State
+
+
+def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
+    """Return what was asked for, or whether several threads would add in any order."""
+    if recipe.compute.deterministic is not None:
+        return recipe.compute.deterministic
+    keeps_bits = rules.keeps_bits(rules.parse(recipe.update), recipe.shards or 0)
+    on_gpu = any(device.type == "cuda" for device in devices)
+    return keeps_bits and (on_gpu or recipe.workers.threads > 1)
 
 
 class Replicas:
@@ -42,6 +52,7 @@ class Replicas:
             compile=recipe.compute.compile,
             soft_placement=recipe.compute.soft_placement,
             log_placement=recipe.compute.log_placement,
+            deterministic=_deterministic(recipe, devices),
         )
         placement.check(self.computing, devices)
         self.totals = Totals(recipe.totals)

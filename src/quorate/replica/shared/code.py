@@ -192,3 +192,14 @@ def user_line(frame: FrameType | None) -> str:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def user_line_of(error: BaseException) -> str:
+    """Return file:line of the innermost of the user's frames that an error came through."""
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_of_library(code) and not code.co_filename.startswith("<"):
+            line = f"{Path(code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line

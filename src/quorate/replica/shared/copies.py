@@ -83,10 +83,15 @@ def _copied(
     for where, tensor in _computed(model):
         memo.setdefault(id(tensor), _stand_in(where, tensor))
     try:
-        copied = copy.deepcopy(model, memo)
+        with torch.no_grad():  # or parameters of scripted modules had a history
+            copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise refused(f"copy.deepcopy said: {error}") from error
-    theirs, of_script = trainable(copied), _of_scripts(copied)
+    of_script = _of_scripts(copied)
+    for name, parameter in copied.named_parameters():
+        if id(parameter) in of_script:
+            parameter.requires_grad_(name in parameters)
+    theirs = trainable(copied)
     reason = "its deep copy has other parameters than deepcopy is told to give it"
     if [*theirs] != [*parameters]:
         raise refused(reason)

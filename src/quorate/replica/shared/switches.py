@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,19 @@ def restore(wanted: Settings) -> None:
     for (_, set_), value, now in zip(SWITCHES.values(), wanted, settings(), strict=True):
         if value != now:
             set_(value)
+
+
+def as_written(*, scripted: bool) -> AbstractContextManager[object]:
+    """Return a context within which this thread runs scripted modules as they are written.
+
+    Otherwise they are watched in their first runs, and then run by other code: what comes out would
+    depend on how many shards the replica has computed before.
+    """
+    if scripted:
+        jit: Any = torch.jit
+        context: AbstractContextManager[object] = jit.optimized_execution(False)
+        return context
+    return nullcontext()
 
 
 @contextmanager

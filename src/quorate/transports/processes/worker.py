@@ -93,7 +93,7 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                with repeatable(program.computing.precision, program.group):
+                with repeatable(program.computing, program.group):
                     self._serve(program)
                 code = 0
             except UserError as error:
