@@ -82,7 +82,7 @@ def test_a_copy_that_is_none_is_refused_by_name_or_not_needed(case: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SAME)
 def test_towers_are_right_where_a_copy_is(case: str) -> None:
-    found = results(case, *ENGINES)
+    found = results(case, "2 processes", "tower", "3 towers")
     assert len({r["digest"] for r in found.values()}) == 1
     assert all(r["off"] < 1e-6 for r in found.values()), {n: r["off"] for n, r in found.items()}
     if SAME[case]:
@@ -94,6 +94,6 @@ def test_towers_are_right_where_a_copy_is(case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DRAWS)
 def test_late_draws_are_keyed(case: str) -> None:
-    found = results(case, *ENGINES)
+    found = results(case, "2 processes", "tower", "2 towers", "3 towers")
     assert len({r["digest"] for r in found.values()}) == 1
     assert all(r["off"] > 1e-6 for r in found.values())  # a plain loop draws other numbers

@@ -64,8 +64,11 @@ count = 0
 
 
 def l2_of_a_global() -> Any:
-    return net, lambda model, batch: (
-        mse(model, batch) + 0.1 * sum(p.square().sum() for p in net.parameters())
+    return (
+        net,
+        lambda model, batch: (
+            mse(model, batch) + 0.1 * sum(p.square().sum() for p in net.parameters())
+        ),
     )
 
 
@@ -217,7 +220,7 @@ def default_dtype() -> Any:
 def default_dtype_that_stays() -> Any:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         noise = torch.full((3,), 0.1).sum()
-        getattr(torch, "set_default_dtype")(torch.float64)
+        torch.set_default_dtype(torch.float64)
         return mse(model, batch) * noise.float()
 
     return Net(), loss
