@@ -105,9 +105,9 @@ class Replica:
             spread.put(self.model, group)
         self._trainable = trainable(self.model)
         bind(self._trainable, self._flat)
+        self._modes = Modes(self.model)
         modules = self.model.modules()
         self._is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
-        self._modes = Modes(self.model)
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers

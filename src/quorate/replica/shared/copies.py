@@ -44,13 +44,10 @@ def copy_of(
 
 
 def deep_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy with parameters of its own, of the same values.
-
-    Raises:
-        CopyError: it cannot be copied.
-    """
-    parameters = {n: p.detach().clone() for n, p in trainable(model).items()}
-    return _copied(model, parameters, {})
+    """Return a copy with parameters of its own, of the same values."""
+    with torch.no_grad():  # or parameters of scripted modules had a history
+        copied: torch.nn.Module = copy.deepcopy(model, _stand_ins(model))
+    return copied
 
 
 def copied_parts(model: torch.nn.Module) -> tuple[torch.nn.Module, set[int]]:
@@ -80,8 +77,8 @@ def _copied(
 ) -> torch.nn.Module:
     for name, parameter in trainable(model).items():
         memo[id(parameter)] = torch.nn.Parameter(parameters[name])
-    for where, tensor in _computed(model):
-        memo.setdefault(id(tensor), _stand_in(where, tensor))
+    for number, stands_in in _stand_ins(model).items():
+        memo.setdefault(number, stands_in)
     try:
         with torch.no_grad():  # or parameters of scripted modules had a history
             copied = copy.deepcopy(model, memo)
@@ -116,6 +113,10 @@ def _computed(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             for tensor in _tensors(value, depth=2):
                 if tensor.grad_fn is not None:
                     yield f"{path}.{name}".lstrip("."), tensor
+
+
+def _stand_ins(model: torch.nn.Module) -> dict[int, Any]:
+    return {id(tensor): _stand_in(where, tensor) for where, tensor in _computed(model)}
 
 
 def _stand_in(where: str, tensor: torch.Tensor) -> torch.Tensor:

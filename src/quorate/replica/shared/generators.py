@@ -19,6 +19,8 @@ WORDS = 624  # of the state of a Mersenne Twister
 
 Mark = tuple[Any, ...]
 
+_halves: dict[Mark, int] = {}  # where NumPy's generator stands -> whether half of a pair waits
+
 
 class States(NamedTuple):
     """The states of all three."""
@@ -39,6 +41,7 @@ def restore(wanted: States) -> None:
     """Put the generators back to where they were."""
     random.setstate(wanted.python)
     np.random.set_state(wanted.numpy)
+    _halves.clear()
     torch.default_generator.set_state(wanted.torch)
 
 
@@ -93,7 +96,6 @@ def _numpy_in_memory() -> Callable[[], Mark]:
             return _numpy_by_state
     except (AttributeError, TypeError, ValueError):
         return _numpy_by_state
-    halves: dict[Mark, Mark] = {}  # where the generator stands -> whether half of a pair waits
 
     def read() -> Mark:
         if get() is not owner:  # a script has put another in its place
@@ -101,10 +103,12 @@ def _numpy_in_memory() -> Callable[[], Mark]:
         place = (memory[WORDS], memory[0], memory[1])
         # The second half of a pair of normal numbers is given out without a draw: whether there is
         # one must be asked, but where there was none it takes a draw to have one.
-        if halves.get(place, (1,)) != (0,):
-            halves.clear()
-            halves[place] = (states().numpy["has_gauss"],)
-        return (*place, *halves[place])
+        half = _halves.get(place, 1)
+        if half:
+            half = states().numpy["has_gauss"]
+            _halves.clear()
+            _halves[place] = half
+        return (*place, half)
 
     return read
 
