@@ -23,13 +23,14 @@ from quorate.errors import CompileError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
 from quorate.services.checkpoints import files
+from quorate.services.run_lock import RunLock
 from quorate.training import resume, saved_state
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
 from quorate.training.opening import opening
 from quorate.training.probe import probed
-from quorate.training.recipe import too_many_shards
+from quorate.training.recipe import Recipe, too_many_shards
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.update import intra_op_threads
@@ -42,12 +43,20 @@ Say = Callable[[str], None]
 class Prepared:
     """What a trainer has made ready, from its construction on."""
 
+    lock: RunLock  # of the run directory, while a loop is under way
     shards: int | None  # V; None as long as no loop was begun, and the recipe has none
     is_fresh: bool  # what is in the run directory is still to be moved aside
     state: State | None = None
     was_trained: bool = False  # the state was tried on a training shard, and restored
     plan: Plan | None = None  # of the last loop
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Prepared:
+        """Return what is ready when only settings are there."""
+        path = recipe.run_dir.path
+        lock = RunLock(None if path is None else Path(path))
+        return cls(lock, recipe.shards, recipe.run_dir.fresh)
 
 
 def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> Plan:
@@ -148,15 +157,15 @@ def prepare(
         UserError: something cannot work; no worker was started.
     """
     recipe = crew.recipe
-    # 1. The plan; what an earlier run left in the directory is moved aside first, if wanted.
-    if prepared.is_fresh and recipe.run_dir.path is not None:
-        prepared.is_fresh = False
-        if (folder := resume.set_aside(Path(recipe.run_dir.path))) is not None:
-            say(f"the run that was in {recipe.run_dir.path} is in {folder} now")
-    plan = planned(crew, prepared, dataset, shuffle=shuffle)
-    prepared.plan, prepared.shards = plan, plan.shards
-    last_step = duration.last_step(plan)
     with ExitStack() as stack:
+        # 1. The run directory, which is ours from here on; the plan.
+        stack.enter_context(prepared.lock.held(say))
+        if recipe.run_dir.path is not None:
+            resume.begin(Path(recipe.run_dir.path), say, fresh=prepared.is_fresh)
+            prepared.is_fresh = False
+        plan = planned(crew, prepared, dataset, shuffle=shuffle)
+        prepared.plan, prepared.shards = plan, plan.shards
+        last_step = duration.last_step(plan)
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))

@@ -34,6 +34,7 @@ from safetensors import SafetensorError, deserialize
 from quorate.errors import CheckpointError
 from quorate.machine.atomic_file import flush_folder, write_atomically
 from quorate.replica.digest import TensorBytes, digest_of_bytes
+from quorate.services.run_contents import require_seen
 
 if TYPE_CHECKING:
     import torch
@@ -220,7 +221,12 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List the directories of checkpoints, sound or not, with the steps that their names say."""
+    """List the directories of checkpoints, sound or not, with the steps that their names say.
+
+    Raises:
+        SettingError: nobody can tell what there is.
+    """
+    require_seen(run_dir)
     paths = (run_dir / "checkpoints").glob("step-*")
     steps = [(p, int(p.name[5:])) for p in paths if p.name[5:].isdecimal() and p.is_dir()]
     return sorted(steps, key=lambda item: -item[1])
