@@ -51,7 +51,7 @@ def require_seen(run_dir: Path) -> None:
             try:
                 with os.scandir(folder) as entries:  # its names, and ...
                     next(entries, None)
-                os.stat(folder / ".")  # noqa: PTH116  ... what they name
+                os.stat(f"{folder}/.")  # noqa: PTH116  ... what they name
             except OSError as error:
                 raise _refused(run_dir, folder, error.strerror or str(error)) from error
 
