@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quorate.services.run_dir import RunDir
     from quorate.trainer import Trainer
     from quorate.training.callbacks import Callback
-    from quorate.training.optimize import Optimize
+    from quorate.training.optimizing.optimize import Optimize
     from quorate.training.validation import Validation
     from quorate.transports.workers import Workers
 
@@ -44,7 +44,7 @@ _MODULES = {
     "Compute": "replica.compute",
     "Draws": "data.draws",
     "Loading": "data.loading",
-    "Optimize": "training.optimize",
+    "Optimize": "training.optimizing.optimize",
     "QuorateError": "errors",
     "Report": "services.report",
     "RunDir": "services.run_dir",

@@ -17,7 +17,7 @@ from quorate.training.duration import Duration
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
-from quorate.training.prepare import Prepared, facts_of, planned, prepare, refuse_half_an_update
+from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update
 from quorate.training.probe import make_model
 from quorate.training.recipe import OPTIONS, Compute, Loading, Optimize, Recipe, RunDir, Workers
 from quorate.training.stop import Stops
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quorate.replica.totals import Finish
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
-    from quorate.training.optimizer import OptimizerFactory
+    from quorate.training.optimizing.optimizer import OptimizerFactory
     from quorate.transports.worker_status import WorkerStatus
 
 # Where settings are that were keywords of ``Trainer`` once, or belong to ``fit``.
@@ -310,5 +310,4 @@ class Trainer:
         return prepared.saved[1]
 
     def _facts(self, state: Any) -> dict[str, Any]:
-        assert self._prepared.plan is not None
-        return facts_of(self._crew, state, self._prepared.plan)
+        return self._prepared.facts(self._crew, state)

@@ -48,7 +48,7 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
-from quorate.training.optimize import Optimize
+from quorate.training.optimizing.optimize import Optimize
 from quorate.training.state import State
 from quorate.transports.workers import Workers
 

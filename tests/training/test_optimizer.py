@@ -13,8 +13,8 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Layout
 from quorate.replica.model import bind, trainable
 from quorate.replica.shard_sum import ShardSum
-from quorate.training import update
-from quorate.training.optimizer import ELEMENTWISE, FlatOptimizer
+from quorate.training.optimizing import update
+from quorate.training.optimizing.optimizer import ELEMENTWISE, FlatOptimizer
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -104,7 +104,7 @@ def test_optimizer_state_goes_through_parameter_names_and_back(name: str) -> Non
             if first.flat and isinstance(value, torch.Tensor) and value.ndim:
                 assert value.shape == trainable(model)[key].shape
     second = FlatOptimizer(OPTIMIZERS[name], model, parameters)
-    second.load_state(saved)
+    second.load(second.loadable(saved))
     before = [vector.clone() for vector in parameters.vectors]
     gradient = random_gradient()
     first.step(gradient)

@@ -14,7 +14,11 @@ from quorate.commands.command import Command
 if TYPE_CHECKING:
     from quorate.services.checkpoints.files import Listed
 
-HIDDEN = ("files", "order", "optimizer_numbers", "format")
+HIDDEN = (
+    *("files", "order", "optimizer_numbers", "format"),
+    *("doubts", "row_sample", "hyperparameters"),
+)
+MOST_CHARACTERS = 2000  # of a line: a record may hold anything
 HELP = """Show the state of a run, and which of its checkpoints are sound.
 
 RUN_DIR is as given to Trainer or --run-dir.
@@ -33,6 +37,7 @@ def command(run_dir: Path, as_json: bool) -> int:
     from quorate.coordination.tally import Tally
     from quorate.errors import CheckpointError
     from quorate.machine.columns import aligned
+    from quorate.machine.printable import printable
     from quorate.services.checkpoints import files
 
     listed = files.listing(run_dir)
@@ -61,6 +66,9 @@ def command(run_dir: Path, as_json: bool) -> int:
         }
         for saved in listed
     ]
+    if "doubts" in record:  # not in checkpoints of before
+        facts["doubts"] = _doubts(record)
+        facts["same_bits"] = not facts["doubts"]
     if as_json:
         print(json.dumps(facts, indent=1))
         return 0
@@ -68,14 +76,28 @@ def command(run_dir: Path, as_json: bool) -> int:
     facts["checkpoints"] = [_line(saved, best) for saved in listed]
     facts["account"] = Tally(record["account"]["tally"]).summary()
     facts["saved_at"] = _time(record["saved_at"])
+    if doubts := facts.pop("doubts", []):
+        facts["same_bits"] = [f"no, because {doubt}" for doubt in doubts]
+    elif "same_bits" in facts:
+        facts["same_bits"] = "yes"
     rows = [
-        ("" if number else name, str(line))
+        ("" if number else name, printable(line, MOST_CHARACTERS))
         for name, value in facts.items()
         if value is not None
         for number, line in enumerate(value if isinstance(value, list) else [value])
     ]
     print(aligned(rows))
     return 0
+
+
+def _doubts(record: dict[str, Any]) -> list[str]:
+    """Return why the bits may be others on another number of workers, or after a resume."""
+    from quorate.coordination import rules
+
+    doubts = [str(doubt) for doubt in record["doubts"]]
+    if not rules.keeps_bits(rules.parse(record["update"]), record["shards"]):
+        doubts.insert(0, f"update={record['update']}: they depend on timing")
+    return doubts
 
 
 def _line(saved: Listed, best: dict[str, Any] | None) -> str:

@@ -20,6 +20,9 @@ class Compute(Settings):
             named once, with the module that called it. Without it that is an error. Not together
             with ``compile``.
         log_placement: show which module and operator ran where, as a table, for the first shard.
+        strict: whether the run ends with an error where something is found by which its bits would
+            be others on another number of workers, or after a resume. Otherwise that is said, and
+            stands in the metrics and the checkpoints.
     """
 
     compile: bool = field(
@@ -40,4 +43,10 @@ class Compute(Settings):
     log_placement: bool = field(
         default=False,
         metadata=about("show which module and operator ran where", kind=bool, check=switch),
+    )
+    strict: bool = field(
+        default=False,
+        metadata=about(
+            "end with an error where the same bits cannot be kept", kind=bool, check=switch
+        ),
     )

@@ -49,6 +49,8 @@ class MetricsLog:
         record = dict(vars(report))
         for name in ("totals", "worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
+        if not report.doubts:
+            del record["doubts"]
         metrics = record.pop("metrics")
         self._log(record | {f"metric_{n}" if n in record else n: v for n, v in metrics.items()})
 

@@ -32,6 +32,8 @@ class Report:
     epochs: int  #: passes over the rows at the end of the run
     ends_epoch: bool  #: whether it is the last update of its epoch
     eta_s: float | None  #: seconds to the end at the present speed
+    #: new reasons why the bits may not be those of another number of workers
+    doubts: list[str] = field(default_factory=list)
     totals: dict[str, torch.Tensor] = field(default_factory=dict)  #: int64, for those who sum on
 
     @property

@@ -19,7 +19,7 @@ from quorate.errors import SettingError
 from quorate.machine.printable import printable
 
 # What of a run directory is ours, and of which kind it is.
-LOGS = ("metrics.jsonl", "summaries")
+LOGS = ("metrics.jsonl", "summaries", "display.txt")
 OURS = ("checkpoints", *LOGS)
 FOLDERS = ("checkpoints", "summaries")
 

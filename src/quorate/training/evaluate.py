@@ -20,9 +20,10 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
-from quorate.training.prepare import Prepared, evaluable
+from quorate.training.optimizing.update import intra_op_threads
+from quorate.training.prepare import evaluable
+from quorate.training.prepared import Prepared
 from quorate.training.stop import Stops
-from quorate.training.update import intra_op_threads
 from quorate.transports import Transport
 from quorate.transports.job import Evaluation
 
@@ -70,8 +71,7 @@ def evaluate(
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
         total = _sum(source, parameters, transport, stops, crew)
-    for line in crew.replicas.notes.take():
-        say(line)
+    crew.replicas.tell(say)
     if total is None:
         return None
     return joined(total.means(), crew.replicas.totals.finished(total.totals))

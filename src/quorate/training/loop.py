@@ -22,10 +22,10 @@ from quorate.training.blame import explained
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
 from quorate.training.observer import observed
+from quorate.training.optimizing.update import Applied
 from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.update import Applied
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Training
 
@@ -122,10 +122,12 @@ class Updates(NamedTuple):
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
             dropped_rows = plan.batch_rows(step) - rows
             state.dropped_rows += dropped_rows
-            self._say_notes()
+            for remark in applied.remarks:
+                self.crew.replicas.notes.add(remark)
+            self.crew.replicas.tell(self.say)
             if new := applied.missing - named:
                 named |= new
-                self.say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
+                self.say(f"no gradient in step {step}, left alone: {', '.join(sorted(new))}")
             if n == coordinator.first_step + 1:
                 begun = coordinator.begun_at or begun  # workers had to start
             if n == coordinator.first_step + 2:
@@ -159,18 +161,15 @@ class Updates(NamedTuple):
                 epochs=-(-self.last_step // plan.steps_per_epoch),
                 ends_epoch=ends_epoch,
                 eta_s=pace.eta_s(self.last_step - n),
+                doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
             begun = time.monotonic()  # what the caller does with a report is not our pace
-        self._say_notes()
+        self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):
             self.say(state.tally.summary())
         if state.global_step < self.last_step:
             self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
-
-    def _say_notes(self) -> None:
-        for line in self.crew.replicas.notes.take():
-            self.say(line)
 
     def _not_finite(self, step: int, applied: Applied) -> None:
         """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""

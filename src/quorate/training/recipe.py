@@ -13,7 +13,7 @@ from quorate.replica.compute import Compute
 from quorate.services.run_dir import RunDir
 from quorate.settings import AtResume, Option, Settings, a_function, about, at_least, options
 from quorate.training.duration import Duration
-from quorate.training.optimize import Optimize
+from quorate.training.optimizing.optimize import Optimize
 from quorate.transports.workers import Workers
 
 if TYPE_CHECKING:

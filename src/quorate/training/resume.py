@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quorate.errors import CheckpointError
+from quorate.errors import MisfitError
 from quorate.machine.printable import printable
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound
 from quorate.services.run_contents import require_usable, set_aside
 from quorate.settings import AtResume
 from quorate.training.recipe import OPTIONS
-from quorate.training.saved_state import load
+from quorate.training.saved_state import Loadable, load, loadable
 from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
 REFUSED = ("rows", "shuffle")
-SAID = ("torch", "device_types", "schedule")
+SAID = ("torch", "device_types", "processors", "schedule")
 
 
 def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
@@ -41,35 +41,105 @@ def restore(
     facts: dict[str, Any],
     steps_per_epoch: int,
     say: Callable[[str], None],
+    doubt: Callable[[str], None],
 ) -> Sound | None:
     """Bring a state to the newest sound checkpoint; None if there is none.
 
     Args:
         facts: of the run that is to go on, as in its checkpoints.
+        doubt: told of each difference by which bits may be others from here on.
 
     Raises:
-        CheckpointError: every checkpoint is damaged, or it is one of another run.
+        CheckpointError: every checkpoint is damaged, or it is one of another run. The state is as
+            it was.
     """
-    newest = files.find(run_dir)
+    newest = go_to_newest(run_dir, state, facts, say)
+    if newest is None:
+        return None
+    say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
+    for difference in differences(newest.record, facts):
+        doubt(f"{difference} since step {state.global_step:,}")
+    return newest
+
+
+def go_to_newest(
+    run_dir: Path, state: State, facts: dict[str, Any], say: Callable[[str], None]
+) -> Sound | None:
+    """Bring a state to the newest sound checkpoint, and say which were passed over; see above.
+
+    Args:
+        facts: those that are not known yet are left out.
+    """
+    fitting: list[Loadable] = []
+
+    def fits(path: Path, record: dict[str, Any]) -> None:
+        require_same_run(path, record, facts)
+        fitting.append(loadable(path, record, state))
+
+    newest = files.find(run_dir, fits)
     if newest is None:
         return None
     for wrong in newest.passed_over:
-        say(f"damaged, passed over: {wrong}")
+        say(f"passed over: {wrong}")
+    load(fitting[0], state)
+    return newest
+
+
+def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Compare the record of a checkpoint that is sound with the run that is to go on.
+
+    Args:
+        facts: of that run; those that are not known yet are left out.
+
+    Raises:
+        MisfitError: it is one of another run.
+    """
     for name in (*_recorded(AtResume.REFUSED), *REFUSED):
-        was = newest.record.get(name, False)  # is_ordered: not in those of before it existed
-        if was != facts[name]:
-            raise CheckpointError(
-                f"{newest.path}: it was trained with {name}={was!r}, and this run has "
+        was = record.get(name, False)  # is_ordered: not in those of before it existed
+        if name in facts and was != facts[name]:
+            raise MisfitError(
+                f"{path}: it was trained with {name}={was!r}, and this run has "
                 f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
             )
-    load(newest.path, newest.record, state)
-    state.load_account(newest.record["account"])
-    say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
-    for name in (*_recorded(AtResume.SAID), *SAID):
-        was, now = newest.record.get(name, facts[name]), facts[name]
-        if was != now:
-            say(f"{name} was {printable(was)} and is {now}: bits may differ from here on")
-    return newest
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what of a run is not as it was when its checkpoint was written, in words.
+
+    What a checkpoint of before says nothing of is not compared.
+    """
+    found = [
+        f"{name} was {printable(was[name])} and is {now[name]}"
+        for name in (*_recorded(AtResume.SAID), *SAID)
+        if name in was and was[name] != now[name]
+    ]
+    before, rows = was.get("row_sample") or {}, now["row_sample"] or {}
+    other = [row for row, hashed in rows.items() if None not in (hashed, before.get(row))]
+    other = [row for row in other if rows[row] != before[row]]
+    if other:
+        found.append(
+            f"the dataset has other values: {len(other)} of the {len(rows)} rows that were looked "
+            f"at, row {other[0]} the first,"
+        )
+    for number, (old, new) in enumerate(
+        zip(was.get("hyperparameters", []), now["hyperparameters"], strict=False)
+    ):
+        found += [
+            f"{printable(name)} of {_group(number)} was {printable(old.get(name))} and is "
+            f"{new.get(name)} in the script"
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name) != new.get(name)
+        ]
+    return found
+
+
+def doubts_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the doubts that a checkpoint says its run had, fit to be shown again."""
+    return [printable(doubt, 4096) for doubt in record.get("doubts", [])]
+
+
+def _group(number: int) -> str:
+    return "the schedule" if number == 0 else f"parameter group {number - 1}"
 
 
 def _recorded(at_resume: AtResume) -> list[str]:

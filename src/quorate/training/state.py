@@ -11,9 +11,9 @@ from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
-from quorate.training.optimize import Optimize
-from quorate.training.optimizer import FlatOptimizer
-from quorate.training.update import Average, Update
+from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.update import Average, Update
 
 
 class State:

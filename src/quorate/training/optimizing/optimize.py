@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from quorate.training.optimizer import OptimizerFactory
+    from quorate.training.optimizing.optimizer import OptimizerFactory
 
 NOT_FINITE = ("stop", "skip")
 

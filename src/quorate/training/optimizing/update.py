@@ -7,11 +7,13 @@ workers or cores.
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -25,7 +27,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import Counts
 from quorate.training.not_finite import is_finite, not_finite
-from quorate.training.optimizer import FlatOptimizer
+from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
@@ -45,6 +47,7 @@ class Applied:
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # of each shard
     totals: Counts  # over all shards
+    remarks: list[str] = field(default_factory=list)  # for the user
     not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
 
@@ -92,7 +95,13 @@ class Update:
         self.average = average
         self._buffers = buffers
         self._clip_norm = clip_norm
+        groups = [_plain(group) for group in optimizer.inner.param_groups]
         self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+        # As the script has them: of the schedule first, then of each group of parameters.
+        self.hyperparameters = [
+            _plain({} if self.scheduler is None else self.scheduler.state_dict()),
+            *groups,
+        ]
         self.sum_s = 0.0  # that the last tree sum took
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
@@ -126,9 +135,12 @@ class Update:
         with self._cores():
             for vector in gradient.vectors:
                 vector.div_(total.weight)
-        if total.buffers is not None:
-            total.buffers.div_(total.weight)
-        self._buffers.set(total.buffers, total.integer_buffers)
+        remarks = [
+            f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
+            "what several shards write becomes their mean: with shards=1 it is what plain torch "
+            "would make of it"
+            for name in self._buffers.take(total.buffers, total.integer_buffers, present)
+        ]
         # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:
@@ -137,7 +149,7 @@ class Update:
         # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
         with self._cores():
-            self.optimizer.step(gradient)
+            self.optimizer.step(gradient, total.missing or ())
             if self.average is not None:
                 self.average.update(n)
         if self.scheduler is not None:
@@ -151,6 +163,7 @@ class Update:
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
+            remarks=remarks,
         )
 
     def skip(self) -> None:
@@ -220,3 +233,14 @@ def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
             "use its argument",
         )
     return scheduler
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some settings that JSON can hold, as they come back from it."""
+    kept = {}
+    for name, value in values.items():
+        try:
+            kept[name] = json.loads(json.dumps(value))
+        except (TypeError, ValueError):  # tensors: parameters, or a learning rate in one
+            continue
+    return kept
