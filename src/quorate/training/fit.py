@@ -6,12 +6,15 @@ updates, or in threads of its own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quorate.errors import cut
+from quorate.machine.standard_streams import steady
 from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.files import Contents
@@ -32,6 +35,9 @@ from quorate.training.validation import Best, Validation
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+
+SILENCE = "display.txt"  # in the run directory: since when nothing is shown, and why
 
 
 class Services(NamedTuple):
@@ -65,7 +71,10 @@ class Fit:
         self._services = services
         self._run_dir = None if services.run_dir.path is None else Path(services.run_dir.path)
         self._facts = facts
-        self._screen = display()
+        self._streams = ExitStack()
+        self._output = self._streams.enter_context(steady())
+        self._screen = display(self._output)
+        self._silence_noted = False
         self._stops = Stops()
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
@@ -78,7 +87,11 @@ class Fit:
 
     def close(self) -> None:
         """Leave the screen as it is now."""
-        self._screen.close()
+        try:
+            self._screen.close()
+            self._note_silence("the end")
+        finally:
+            self._streams.close()
 
     @property
     def summaries(self) -> SummaryWriter | None:
@@ -110,6 +123,7 @@ class Fit:
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             for report in loop.reports:
                 self._screen.update(report)
+                self._note_silence(f"step {report.global_step:,}")
                 supervisor.updated(report)
                 if self._log is not None:
                     self._logged(self._log.update, report)
@@ -225,6 +239,17 @@ class Fit:
                 self._screen.say(f"metrics.jsonl is not written, training goes on: {error}")
             self._log_failed = True
 
+    def _note_silence(self, where: str) -> None:
+        """Leave a note in the run directory if nothing can be shown any more."""
+        if self._output.fault is None or self._silence_noted or self._run_dir is None:
+            return
+        self._silence_noted = True
+        line = f"standard output: {self._output.fault}; from {where} on nothing is shown"
+        with suppress(OSError):  # the same disk may be full: training goes on
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            with (self._run_dir / SILENCE).open("a", encoding="utf-8") as note:
+                note.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}, training goes on\n")
+
     def _tell_stopped(
         self,
         _kind: type[BaseException] | None,
@@ -233,7 +258,7 @@ class Fit:
     ) -> None:
         reason = self._stops.reason or "all steps are done"
         if raised is not None:
-            reason = f"{type(raised).__name__}: {raised}"
+            reason = cut(f"{type(raised).__name__}: {raised}")
         for callback in self._services.callbacks:
             try:
                 callback.stopped(reason)

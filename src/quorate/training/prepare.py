@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.data.loader_processes import require_loader_memory
 from quorate.data.row_sample import row_sample
 from quorate.data.source import Source
 from quorate.errors import CompileError, UserError
@@ -87,13 +86,6 @@ def prepare(
         notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, notes.append, say)
-        if recipe.loading.processes:
-            require_loader_memory(
-                source.load((0, 0)).data,
-                shards=plan.shards,
-                loader_workers=recipe.loading.processes,
-                feeds=len(crew.groups) if crew.script is not None else 1,
-            )
         # 3. What is said before the first update.
         first = opening(
             plan,

@@ -18,12 +18,13 @@ from quorate.errors import SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
-from quorate.replica.model import unchanged
+from quorate.replica.model import settle, unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks, version
 from quorate.replica.turns import Turns
 from quorate.training.state import State
+from quorate.transports.job import exited
 
 
 def make_model(
@@ -58,6 +59,7 @@ def make_model(
         if has_gradient_hooks(parameter):
             expected = "parameters without gradient hooks, which a worker's copy would not have"
             raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
+    settle(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         expected = "at least one parameter that requires a gradient"
         raise SettingError("model", name, expected, "is everything frozen?")
@@ -97,6 +99,8 @@ def probed(
             try:
                 with current(replica.device), Stream() as stream:
                     work(batch.data, len(batch.rows), stream, key("probe", seed))
+            except SystemExit as error:
+                raise exited(error, "shard 0 of step 0, which is tried first") from error
             except Exception as error:  # the user's code: tried again in the other format
                 if not formats:
                     rows = abridged(batch.rows)

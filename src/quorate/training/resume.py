@@ -20,7 +20,7 @@ REFUSED = ("rows", "shuffle")
 SAID = ("torch", "device_types", "processors", "schedule")
 
 # What of a run directory is ours.
-OURS = ("checkpoints", "metrics.jsonl", "summaries")
+OURS = ("checkpoints", "metrics.jsonl", "summaries", "display.txt")
 
 
 def restore(

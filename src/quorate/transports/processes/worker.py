@@ -21,6 +21,7 @@ import torch
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
+from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
@@ -51,12 +52,14 @@ def run(*, wire: int, output: int) -> None:
             coordinator has said all of that already, and shows it only if something goes wrong.
     """
     global _here
+    occupy_standard_descriptors()
     end = Wire(socket.socket(fileno=wire))
     start = end.receive()
     if start is None:
         return
     _here = Worker(start["number"], end, output)
-    Script(**start["script"]).run()
+    with steady():  # also while it is hidden: a full disk for temporary files is no news
+        Script(**start["script"]).run()
     sys.exit("the script came to its end without a training loop")
 
 
@@ -145,6 +148,9 @@ class Worker:
         for fd, original in self._outputs.items():
             os.dup2(original, fd)
             os.close(original)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Steady):
+                stream.fault = None  # it leads elsewhere now
         # 4. Shards, until the coordinator ends this process or is gone itself.
         loop = ShardLoop(self.number, self._wire, arena, replica, program)
         with Stream() as stream:
