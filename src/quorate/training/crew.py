@@ -56,11 +56,14 @@ class Crew:
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         self.devices = [device for group in self.groups for device in group]
-        self.engine, self.script = engines.chosen(recipe.workers.engine, self.devices)
+        engine = engines.chosen(recipe.workers.engine, self.devices)
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         self.replicas = Replicas(recipe, self.groups)
         self.rule = rules.parse(recipe.update)
         self.model = make_model()
+        if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
+            engine = engines.suited(recipe.workers.engine, engine, obstacle)
+        self.engine, self.script, self.why = engine
         self.replicas.take(self.model)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
 
@@ -94,6 +97,17 @@ class Crew:
         """
         own = self.devices if self.engine == engines.TOWERS else self.groups[0]
         bound_memory(own, self.memory_fraction)
+
+    def give_up_towers(self, reason: str) -> None:
+        """Take processes: it was found that towers cannot have copies of the model.
+
+        Raises:
+            CopyError: towers were asked for, or there is no other way.
+        """
+        engine = engines.Chosen(self.engine, self.script)
+        engine = engines.suited(self.recipe.workers.engine, engine, reason)
+        self.engine, self.script, self.why = engine
+        self.replicas.give_up_copies(reason)
 
     # --- worker processes -------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from quorate.machine.regular_file import read_regular
 from quorate.replica.digest import TensorBytes, digest_of_bytes
 from quorate.services.checkpoints import record as records
 from quorate.services.checkpoints import tensor_file
+from quorate.services.run_contents import require_seen
 
 if TYPE_CHECKING:
     import torch
@@ -267,7 +268,12 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List the directories of checkpoints, sound or not, with the steps that their names say."""
+    """List the directories of checkpoints, sound or not, with the steps that their names say.
+
+    Raises:
+        SettingError: nobody can tell what there is.
+    """
+    require_seen(run_dir)
     paths = (run_dir / "checkpoints").glob("step-*")
     steps = [(p, int(p.name[5:])) for p in paths if p.name[5:].isdecimal() and p.is_dir()]
     return sorted(steps, key=lambda item: -item[1])

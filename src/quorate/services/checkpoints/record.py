@@ -102,6 +102,7 @@ class Record(Struct, forbid_unknown_fields=True):
     threads: Positive | None = None
     precision: Word = ""
     compile: bool = False
+    deterministic: bool | None = None
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
