@@ -21,6 +21,11 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def laid_out(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that lie in flat vectors, also those switched off since."""
+    return {name: p for name, p in model.named_parameters() if name in names}
+
+
 def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the parameters that want no gradient, by the user's names."""
     return {name: p for name, p in model.named_parameters() if not p.requires_grad}
@@ -31,10 +36,10 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Let a replica be made of the model itself; after the block the model is as it was.
 
     That is its modes, its buffers, its frozen parameters of up to ``MOST_KEPT`` elements, and where
-    the trainable ones lie.
+    all of them lie.
     """
     modes = [(module, module.training) for module in model.modules()]
-    lies_in = [(parameter, parameter.data) for parameter in trainable(model).values()]
+    lies_in = [(parameter, parameter.data) for parameter in model.parameters()]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
     before = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -70,8 +75,9 @@ def copy_of(
         for number, p in enumerate(model.parameters())
         if p.device == shares and not p.requires_grad and number not in mutable_frozen
     }
-    for name, parameter in trainable(model).items():
-        memo[id(parameter)] = torch.nn.Parameter(parameters[name])
+    for name, parameter in laid_out(model, parameters).items():
+        copied_one = torch.nn.Parameter(parameters[name], parameter.requires_grad)
+        memo[id(parameter)] = copied_one
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
@@ -82,7 +88,7 @@ def copy_of(
             f"use engine='processes', where none is needed; deepcopy said: {error}",
         ) from error
     # A model with a way of its own to be copied may make its parameters anew (Keras).
-    theirs = trainable(copied)
+    theirs = laid_out(copied, parameters)
     if [*theirs] != [*parameters] or any(
         theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.items()
     ):

@@ -22,6 +22,7 @@ from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
+from quorate.transports.amendments import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
@@ -159,6 +160,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
+            amendments=lambda: state.user_changes.amendments,
         )
 
     def evaluators(self, state: State) -> Transport:
@@ -176,6 +178,7 @@ class Crew:
                 lambda group: make(group[0]),
                 state.buffers,
                 threads=self.recipe.workers.threads,
+                original=_original(state),
             )
 
     def probe_replica(self, state: State) -> Replica:
@@ -185,4 +188,10 @@ class Crew:
 
     def _towers(self, state: State) -> Towers:
         make = partial(self.replicas.tower, state)
-        return Towers(self.groups, make, state.buffers, threads=self.recipe.workers.threads)
+        threads, original = self.recipe.workers.threads, _original(state)
+        return Towers(self.groups, make, state.buffers, threads=threads, original=original)
+
+
+def _original(state: State) -> Original:
+    changes = state.user_changes
+    return Original(lambda: changes.amendments, changes.frozen)

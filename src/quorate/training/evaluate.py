@@ -60,6 +60,7 @@ def evaluate(
         stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
         source = Source(dataset, plan, recipe.loading.collate)
         state = evaluable(crew, prepared, source, say)
+        state.user_changes.look()
         parameters = state.parameters
         if averaged or (averaged is None and state.average is not None):
             if state.average is None:
@@ -70,6 +71,7 @@ def evaluate(
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
         total = _sum(source, parameters, transport, stops, crew)
+    state.user_changes.settle()
     for note in crew.replicas.notes.take():
         say(str(note))
     if total is None:

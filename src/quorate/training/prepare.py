@@ -202,6 +202,8 @@ def _trainable_state(
 ) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
+        if prepared.state is not None:
+            prepared.state.user_changes.undo()  # those of the run directory: they come again
         prepared.state = state = _probed(crew, source, note, training=True, announce=say)
         prepared.was_trained = True
         if crew.engine == engines.PROCESSES:
@@ -230,6 +232,7 @@ def _probed(
         crew.master_device,
         shared=crew.engine == engines.PROCESSES,
         optimize=recipe.optimize,
+        notes=crew.replicas.notes,
     )
     while True:
         try:

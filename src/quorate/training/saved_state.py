@@ -23,6 +23,7 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     Raises:
         CheckpointError: the optimizer keeps what is neither tensor nor number.
     """
+    state.user_changes.look()
     files = {"model.safetensors": state.tensors()}
     if state.average is not None:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
@@ -48,6 +49,7 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         "order": list(files["model.safetensors"]),
         "optimizer": type(state.optimizer.inner).__name__,
         "optimizer_numbers": numbers,
+        "amendments": state.user_changes.amendments.to_json(),
     }
     memory = {} if spare is None else spare.files
     return Contents(
@@ -86,6 +88,8 @@ def load(path: Path, record: dict[str, Any], state: State) -> None:
     for name, values in record["optimizer_numbers"].items():
         entries[name].update(values)
     state.optimizer.load_state(entries)
+    if (amendments := record.get("amendments")) is not None:  # not in those of before it existed
+        state.user_changes.load(amendments)
     state.go_to(record["global_step"])
 
 

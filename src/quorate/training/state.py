@@ -11,9 +11,11 @@ from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
+from quorate.replica.notes import Notes
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.update import Average, Update
+from quorate.training.user_changes import UserChanges
 
 
 class State:
@@ -24,6 +26,7 @@ class State:
         mutable_frozen: see ``Buffers``.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
+        notes: for the user.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class State:
         shared: bool,
         mutable_frozen: frozenset[int] = frozenset(),
         optimize: Optimize,
+        notes: Notes | None = None,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -50,6 +54,7 @@ class State:
             self.parameters.views[name].copy_(parameter.detach())
         bind(parameters, self.parameters)
         self.mutable_frozen = mutable_frozen
+        self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes or Notes())
         self.buffers = Buffers(model, mutable_frozen)
         self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)
         self.average = (
@@ -72,7 +77,7 @@ class State:
         tensors = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
         if parameters is None:
             return tensors
-        own = {id(p): name for name, p in trainable(self.model).items()}
+        own = {id(p): name for name, p in self.user_changes.trained().items()}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if name in tensors and id(parameter) in own:  # a tied one is there under each name
                 tensors[name] = parameters.views[own[id(parameter)]]

@@ -77,6 +77,7 @@ class ProcessesChannel:
         self._kept: dict[int, deque[tuple[Node, _Result]]] = {}
         self._sums: dict[int, TreeSum[_Result]] = {}
         self._collected: list[_Result] = []
+        self._is_shown = False  # whether workers see the coordinator's buffers as they are
         arena = transport.arena
         self._free = list(range(arena.slots))  # a heap: low ones first, so that few are used
         self._snapshots: Snapshots | None = None
@@ -137,14 +138,16 @@ class ProcessesChannel:
         return [(node, result.sum) for node, result in parts]
 
     def publish(self) -> None:
-        """Free the slots of what was collected, and show workers the new parameters and buffers."""
+        """Free the slots of what was collected. Buffers are shown to workers with the next shard.
+
+        User code may change them before. No worker reads them meanwhile.
+        """
         for result in self._collected:
             self._give_back(result)
         self._collected = []
+        self._is_shown = False
         if self._snapshots is not None:
-            self._snapshots.take()
-        elif isinstance(self.job, Training):
-            self._transport.arena.publish(self._transport.buffers)
+            self._snapshots.renew()
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         """Return what was raised in a shard, or how its worker ended."""
@@ -236,6 +239,9 @@ class ProcessesChannel:
         ticket = next(self._transport.tickets)
         slot = heapq.heappop(self._free) if isinstance(self.job, Training) else None
         snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
+        if snapshot is None and isinstance(self.job, Training) and not self._is_shown:
+            self._transport.arena.publish(self._transport.buffers)
+            self._is_shown = True
         self._running[effect.worker] = _Running(ticket, effect.step, effect.shard, slot)
         self._transport.tell(
             effect.worker,

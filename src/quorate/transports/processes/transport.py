@@ -29,6 +29,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
+from quorate.transports.amendments import Amendments
 from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.arena import Arena
@@ -75,6 +76,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
+        amendments: what user code changed in the coordinator's model.
 
     Raises:
         UserError: there are too few descriptors.
@@ -98,6 +100,7 @@ class Processes:
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
+        amendments: Callable[[], Amendments] = Amendments,
     ) -> None:
         require_descriptors(len(groups))
         self.arena = arena
@@ -112,6 +115,7 @@ class Processes:
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
+        self._amendments = amendments
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         text, self._fds = arena.handed_over()
@@ -171,7 +175,7 @@ class Processes:
         """Send a message to a worker. Does not block."""
         process = self._processes[worker]
         if process is not None:  # else it has ended, and the coordinator will hear of it
-            process.wire.send(message)
+            self._send(process, message)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
@@ -269,11 +273,20 @@ class Processes:
             now = time.monotonic()
             self._do(self.members.cannot_start(number, str(error), now, changed=changed))
 
+    def _send(self, process: WorkerProcess, message: Message) -> None:
+        """Send a message, and with it what user code changed since the last one."""
+        amendments = self._amendments()
+        if amendments.number != process.amended:
+            process.amended = amendments.number
+            message = {**message, "amendments": amendments.to_json()}
+        process.wire.send(message)
+
     def _ask(self, process: WorkerProcess, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
         job = channel.job
         is_first = self.members.is_gathering
-        process.wire.send(
+        self._send(
+            process,
             {
                 "kind": "open",
                 "job": channel.number,
@@ -284,7 +297,7 @@ class Processes:
                 "plan": job.plan.to_json(),
                 "steps": [job.steps.start, job.steps.stop],
                 "options": job.options(),
-            }
+            },
         )
 
     def _await_end(self, number: int) -> None:

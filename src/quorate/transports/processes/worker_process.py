@@ -28,6 +28,7 @@ class WorkerProcess:
 
     def __init__(self, number: int, script: Script, starter: Starter) -> None:
         self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
+        self.amended = 0  # the number of the newest ``Amendments`` that it has
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  up to the training loop
         self.wire, theirs = Wire.pair()
         try:
