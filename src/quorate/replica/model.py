@@ -35,18 +35,20 @@ def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Let a replica be made of the model itself; after the block the model is as it was.
 
-    That is its modes, its buffers, its frozen parameters of up to ``MOST_KEPT`` elements, and where
+    That is its modes and other attributes, its buffers, its frozen parameters of up to
+    ``MOST_KEPT`` elements, and where
     all of them lie.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
     lies_in = [(parameter, parameter.data) for parameter in model.parameters()]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
     before = [tensor.detach().clone() for tensor in tensors]
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for own, kept in attributes:
+            own.clear()
+            own.update(kept)
         for parameter, data in lies_in:
             parameter.data = data
         for tensor, value in zip(tensors, before, strict=True):

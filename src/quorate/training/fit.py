@@ -105,10 +105,13 @@ class Fit:
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
             # 3. Training.
+            first = loop.state.global_step + 1
             for callback in self._services.callbacks:
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             for report in loop.reports:
+                if self._saver is not None and report.global_step == first:
+                    loop.state.optimizer_state.save()  # what cannot be saved is found out now
                 self._screen.update(report)
                 supervisor.updated(report)
                 if self._log is not None:

@@ -49,9 +49,11 @@ def restore(
                 f"{newest.path}: it was trained with {name}={was!r}, and this run has "
                 f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
             )
-    load(newest.path, newest.record, state)
+    lines = load(newest.path, newest.record, state)
     state.load_account(newest.record["account"])
     say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
+    for line in lines:
+        say(line)
     for name in (*_recorded(AtResume.SAID), *SAID):
         was, now = newest.record.get(name, facts[name]), facts[name]
         if was != now:

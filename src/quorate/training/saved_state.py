@@ -27,28 +27,16 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     files = {"model.safetensors": state.tensors()}
     if state.average is not None:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
-    numbers: dict[str, dict[str, Any]] = {}
-    moments: dict[str, torch.Tensor] = {}
-    for name, entries in state.optimizer.state().items():
-        for entry, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                moments[f"{entry}.{name}"] = value
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                numbers.setdefault(name, {})[entry] = value
-            else:
-                kind = type(value).__name__
-                raise CheckpointError(
-                    f"optimizer state {entry!r} of {name!r} is a {kind}, and only tensors and "
-                    "numbers are saved; use another optimizer, or no run_dir"
-                )
+    if rest := _rest(state):
+        files["rest.safetensors"] = rest
+    moments, kept = state.optimizer_state.save()
     files["optimizer.safetensors"] = moments
     record = {
         "format": FORMAT,
         "global_step": state.global_step,
         **facts,
         "order": list(files["model.safetensors"]),
-        "optimizer": type(state.optimizer.inner).__name__,
-        "optimizer_numbers": numbers,
+        **kept,
         "amendments": state.user_changes.amendments.to_json(),
     }
     memory = {} if spare is None else spare.files
@@ -57,18 +45,12 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     )
 
 
-def load(path: Path, record: dict[str, Any], state: State) -> None:
-    """Bring a state to a checkpoint that is sound.
+def load(path: Path, record: dict[str, Any], state: State) -> list[str]:
+    """Bring a state to a checkpoint that is sound; return lines to say.
 
     Raises:
         CheckpointError: a tensor is missing, is not the model's, or has another shape.
     """
-    optimizer = type(state.optimizer.inner).__name__
-    if record["optimizer"] != optimizer:
-        raise CheckpointError(
-            f"{path}: it was trained with {record['optimizer']}, and this run has {optimizer}; use "
-            "the same optimizer, or choose another run_dir"
-        )
     _put(tensors(path, "model.safetensors"), state.tensors(), path)
     if state.average is not None:
         if "averaged.safetensors" not in record["files"]:
@@ -77,20 +59,41 @@ def load(path: Path, record: dict[str, Any], state: State) -> None:
                 "choose another run_dir"
             )
         averaged = tensors(path, "averaged.safetensors")
-        for name, view in state.average.shadow.views.items():
-            view.copy_(averaged[name])
-    entries: dict[str, dict[str, Any]] = {name: {} for name in state.parameters.views}
-    for key, value in tensors(path, "optimizer.safetensors").items():
-        entry, _, name = key.partition(".")
-        if name not in entries:
-            raise CheckpointError(f"{path}: optimizer state {key!r} is of no trainable parameter")
-        entries[name][entry] = value
-    for name, values in record["optimizer_numbers"].items():
-        entries[name].update(values)
-    state.optimizer.load_state(entries)
+        _take(averaged, state.tensors(state.average.shadow))
+    lines = []
+    if "rest.safetensors" in record["files"]:
+        lines = _take(tensors(path, "rest.safetensors"), _rest(state))
+    moments = tensors(path, "optimizer.safetensors")
+    lines += state.optimizer_state.load(moments, record, path)
     if (amendments := record.get("amendments")) is not None:  # not in those of before it existed
         state.user_changes.load(amendments)
-    state.go_to(record["global_step"])
+    state.global_step = record["global_step"]
+    return lines
+
+
+def _rest(state: State) -> dict[str, torch.Tensor]:
+    """Return what state dicts leave out, plain and averaged."""
+    rest = {f"model.{name}": tensor for name, tensor in state.rest().items()}
+    if state.average is not None:
+        left_out = state.rest(state.average.shadow)
+        rest |= {f"averaged.{name}": tensor for name, tensor in left_out.items()}
+    return rest
+
+
+@torch.no_grad()
+def _take(values: dict[str, torch.Tensor], targets: dict[str, torch.Tensor]) -> list[str]:
+    """Copy values where there is a place for them; return lines of those that have none."""
+    lines = []
+    for name, value in values.items():
+        target = targets.get(name)
+        if target is not None and target.shape == value.shape:
+            target.copy_(value)
+        else:
+            now = "is there no more" if target is None else f"is {tuple(target.shape)}"
+            lines.append(
+                f"{name}: it was {tuple(value.shape)} and {now}: it is as the script makes it"
+            )
+    return lines
 
 
 def _put(values: dict[str, torch.Tensor], targets: dict[str, torch.Tensor], path: Path) -> None:

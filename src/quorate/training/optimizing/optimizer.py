@@ -8,6 +8,8 @@ the ordinary parameters.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +74,17 @@ class FlatOptimizer:
                 "an optimizer that steps from dense gradients alone",
                 "take another, SGD or Adam for example",
             )
-        self._names = {id(p): name for name, p in named.items()}
+        _refuse_closures(self.inner)
+        self.names = {id(p): name for name, p in named.items()}
+        self.parameters = named
+        # As the script made the groups: names, and of all other values what JSON has of them.
+        self.made = [
+            (
+                [self._name(p) for p in group["params"]],
+                {key: _shown(value) for key, value in group.items() if key != "params"},
+            )
+            for group in self.inner.param_groups
+        ]
         self._parameters = parameters
         self.flat = type(self.inner) in ELEMENTWISE and not any(
             group.get("differentiable") for group in self.inner.param_groups
@@ -110,7 +122,17 @@ class FlatOptimizer:
         return float(self.inner.param_groups[0]["lr"])
 
     def step(self, gradient: Flat) -> None:
-        """Update the parameters in place from a gradient of their layout."""
+        """Update the parameters in place from a gradient of their layout.
+
+        Raises:
+            UserError: user code has added a group since.
+        """
+        if len(self.inner.param_groups) != len(self.made):
+            raise UserError(
+                f"optimizer: got {len(self.inner.param_groups)} groups, expected "
+                f"{len(self.made)} as when training began; make all groups where the optimizer is "
+                "made, and switch parameters off with requires_grad_(False) until it is their turn"
+            )
         for tensor, names in self._held.items():
             first = gradient.layout.sections[names[0]]
             if self.flat:
@@ -188,13 +210,44 @@ class FlatOptimizer:
         return value.as_strided(section.shape, section.stride, value.storage_offset() + offset)
 
     def _name(self, parameter: torch.Tensor) -> str:
-        name = self._names.get(id(parameter))
+        name = self.names.get(id(parameter))
         if name is None:
             raise UserError(
                 "optimizer: it holds a parameter that is not a trainable one of the model; use "
                 "the parameters that the function is given"
             )
         return name
+
+
+def _refuse_closures(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that wants gradients at more than one point of a step.
+
+    Raises:
+        SettingError: it does.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    needs_one = closure is not None and closure.default is inspect.Parameter.empty
+    if needs_one or hasattr(optimizer, "first_step"):  # as sharpness-aware ones have it
+        raise SettingError(
+            "optimizer",
+            type(optimizer).__name__,
+            "an optimizer that steps from the gradient of a batch alone",
+            "it calls for the same batch's gradient again, at other parameters, which is not "
+            "possible here; take another, SGD or Adam for example",
+        )
+
+
+def _shown(value: Any) -> Any:
+    """Return what JSON has of a group's value, for people and to compare it."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_shown(item) for item in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return type(value).__name__
 
 
 def _leaves_it_open(group: dict[str, Any]) -> bool:

@@ -153,6 +153,11 @@ class Update:
             totals=total.totals,
         )
 
+    @property
+    def can_replay(self) -> bool:
+        """Whether the schedule follows from the number of updates alone."""
+        return self.scheduler is not None
+
     def skip(self) -> None:
         """Count an update that was not made: learning rates follow the number of steps."""
         if self.scheduler is not None:

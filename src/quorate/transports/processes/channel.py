@@ -51,6 +51,9 @@ class Owner(Protocol):
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker, and start another in its place."""
 
+    def begin(self, channel: ProcessesChannel) -> None:
+        """Begin the channel's job: ask workers to join. Blocks for a shard."""
+
     def forget(self, channel: ProcessesChannel) -> None:
         """End the channel's job."""
 
@@ -67,6 +70,7 @@ class ProcessesChannel:
     def __init__(self, transport: Owner, job: Job, number: int) -> None:
         self.job = job
         self.number = number
+        self.has_begun = False
         self._transport = transport
         self._events: deque[Event] = deque()
         self._errors: dict[tuple[int, int, int], BaseException] = {}
@@ -105,6 +109,11 @@ class ProcessesChannel:
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds; meanwhile add up sums."""
+        if not self.has_begun:
+            # Only now: user code that is told of the beginning may change the model, and workers
+            # compare what they compute with the coordinator.
+            self.has_begun = True
+            self._transport.begin(self)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._events:
             step = next((step for step, kept in self._kept.items() if kept), None)

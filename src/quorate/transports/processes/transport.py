@@ -142,19 +142,22 @@ class Processes:
         return self._agreement.name_of(dataset) is not None
 
     def open(self, job: Job) -> ProcessesChannel:
-        """Begin a job. Blocks for the shard that workers are compared with."""
+        """Return a job's channel. Workers are asked to join with its first ``receive``."""
         self._jobs += 1
-        number, gather_s = self._jobs, None
+        channel = ProcessesChannel(self, job, self._jobs)
+        self._channels[channel.number] = channel
+        return channel
+
+    def begin(self, channel: ProcessesChannel) -> None:
+        """Begin a channel's job. Blocks for the shard that workers are compared with."""
+        job, number, gather_s = channel.job, channel.number, None
         is_first = number == 1 and isinstance(job, Training)
         self._agreement.expect(job, is_first=is_first)
         if is_first:
             # Whoever wants to know what differs wants all of them to take part.
             gather_s = GATHER_S if job.is_compared else self._timeout_s
-        channel = ProcessesChannel(self, job, number)
-        self._channels[number] = channel
         self.arena.publish(self.buffers)
         self._do(self.members.open(number, time.monotonic(), gather_s=gather_s))
-        return channel
 
     def status(self) -> list[WorkerStatus]:
         """Return what each worker is at. Any thread may."""
@@ -169,7 +172,8 @@ class Processes:
     def forget(self, channel: ProcessesChannel) -> None:
         """End a job."""
         del self._channels[channel.number]
-        self._do(self.members.close(channel.number))
+        if channel.has_begun:
+            self._do(self.members.close(channel.number))
 
     def tell(self, worker: int, message: Message) -> None:
         """Send a message to a worker. Does not block."""

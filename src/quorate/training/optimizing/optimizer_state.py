@@ -1,0 +1,340 @@
+"""What outlives a process of an optimizer and its schedule: saved, and loaded again.
+
+Element-wise optimizers of torch's have their state per parameter, under its name, as they work on
+flat vectors. All others are asked for it: by their own ``state_dict``, and what they keep in other
+attributes of theirs. Values of groups (a learning rate that user code set, counters) are of all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from quorate.errors import CheckpointError
+from quorate.replica.digest import content
+from quorate.replica.notes import Notes
+from quorate.services.checkpoints.trees import Decoder, Encoder
+from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.update import Update
+
+# What every optimizer has: hooks, and what is in its state_dict. Schedules put in the last three.
+_STANDARD = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {
+    *("step", "_opt_called", "_step_count"),
+}
+
+
+class OptimizerState:
+    """Saves and loads the state of an optimizer, and of its schedule.
+
+    Args:
+        optimizer: as it was made.
+        update: that makes it step, and has the schedule.
+        notes: for the user: what of an optimizer is lost at a resume.
+    """
+
+    def __init__(self, optimizer: FlatOptimizer, update: Update, notes: Notes) -> None:
+        self._optimizer = optimizer
+        self._inner = optimizer.inner
+        self._update = update
+        self._notes = notes
+        # As the script made them: what it makes otherwise at a resume, the user has edited.
+        self._made_attributes = {n: self._mark(v) for n, v in self._attributes().items()}
+        self._changes = {n: _changes(v) for n, v in self._attributes().items()}
+        self._made_schedule = None
+        if update.scheduler is not None:
+            self._made_schedule = self._mark(update.scheduler.state_dict())
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return tensors by name, which are the optimizer's own, and entries of the record.
+
+        Raises:
+            CheckpointError: the optimizer keeps what cannot be saved.
+        """
+        encoder = Encoder(self._optimizer.names)
+        own: Any = None
+        numbers: dict[str, dict[str, Any]] = {}
+        if self._optimizer.flat:
+            for name, entries in self._optimizer.state().items():
+                for entry, value in entries.items():
+                    if isinstance(value, torch.Tensor):
+                        encoder.tensors[f"{entry}.{name}"] = value
+                    else:
+                        numbers.setdefault(name, {})[entry] = value
+        else:
+            own = encoder.encode(self._inner.state_dict(), "optimizer.state_dict()")
+        groups = [
+            {
+                "names": names,
+                "made": dict(made),
+                "values": self._encoded_values(group, number, encoder),
+            }
+            for number, (group, (names, made)) in enumerate(
+                zip(self._inner.param_groups, self._optimizer.made, strict=True)
+            )
+        ]
+        return encoder.tensors, {
+            "optimizer": type(self._inner).__name__,
+            "optimizer_numbers": numbers,
+            "optimizer_state": own,
+            "optimizer_attributes": self._encoded_attributes(encoder),
+            "optimizer_groups": groups,
+            "schedule_state": self._encoded_schedule(encoder),
+            "schedule_made": self._made_schedule,
+        }
+
+    def _encoded_values(
+        self, group: Mapping[str, Any], number: int, encoder: Encoder
+    ) -> dict[str, Any]:
+        values = {}
+        for key, value in group.items():
+            if key == "params":
+                continue
+            if callable(value):  # as it was made; the script makes it again
+                continue
+            values[key] = encoder.encode(value, f"optimizer.param_groups[{number}].{key}")
+        return values
+
+    def _encoded_attributes(self, encoder: Encoder) -> dict[str, Any]:
+        """Return those that have changed since the optimizer was made."""
+        encoded = {}
+        for name, value in self._attributes().items():
+            mark = self._mark(value)
+            if mark is None:
+                # It may be a function or a logger, or a class of its own that counts.
+                if _changes(value) != self._changes.get(name):
+                    kind = type(self._inner).__name__
+                    self._notes.doubt(
+                        f"{kind}.{name}, a {type(value).__name__}, changes as the optimizer steps "
+                        "and is not saved: after a resume it is as the script makes it"
+                    )
+                continue
+            if mark == self._made_attributes.get(name):
+                continue
+            state = value.state_dict() if isinstance(value, Optimizer) else value
+            encoded[name] = encoder.encode(state, f"optimizer.{name}")
+        return encoded
+
+    def _encoded_schedule(self, encoder: Encoder) -> Any:
+        """Return the state of the schedule; None where it is to be replayed."""
+        if self._update.scheduler is None:
+            return None
+        try:
+            return encoder.encode(self._update.scheduler.state_dict(), "schedule.state_dict()")
+        except CheckpointError as error:
+            if not self._update.can_replay:
+                raise
+            self._notes.add(f"a resume steps through the schedule from its beginning: {error}")
+            return None
+
+    # --- loading ----------------------------------------------------------------------------------
+
+    def load(
+        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], where: object
+    ) -> list[str]:
+        """Take what ``save`` gave; return lines to say: what the script makes otherwise now.
+
+        Args:
+            where: whose tensors and record they are: for messages.
+
+        Raises:
+            CheckpointError: it is of another optimizer.
+        """
+        kind = type(self._inner).__name__
+        if record["optimizer"] != kind:
+            raise CheckpointError(
+                f"{where}: it was trained with {record['optimizer']}, and this run has {kind}; use "
+                "the same optimizer, or choose another run_dir"
+            )
+        fresh = [_values(group) for group in self._inner.param_groups]
+        decoder = Decoder(tensors, self._optimizer.parameters)
+        # 1. The state, and what else it keeps.
+        if record.get("optimizer_state") is None:
+            self._load_by_name(tensors, record, where)
+        else:
+            self._load_own(decoder, record, where)
+        for name, saved in record.get("optimizer_attributes", {}).items():
+            self._load_attribute(name, decoder.decode(saved))
+        # 2. The schedule, as it was; or stepped through anew, from how the script makes it now.
+        for group, values in zip(self._inner.param_groups, fresh, strict=True):
+            group.update(values)
+        groups = self._groups(record)
+        edited, lines = self._edited(groups)
+        scheduler, schedule = self._update.scheduler, record.get("schedule_state")
+        goes_on = schedule is not None and not any(edited)
+        if goes_on and record.get("schedule_made") != self._made_schedule:
+            goes_on = False
+            if record.get("schedule") == type(scheduler).__name__:
+                lines.append("the schedule is another than before: bits may differ from here on")
+        if scheduler is not None and goes_on:
+            scheduler.load_state_dict(decoder.decode(schedule))
+        elif scheduler is not None and self._update.can_replay:
+            for _ in range(record["global_step"]):
+                self._update.skip()
+            for keys, group, values in zip(edited, self._inner.param_groups, fresh, strict=True):
+                scheduled = {key for key, value in values.items() if not _same(group[key], value)}
+                keys |= {"lr"} | scheduled
+        # 3. What groups had, but for what the script or a schedule stepped through has changed.
+        for group, saved, keys in zip(self._inner.param_groups, groups, edited, strict=False):
+            for key, tree in saved["values"].items():
+                if key not in keys:
+                    _put(group, key, decoder.decode(tree))
+        return lines
+
+    def _load_by_name(
+        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], where: object
+    ) -> None:
+        """Load state that is saved per parameter, under its name."""
+        entries: dict[str, dict[str, Any]] = {name: {} for name in self._optimizer.parameters}
+        for key, value in tensors.items():
+            entry, _, name = key.partition(".")
+            if entry in ("optimizer", "schedule"):
+                continue  # of a tree
+            if name not in entries:
+                raise CheckpointError(
+                    f"{where}: optimizer state {key!r} is of no trainable parameter"
+                )
+            entries[name][entry] = value
+        for name, values in record["optimizer_numbers"].items():
+            entries[name].update(values)
+        self._optimizer.load_state(entries)
+
+    def _load_own(self, decoder: Decoder, record: Mapping[str, Any], where: object) -> None:
+        """Load what the optimizer's own ``state_dict`` gave."""
+        saved = [name for group in record["optimizer_groups"] for name in group["names"]]
+        own = [name for names, _ in self._optimizer.made for name in names]
+        if saved != own:
+            odd = next(
+                pair for pair in zip_longest(saved, own, fillvalue="none") if pair[0] != pair[1]
+            )
+            raise CheckpointError(
+                f"{where}: the optimizer had parameter {odd[0]!r} where it has {odd[1]!r} now; use "
+                "the groups and the frozen parameters of the first run"
+            )
+        _load_into(self._inner, decoder.decode(record["optimizer_state"]))
+
+    def _load_attribute(self, name: str, value: Any) -> None:
+        own = getattr(self._inner, name, None)
+        if isinstance(own, Optimizer):  # one that is wrapped, and may share what it has
+            shares = own.param_groups is self._inner.param_groups
+            _load_into(own, value)
+            if shares:
+                own.param_groups = self._inner.param_groups
+        else:
+            setattr(self._inner, name, value)
+
+    def _groups(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the groups of a record, if they are these; none of an older checkpoint."""
+        groups: list[dict[str, Any]] = list(record.get("optimizer_groups", ()))
+        same = [group["names"] for group in groups] == [names for names, _ in self._optimizer.made]
+        return groups if same else []
+
+    def _edited(self, groups: list[dict[str, Any]]) -> tuple[list[set[str]], list[str]]:
+        """Return which values the script makes otherwise than in the first run, and lines of it."""
+        edited: list[set[str]] = [set() for _ in self._inner.param_groups]
+        lines = []
+        for number, (group, (_, made)) in enumerate(
+            zip(groups, self._optimizer.made, strict=False)
+        ):
+            for key, now in made.items():
+                was = group["made"].get(key, now)
+                if was != now:
+                    edited[number] |= {key, f"initial_{key}"}
+                    lines.append(
+                        f"{key} was {was} and is {now} in the script: it is {now} from here on, "
+                        "and bits may differ"
+                    )
+        return edited, list(dict.fromkeys(lines))
+
+    # --- attributes -------------------------------------------------------------------------------
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return what an optimizer has beside what all have."""
+        if self._optimizer.flat:
+            return {}
+        return {n: v for n, v in vars(self._inner).items() if n not in _STANDARD}
+
+    def _mark(self, value: Any) -> str | None:
+        """Return what changes if a value does; None for what cannot be looked into."""
+        encoder = Encoder(self._optimizer.names)
+        try:
+            state = value.state_dict() if isinstance(value, Optimizer) else value
+            tree = json.dumps(encoder.encode(state, "value"), sort_keys=True)
+        except CheckpointError:
+            return None
+        total = hashlib.sha256(tree.encode())
+        for tensor in encoder.tensors.values():
+            total.update(content(tensor).data)
+        return total.hexdigest()
+
+
+def _changes(value: Any) -> object:
+    """Return what tells whether an object of a class of its own has changed: who it is, and has."""
+    simple = (bool, int, float, str)
+    inside = vars(value) if hasattr(value, "__dict__") and not callable(value) else {}
+    return id(value), [(n, v if isinstance(v, simple) else id(v)) for n, v in inside.items()]
+
+
+def _values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of what a group has beside parameters."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _put(group: dict[str, Any], key: str, value: Any) -> None:
+    own = group.get(key)
+    if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor):
+        value = value.to(own.device)
+    group[key] = value
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    return bool(left == right)
+
+
+def _load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Have an optimizer load a state dict, and keep the dtypes and strides that it had.
+
+    torch brings what is floating-point to the parameter's dtype, and makes a string of a string's
+    generator.
+    """
+    saved = {number: dict(entries) for number, entries in _by_number(state).items()}
+    optimizer.load_state_dict(state)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, entries in saved.items():
+        loaded = optimizer.state.get(parameters[number]) if number < len(parameters) else None
+        if not isinstance(loaded, dict):
+            continue
+        for entry, value in entries.items():
+            if entry in loaded:
+                loaded[entry] = _as_saved(value, loaded[entry])
+
+
+def _by_number(state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    entries = state.get("state")
+    if not isinstance(entries, dict):
+        return {}
+    return {k: v for k, v in entries.items() if isinstance(k, int) and isinstance(v, dict)}
+
+
+def _as_saved(saved: Any, loaded: Any) -> Any:
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        same = (saved.dtype, saved.stride()) == (loaded.dtype, loaded.stride())
+        return loaded if same or saved.shape != loaded.shape else saved.to(loaded.device)
+    if type(saved) in (list, tuple) and isinstance(loaded, (list, tuple)):
+        return type(saved)(_as_saved(s, v) for s, v in zip(saved, loaded, strict=True))
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        return {key: _as_saved(saved[key], loaded.get(key)) for key in saved}
+    return saved if isinstance(saved, str) else loaded
