@@ -416,8 +416,8 @@ def test_a_resume_without_augmentation_is_said(
         return capsys.readouterr().out
 
     train(1, augment=noisy)
-    assert "bits may differ" not in train(2, augment=noisy)
-    assert "is_augmented was True and is False: bits may differ from here on" in train(3)
+    assert "same bits: no" not in train(2, augment=noisy)
+    assert "same bits: no, because is_augmented was True and is False since step 2" in train(3)
 
 
 def test_what_is_no_augmentation_is_refused() -> None:

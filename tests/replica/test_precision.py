@@ -334,7 +334,7 @@ def test_another_precision_at_a_resume_is_said(
         )  # fmt: skip
         trainer.fit(TensorDataset(IMAGES, LABELS), steps=steps)
     said = capsys.readouterr().out
-    assert "precision was fp32 and is bf16: bits may differ from here on" in said
+    assert "same bits: no, because precision was fp32 and is bf16 since step 1" in said
     assert "sync, bf16" in said
 
 

@@ -14,7 +14,10 @@ from quorate.commands.command import Command
 if TYPE_CHECKING:
     from quorate.services.checkpoints.files import Listed
 
-HIDDEN = ("files", "order", "optimizer_numbers", "format", "doubts")
+HIDDEN = (
+    *("files", "order", "optimizer_numbers", "format"),
+    *("doubts", "row_sample", "hyperparameters"),
+)
 HELP = """Show the state of a run, and which of its checkpoints are sound.
 
 RUN_DIR is as given to Trainer or --run-dir.

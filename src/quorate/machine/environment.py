@@ -13,6 +13,16 @@ DEVICE_VARIABLES = (
     *("CUBLAS_WORKSPACE_CONFIG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TMPDIR"),
 )
 
+KERNEL_VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
+)
+
+
+def kernel_environment() -> dict[str, str]:
+    """Return the variables that are set and that choose a processor's kernels."""
+    return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
+
 
 def device_environment() -> dict[str, str]:
     """Return the variables that are set and that devices, threads and interfaces depend on."""

@@ -30,6 +30,7 @@ class Notes:
         self._known: set[str] = set()
         self._new: list[Note] = []
         self._doubts: list[str] = []
+        self._unreported: list[str] = []
 
     @property
     def doubts(self) -> list[str]:
@@ -59,6 +60,12 @@ class Notes:
             taken, self._new = self._new, []
             return taken
 
+    def take_doubts(self) -> list[str]:
+        """Return the doubts that arose since the last call."""
+        with self._lock:
+            taken, self._unreported = self._unreported, []
+            return taken
+
     def remember(self, doubts: Iterable[str]) -> None:
         """Take over the doubts of a run that goes on; they were said when they arose."""
         with self._lock:
@@ -76,3 +83,4 @@ class Notes:
             self._new.append(note)
             if note.is_doubt:
                 self._doubts.append(about)
+                self._unreported.append(about)

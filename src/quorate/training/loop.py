@@ -14,7 +14,7 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source
-from quorate.errors import NotFiniteError, SameBitsError
+from quorate.errors import NotFiniteError
 from quorate.replica.shard_sum import Share
 from quorate.replica.totals import joined
 from quorate.services.report import Report
@@ -127,7 +127,7 @@ class Updates(NamedTuple):
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
             dropped_rows = plan.batch_rows(step) - rows
             state.dropped_rows += dropped_rows
-            doubts = self._doubts()
+            self.crew.replicas.tell(self.say)
             switched_off = state.user_changes.amendments.switched_off
             if new := applied.missing - named - switched_off:
                 named |= new
@@ -165,12 +165,12 @@ class Updates(NamedTuple):
                 epochs=-(-self.last_step // plan.steps_per_epoch),
                 ends_epoch=ends_epoch,
                 eta_s=pace.eta_s(self.last_step - n),
-                doubts=doubts,
+                doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
             self._take_changes()
             begun = time.monotonic()  # what the caller does with a report is not our pace
-        self._doubts()
+        self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):
             self.say(state.tally.summary())
         if state.global_step < self.last_step:
@@ -180,20 +180,6 @@ class Updates(NamedTuple):
         """Take in what user code did to the model, before the next shard is dealt."""
         self.state.user_changes.look()
         self.state.user_changes.refuse()
-
-    def _doubts(self) -> list[str]:
-        """Say what replicas noted; return what of it are new doubts that the bits are the same.
-
-        Raises:
-            SameBitsError: there are some, and none are wanted.
-        """
-        notes = self.crew.replicas.notes.take()
-        for note in notes:
-            self.say(str(note))
-        doubts = [note.text.partition("\n")[0] for note in notes if note.is_doubt]
-        if doubts and self.crew.recipe.compute.strict:
-            raise SameBitsError(f"strict: the same bits cannot be kept, because {doubts[0]}")
-        return doubts
 
     def _not_finite(self, step: int, applied: Applied) -> None:
         """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""

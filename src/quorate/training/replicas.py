@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import torch
 
-from quorate.errors import CopyError
+from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
 from quorate.replica import precision
 from quorate.replica.computing import Computing
@@ -62,6 +62,19 @@ class Replicas:
     def give_up_compiling(self) -> None:
         """Compute without torch.compile: once for all workers, as the bits depend on it."""
         self.computing = replace(self.computing, compile=False)
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Say what replicas noted since the last time.
+
+        Raises:
+            SameBitsError: there is a doubt about the bits, and the run is to be strict.
+        """
+        notes = self.notes.take()
+        for note in notes:
+            say(str(note))
+        doubts = [note.text.partition("\n")[0] for note in notes if note.is_doubt]
+        if doubts and self._recipe.compute.strict:
+            raise SameBitsError(f"strict: the same bits cannot be kept, because {doubts[0]}")
 
     def tower(self, state: State, group: Group) -> Replica:
         """Return a replica for a thread of this process."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
 REFUSED = ("rows", "shuffle")
-SAID = ("torch", "device_types", "schedule")
+SAID = ("torch", "device_types", "processors", "schedule")
 
 # What of a run directory is ours.
 OURS = ("checkpoints", "metrics.jsonl", "summaries")
@@ -28,11 +28,13 @@ def restore(
     facts: dict[str, Any],
     steps_per_epoch: int,
     say: Callable[[str], None],
+    doubt: Callable[[str], None],
 ) -> Sound | None:
     """Bring a state to the newest sound checkpoint; None if there is none.
 
     Args:
         facts: of the run that is to go on, as in its checkpoints.
+        doubt: told of each difference by which bits may be others from here on.
 
     Raises:
         CheckpointError: every checkpoint is damaged, or it is one of another run.
@@ -54,11 +56,42 @@ def restore(
     say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
     for line in lines:
         say(line)
-    for name in (*_recorded(AtResume.SAID), *SAID):
-        was, now = newest.record.get(name, facts[name]), facts[name]
-        if was != now:
-            say(f"{name} was {was} and is {now}: bits may differ from here on")
+    for difference in differences(newest.record, facts):
+        doubt(f"{difference} since step {state.global_step:,}")
     return newest
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what of a run is not as it was when its checkpoint was written, in words.
+
+    What a checkpoint of before says nothing of is not compared.
+    """
+    found = [
+        f"{name} was {was[name]} and is {now[name]}"
+        for name in (*_recorded(AtResume.SAID), *SAID)
+        if name in was and was[name] != now[name]
+    ]
+    before, rows = was.get("row_sample") or {}, now["row_sample"] or {}
+    other = [row for row, hashed in rows.items() if None not in (hashed, before.get(row))]
+    other = [row for row in other if rows[row] != before[row]]
+    if other:
+        found.append(
+            f"the dataset has other values: {len(other)} of the {len(rows)} rows that were looked "
+            f"at, row {other[0]} the first,"
+        )
+    for number, (old, new) in enumerate(
+        zip(was.get("hyperparameters", []), now["hyperparameters"], strict=False)
+    ):
+        found += [
+            f"{name} of {_group(number)} was {old.get(name)} and is {new.get(name)} in the script"
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name) != new.get(name)
+        ]
+    return found
+
+
+def _group(number: int) -> str:
+    return "the schedule" if number == 0 else f"parameter group {number - 1}"
 
 
 def _recorded(at_resume: AtResume) -> list[str]:

@@ -64,7 +64,7 @@ def load(path: Path, record: dict[str, Any], state: State) -> list[str]:
     if "rest.safetensors" in record["files"]:
         lines = _take(tensors(path, "rest.safetensors"), _rest(state))
     moments = tensors(path, "optimizer.safetensors")
-    lines += state.optimizer_state.load(moments, record, path)
+    state.optimizer_state.load(moments, record, path)
     if (amendments := record.get("amendments")) is not None:  # not in those of before it existed
         state.user_changes.load(amendments)
     state.global_step = record["global_step"]

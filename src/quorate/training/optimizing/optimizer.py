@@ -9,7 +9,6 @@ the ordinary parameters.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,14 +76,7 @@ class FlatOptimizer:
         _refuse_closures(self.inner)
         self.names = {id(p): name for name, p in named.items()}
         self.parameters = named
-        # As the script made the groups: names, and of all other values what JSON has of them.
-        self.made = [
-            (
-                [self._name(p) for p in group["params"]],
-                {key: _shown(value) for key, value in group.items() if key != "params"},
-            )
-            for group in self.inner.param_groups
-        ]
+        self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
         self._parameters = parameters
         self.flat = type(self.inner) in ELEMENTWISE and not any(
             group.get("differentiable") for group in self.inner.param_groups
@@ -127,10 +119,10 @@ class FlatOptimizer:
         Raises:
             UserError: user code has added a group since.
         """
-        if len(self.inner.param_groups) != len(self.made):
+        if len(self.inner.param_groups) != len(self.groups):
             raise UserError(
                 f"optimizer: got {len(self.inner.param_groups)} groups, expected "
-                f"{len(self.made)} as when training began; make all groups where the optimizer is "
+                f"{len(self.groups)} as when training began; make all groups where the optimizer is "
                 "made, and switch parameters off with requires_grad_(False) until it is their turn"
             )
         for tensor, names in self._held.items():
@@ -235,19 +227,6 @@ def _refuse_closures(optimizer: Optimizer) -> None:
             "it calls for the same batch's gradient again, at other parameters, which is not "
             "possible here; take another, SGD or Adam for example",
         )
-
-
-def _shown(value: Any) -> Any:
-    """Return what JSON has of a group's value, for people and to compare it."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_shown(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return type(value).__name__
 
 
 def _leaves_it_open(group: dict[str, Any]) -> bool:

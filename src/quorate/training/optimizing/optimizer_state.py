@@ -46,9 +46,6 @@ class OptimizerState:
         # As the script made them: what it makes otherwise at a resume, the user has edited.
         self._made_attributes = {n: self._mark(v) for n, v in self._attributes().items()}
         self._changes = {n: _changes(v) for n, v in self._attributes().items()}
-        self._made_schedule = None
-        if update.scheduler is not None:
-            self._made_schedule = self._mark(update.scheduler.state_dict())
 
     # --- saving -----------------------------------------------------------------------------------
 
@@ -73,11 +70,10 @@ class OptimizerState:
         groups = [
             {
                 "names": names,
-                "made": dict(made),
                 "values": self._encoded_values(group, number, encoder),
             }
-            for number, (group, (names, made)) in enumerate(
-                zip(self._inner.param_groups, self._optimizer.made, strict=True)
+            for number, (group, names) in enumerate(
+                zip(self._inner.param_groups, self._optimizer.groups, strict=True)
             )
         ]
         return encoder.tensors, {
@@ -87,7 +83,6 @@ class OptimizerState:
             "optimizer_attributes": self._encoded_attributes(encoder),
             "optimizer_groups": groups,
             "schedule_state": self._encoded_schedule(encoder),
-            "schedule_made": self._made_schedule,
         }
 
     def _encoded_values(
@@ -138,8 +133,8 @@ class OptimizerState:
 
     def load(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], where: object
-    ) -> list[str]:
-        """Take what ``save`` gave; return lines to say: what the script makes otherwise now.
+    ) -> None:
+        """Take what ``save`` gave, but for what the script makes otherwise now.
 
         Args:
             where: whose tensors and record they are: for messages.
@@ -166,13 +161,9 @@ class OptimizerState:
         for group, values in zip(self._inner.param_groups, fresh, strict=True):
             group.update(values)
         groups = self._groups(record)
-        edited, lines = self._edited(groups)
+        edited = self._edited(record)
         scheduler, schedule = self._update.scheduler, record.get("schedule_state")
-        goes_on = schedule is not None and not any(edited)
-        if goes_on and record.get("schedule_made") != self._made_schedule:
-            goes_on = False
-            if record.get("schedule") == type(scheduler).__name__:
-                lines.append("the schedule is another than before: bits may differ from here on")
+        goes_on = schedule is not None and not self._is_edited(record)
         if scheduler is not None and goes_on:
             scheduler.load_state_dict(decoder.decode(schedule))
         elif scheduler is not None and self._update.can_replay:
@@ -186,7 +177,6 @@ class OptimizerState:
             for key, tree in saved["values"].items():
                 if key not in keys:
                     _put(group, key, decoder.decode(tree))
-        return lines
 
     def _load_by_name(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], where: object
@@ -209,7 +199,7 @@ class OptimizerState:
     def _load_own(self, decoder: Decoder, record: Mapping[str, Any], where: object) -> None:
         """Load what the optimizer's own ``state_dict`` gave."""
         saved = [name for group in record["optimizer_groups"] for name in group["names"]]
-        own = [name for names, _ in self._optimizer.made for name in names]
+        own = [name for names in self._optimizer.groups for name in names]
         if saved != own:
             odd = next(
                 pair for pair in zip_longest(saved, own, fillvalue="none") if pair[0] != pair[1]
@@ -233,25 +223,26 @@ class OptimizerState:
     def _groups(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the groups of a record, if they are these; none of an older checkpoint."""
         groups: list[dict[str, Any]] = list(record.get("optimizer_groups", ()))
-        same = [group["names"] for group in groups] == [names for names, _ in self._optimizer.made]
+        same = [group["names"] for group in groups] == self._optimizer.groups
         return groups if same else []
 
-    def _edited(self, groups: list[dict[str, Any]]) -> tuple[list[set[str]], list[str]]:
-        """Return which values the script makes otherwise than in the first run, and lines of it."""
+    def _edited(self, record: Mapping[str, Any]) -> list[set[str]]:
+        """Return of each group which values the script makes otherwise than it did."""
         edited: list[set[str]] = [set() for _ in self._inner.param_groups]
-        lines = []
-        for number, (group, (_, made)) in enumerate(
-            zip(groups, self._optimizer.made, strict=False)
+        now = self._update.hyperparameters[1:]
+        for keys, new, old in zip(
+            edited, now, record.get("hyperparameters", now)[1:], strict=False
         ):
-            for key, now in made.items():
-                was = group["made"].get(key, now)
-                if was != now:
-                    edited[number] |= {key, f"initial_{key}"}
-                    lines.append(
-                        f"{key} was {was} and is {now} in the script: it is {now} from here on, "
-                        "and bits may differ"
-                    )
-        return edited, list(dict.fromkeys(lines))
+            changed = {key for key in new if new[key] != old.get(key)}
+            keys |= changed | {f"initial_{key}" for key in changed}
+        return edited
+
+    def _is_edited(self, record: Mapping[str, Any]) -> bool:
+        """Return whether the script makes the optimizer or the schedule otherwise than it did."""
+        return (
+            record.get("hyperparameters") != self._update.hyperparameters
+            or record.get("schedule") != type(self._update.scheduler).__name__
+        )
 
     # --- attributes -------------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ workers or cores.
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -92,7 +94,13 @@ class Update:
         self.average = average
         self._buffers = buffers
         self._clip_norm = clip_norm
+        groups = [_plain(group) for group in optimizer.inner.param_groups]
         self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+        # As the script has them: of the schedule first, then of each group of parameters.
+        self.hyperparameters = [
+            _plain({} if self.scheduler is None else self.scheduler.state_dict()),
+            *groups,
+        ]
         self.sum_s = 0.0  # that the last tree sum took
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
@@ -225,3 +233,14 @@ def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
             "use its argument",
         )
     return scheduler
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some settings that JSON can hold, as they come back from it."""
+    kept = {}
+    for name, value in values.items():
+        try:
+            kept[name] = json.loads(json.dumps(value))
+        except (TypeError, ValueError):  # tensors: parameters, or a learning rate in one
+            continue
+    return kept

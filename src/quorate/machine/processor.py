@@ -1,0 +1,42 @@
+"""Processors: which kernels compute, as far as their results depend on it.
+
+torch and its libraries choose kernels by the instructions that a processor has, and by its maker;
+other kernels round in another way.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from quorate.machine.environment import kernel_environment
+
+
+def processors(devices: Iterable[torch.device]) -> list[str]:
+    """Return what the CPU and the devices are: ``["AuthenticAMD AVX512", "NVIDIA H200"]``.
+
+    The CPU is among them always: it adds gradients and makes updates.
+    """
+    maker = _maker() or platform.machine()
+    chosen = [f"{name}={value}" for name, value in kernel_environment().items()]
+    cpu = " ".join([maker, torch.backends.cpu.get_cpu_capability(), *chosen])
+    return [cpu, *sorted({_name(device) for device in devices if device.type != "cpu"})]
+
+
+def _name(device: torch.device) -> str:
+    module = torch.get_device_module(device)
+    if hasattr(module, "get_device_name"):
+        return str(module.get_device_name(device))
+    return device.type
+
+
+def _maker() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    makers = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    return next(makers, None)
