@@ -207,6 +207,7 @@ class Trainer:
         """
         chosen = None if validation is None else resolved(Validation, validation)
         rows = None if chosen is None else chosen.dataset
+        self._recipe.optimize.require_validation(is_there=chosen is not None)
         self._crew.begin_loop(dataset, rows)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
         services = Services(
@@ -234,6 +235,7 @@ class Trainer:
         Workers wait while the caller has a report: parameters may be read then. Leaving the loop
         ends them; another loop goes on at the next update. Arguments and errors as for ``fit``.
         """
+        self._recipe.optimize.require_validation(is_there=False)
         self._crew.begin_loop(dataset)
         duration = Duration(epochs=epochs, steps=steps)
         with self._looping(dataset, duration, shuffle, Stops()) as loop:

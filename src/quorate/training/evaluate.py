@@ -71,6 +71,8 @@ def evaluate(
         if transport is None or not transport.can_compute(dataset):
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
+        if parameters is state.parameters:
+            stack.enter_context(state.optimizer.evaluating())
         total = _sum(source, parameters, transport, stops, crew)
     state.user_changes.settle()
     crew.replicas.tell(say)

@@ -135,6 +135,7 @@ class Fit:
         if values is None:
             return
         state.evaluated_at = n
+        state.update.evaluated(values)
         if self.saved is not None and self.saved[0] == n:
             self.saved = None  # that one does not know of this
         which = "" if state.average is None else " of the averaged weights"

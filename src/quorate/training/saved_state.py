@@ -24,7 +24,10 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         CheckpointError: the optimizer keeps what is neither tensor nor number.
     """
     state.user_changes.look()
-    files = {"model.safetensors": state.tensors()}
+    with state.optimizer.evaluating():
+        files = {"model.safetensors": state.tensors()}
+        if state.optimizer.has_modes:  # these are there within the block alone
+            files["model.safetensors"] = _copied(files["model.safetensors"], {})
     if state.average is not None:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
     if rest := _rest(state):
@@ -73,7 +76,10 @@ def load(path: Path, record: dict[str, Any], state: State) -> list[str]:
 
 def _rest(state: State) -> dict[str, torch.Tensor]:
     """Return what state dicts leave out, plain and averaged."""
-    rest = {f"model.{name}": tensor for name, tensor in state.rest().items()}
+    left_out = state.rest()
+    if state.optimizer.has_modes:  # the model's file has those to be evaluated
+        left_out |= state.parameters.views
+    rest = {f"model.{name}": tensor for name, tensor in left_out.items()}
     if state.average is not None:
         left_out = state.rest(state.average.shadow)
         rest |= {f"averaged.{name}": tensor for name, tensor in left_out.items()}

@@ -68,6 +68,7 @@ class State:
             self.buffers,
             clip_norm=optimize.clip_norm,
             schedule=optimize.schedule,
+            schedule_metric=optimize.schedule_metric,
             average=self.average,
         )
         self.optimizer_state = OptimizerState(self.optimizer, self.update, notes)

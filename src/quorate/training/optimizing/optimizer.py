@@ -9,7 +9,8 @@ the ordinary parameters.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,6 +100,33 @@ class FlatOptimizer:
                 )
 
     @property
+    def has_modes(self) -> bool:
+        """Whether it has the parameters otherwise for training than for evaluation.
+
+        Schedule-free optimizers do: gradients are taken at y, and x is what is to be used.
+        """
+        modes = (getattr(self.inner, name, None) for name in ("train", "eval"))
+        return not self.flat and all(callable(mode) for mode in modes)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within the block the parameters are those to be evaluated; then as before, to the bit."""
+        if not self.has_modes:
+            yield
+            return
+        before = self._parameters.layout.new(self.device)
+        before.copy_(self._parameters)
+        groups = [dict(group) for group in self.inner.param_groups]
+        self.inner.eval()  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            # Its train() would turn them back but for rounding.
+            self._parameters.copy_(before)
+            for group, values in zip(self.inner.param_groups, groups, strict=True):
+                group.update(values)
+
+    @property
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self._parameters.device
@@ -122,8 +150,8 @@ class FlatOptimizer:
         if len(self.inner.param_groups) != len(self.groups):
             raise UserError(
                 f"optimizer: got {len(self.inner.param_groups)} groups, expected "
-                f"{len(self.groups)} as when training began; make all groups where the optimizer is "
-                "made, and switch parameters off with requires_grad_(False) until it is their turn"
+                f"{len(self.groups)} as when training began; make all groups where the optimizer "
+                "is made, and switch parameters off with requires_grad_(False) until their turn"
             )
         for tensor, names in self._held.items():
             first = gradient.layout.sections[names[0]]
@@ -132,6 +160,8 @@ class FlatOptimizer:
                 tensor.grad = vector[first.start : first.start + tensor.numel()]
             else:
                 tensor.grad = gradient.views[names[0]]
+        if self.has_modes:
+            self.inner.train()  # type: ignore[attr-defined]
         self.inner.step()
 
     def state(self) -> dict[str, dict[str, Any]]:

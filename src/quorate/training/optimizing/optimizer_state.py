@@ -164,9 +164,12 @@ class OptimizerState:
         edited = self._edited(record)
         scheduler, schedule = self._update.scheduler, record.get("schedule_state")
         goes_on = schedule is not None and not self._is_edited(record)
-        if scheduler is not None and goes_on:
+        if scheduler is None:
+            for keys in edited if record.get("schedule") else ():
+                keys.add("lr")  # it is the script's again
+        elif goes_on:
             scheduler.load_state_dict(decoder.decode(schedule))
-        elif scheduler is not None and self._update.can_replay:
+        elif self._update.can_replay:
             for _ in range(record["global_step"]):
                 self._update.skip()
             for keys, group, values in zip(edited, self._inner.param_groups, fresh, strict=True):
@@ -270,7 +273,11 @@ def _changes(value: Any) -> object:
     """Return what tells whether an object of a class of its own has changed: who it is, and has."""
     simple = (bool, int, float, str)
     inside = vars(value) if hasattr(value, "__dict__") and not callable(value) else {}
-    return id(value), [(n, v if isinstance(v, simple) else id(v)) for n, v in inside.items()]
+    return (
+        id(value),
+        repr(value)[:10_000],
+        [(n, v if isinstance(v, simple) else id(v)) for n, v in inside.items()],
+    )
 
 
 def _values(group: Mapping[str, Any]) -> dict[str, Any]:
