@@ -10,6 +10,7 @@
     │   ├── LossError        what the loss function returned
     │   ├── CompileError     what torch.compile cannot compile
     │   └── CheckpointError  a saved state that is damaged or does not fit
+    │       └── MisfitError  one that is sound, and of another run
     ├── NotFiniteError       a loss or gradient that is no number, before it reaches the parameters
     ├── SameBitsError        a strict run that cannot have the same bits elsewhere
     ├── RunError             a run that a command started failed
@@ -78,6 +79,10 @@ class CompileError(UserError):
 
 class CheckpointError(UserError):
     """A saved state is damaged, or does not fit this model and these settings."""
+
+
+class MisfitError(CheckpointError):
+    """A saved state is sound, and of another run: no checkpoint of this one can be like it."""
 
 
 class NotFiniteError(QuorateError):

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any
 
 import torch
 
+from quorate.machine.devices import Group
 from quorate.replica import torch_internals
 from quorate.replica.torch_internals import Promise
 
@@ -171,3 +172,23 @@ def _kernel(operator: Any, position: int) -> Callable[..., Any]:
             return operator(*args, **kwargs)
 
     return draw
+
+
+@contextmanager
+def alone_on(group: Group) -> Iterator[None]:
+    """Wait until no other replica computes on these devices, and keep them for the block.
+
+    Replicas on one accelerator share its generator, and so compute their shards in turn.
+
+    The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
+    """
+    with ExitStack() as stack:
+        for device in sorted(group, key=str):  # replicas of several devices take them in one order
+            if device.type != "cpu":
+                stack.enter_context(_lock_of(device))
+        yield
+
+
+@cache
+def _lock_of(_device: torch.device) -> threading.Lock:
+    return threading.Lock()

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
-from quorate.data.loader_processes import check_loader_processes
 from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, worker_devices
@@ -56,8 +55,6 @@ class Crew:
         self.devices = [device for group in self.groups for device in group]
         self.engine, self.script = engines.chosen(recipe.workers.engine, self.devices)
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
-        if recipe.loading.processes:  # also for an evaluation before any loop
-            check_loader_processes()
         self.replicas = Replicas(recipe, self.groups)
         self.rule = rules.parse(recipe.update)
         self.model = make_model()

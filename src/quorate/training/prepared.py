@@ -7,6 +7,7 @@ Only a training loop pins the number of shards, where the recipe leaves it open.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from quorate.services.checkpoints import files
 from quorate.training.crew import Crew
 from quorate.training.facts import facts_of
 from quorate.training.recipe import too_many_shards
+from quorate.training.resume import require_same_run
 from quorate.training.state import State
 
 
@@ -69,5 +71,9 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
 
 def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
     """Return the checkpoint to go on from."""
-    path = crew.recipe.run_dir.path
-    return None if path is None or prepared.is_fresh else files.find(Path(path))
+    path, facts = crew.recipe.run_dir.path, crew.recipe.facts()
+    if path is None or prepared.is_fresh:
+        return None
+    if crew.recipe.shards is None:
+        del facts["shards"]  # it goes on with those of the checkpoint
+    return files.find(Path(path), partial(require_same_run, facts=facts))

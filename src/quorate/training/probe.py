@@ -18,7 +18,7 @@ from quorate.errors import SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
-from quorate.replica.model import unchanged
+from quorate.replica.model import settle, unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks, version
@@ -58,6 +58,7 @@ def make_model(
         if has_gradient_hooks(parameter):
             expected = "parameters without gradient hooks, which a worker's copy would not have"
             raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
+    settle(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         expected = "at least one parameter that requires a gradient"
         raise SettingError("model", name, expected, "is everything frozen?")

@@ -11,7 +11,7 @@ import torch
 from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.model import bind, trainable
+from quorate.replica.model import bind, frozen, trainable
 from quorate.replica.notes import Notes
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
@@ -71,7 +71,7 @@ class State:
             schedule_metric=optimize.schedule_metric,
             average=self.average,
         )
-        self.optimizer_state = OptimizerState(self.optimizer, self.update, notes)
+        self.optimizer_state = OptimizerState(self.optimizer, self.update, frozen(model), notes)
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return the model's state dict under the user's own names: tensors only, in its order.
@@ -87,6 +87,11 @@ class State:
             name: parameters.views[own[_place(tensor)]] if _place(tensor) in own else tensor
             for name, tensor in tensors.items()
         }
+
+    def averaged_names(self) -> list[str]:
+        """Return the names in the state dict of what is averaged."""
+        own = {_place(view) for view in self.parameters.views.values()}
+        return [name for name, tensor in self.tensors().items() if _place(tensor) in own]
 
     def rest(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return what the model's state dict leaves out: parameters and buffers by their names.

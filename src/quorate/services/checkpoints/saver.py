@@ -144,7 +144,8 @@ class Checkpoints:
 
     def _tidy(self, contents: Contents) -> None:
         """Delete what need not stay."""
-        paths = {step: path for path, step in files.newest_first(self._run_dir)}
+        listed = files.newest_first(self._run_dir)
+        paths = {step: path for path, step in listed if files.is_ours(path, step)}
         every_h = self._policy.keep_every_h
         best = contents.record["account"]["best"]
         for step in surplus(

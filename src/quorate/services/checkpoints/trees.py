@@ -16,7 +16,7 @@ import torch
 
 from quorate.errors import CheckpointError
 
-MOST_DEEP = 64  # of a tree: a forged record has no bottom
+MOST_DEEP = 8  # of a tree: a level takes up to three of the record's ``MOST_DEPTH`` brackets
 _NUMBERS: Mapping[str, float] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -29,7 +29,7 @@ class Encoder:
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._parameters = parameters
+        self._named = parameters
         self._keys: dict[int, str] = {}  # of tensors by id: one that is there twice is saved once
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Any:
@@ -47,8 +47,8 @@ class Encoder:
             return value
         if isinstance(value, float) and not isinstance(value, np.generic):
             return value if math.isfinite(value) else {"float": str(float(value))}
-        if id(value) in self._parameters:
-            return {"parameter": self._parameters[id(value)]}
+        if id(value) in self._named:
+            return {"parameter": self._named[id(value)]}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
 
@@ -60,7 +60,7 @@ class Encoder:
             items = sorted(value, key=repr) if "set" in kind else value
             return {kind: [inner(item, number) for number, item in enumerate(items)]}
         if isinstance(value, dict):
-            named = [(self._parameters.get(id(key), key), key) for key in value]
+            named = [(self._named.get(id(key), key), key) for key in value]
             return {"dict": [[inner(key, "key"), inner(value[key], name)] for name, key in named]}
         if isinstance(value, complex):
             return {"complex": [inner(value.real, "real"), inner(value.imag, "imag")]}
@@ -98,7 +98,7 @@ class Decoder:
         self, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
     ) -> None:
         self._tensors = tensors
-        self._parameters = parameters
+        self._named = parameters
         self._made: dict[str, torch.Tensor] = {}
 
     def decode(self, tree: Any, depth: int = 0) -> Any:
@@ -150,7 +150,7 @@ class Decoder:
 
 _KINDS: Mapping[str, Callable[[Decoder, dict[str, Any], Any, int], Any]] = {
     "float": lambda _d, _tree, text, _: _NUMBERS[text],
-    "parameter": lambda d, _tree, name, _: d._parameters[name],
+    "parameter": lambda d, _tree, name, _: d._named[name],
     "tensor": lambda d, tree, key, _: d._tensor(tree, key),
     "list": lambda d, _tree, content, depth: d._items(content, depth),
     "tuple": lambda d, _tree, content, depth: tuple(d._items(content, depth)),

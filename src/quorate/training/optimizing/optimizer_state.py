@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import zip_longest
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import CheckpointError
+from quorate.errors import CheckpointError, MisfitError
 from quorate.replica.digest import content
 from quorate.replica.notes import Notes
 from quorate.services.checkpoints.trees import Decoder, Encoder
@@ -29,19 +30,34 @@ _STANDARD = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {
 }
 
 
+class LoadableOptimizer(NamedTuple):
+    """What a checkpoint has of an optimizer, read and compared."""
+
+    by_name: dict[torch.Tensor, dict[str, Any]] | None  # state, by the optimizer's tensors
+    own: dict[str, Any] | None  # or what its own state_dict gave
+    attributes: dict[str, Any]
+    groups: list[dict[str, Any]]  # values; empty if the groups were others
+    schedule: dict[str, Any] | None
+    record: Mapping[str, Any]
+
+
 class OptimizerState:
     """Saves and loads the state of an optimizer, and of its schedule.
 
     Args:
         optimizer: as it was made.
         update: that makes it step, and has the schedule.
+        frozen: names of the parameters that are not trained.
         notes: for the user: what of an optimizer is lost at a resume.
     """
 
-    def __init__(self, optimizer: FlatOptimizer, update: Update, notes: Notes) -> None:
+    def __init__(
+        self, optimizer: FlatOptimizer, update: Update, frozen: Collection[str], notes: Notes
+    ) -> None:
         self._optimizer = optimizer
         self._inner = optimizer.inner
         self._update = update
+        self._frozen = frozen
         self._notes = notes
         # As the script made them: what it makes otherwise at a resume, the user has edited.
         self._made_attributes = {n: self._mark(v) for n, v in self._attributes().items()}
@@ -90,9 +106,7 @@ class OptimizerState:
     ) -> dict[str, Any]:
         values = {}
         for key, value in group.items():
-            if key == "params":
-                continue
-            if callable(value):  # as it was made; the script makes it again
+            if key == "params" or callable(value):  # the script makes a function again
                 continue
             values[key] = encoder.encode(value, f"optimizer.param_groups[{number}].{key}")
         return values
@@ -131,44 +145,69 @@ class OptimizerState:
 
     # --- loading ----------------------------------------------------------------------------------
 
-    def load(
-        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], where: object
-    ) -> None:
-        """Take what ``save`` gave, but for what the script makes otherwise now.
+    def loadable(
+        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
+    ) -> LoadableOptimizer:
+        """Return what ``load`` takes, of what ``save`` gave. Nothing is changed.
 
         Args:
-            where: whose tensors and record they are: for messages.
+            path: of the checkpoint, for messages.
 
         Raises:
-            CheckpointError: it is of another optimizer.
+            MisfitError: it is of another optimizer.
         """
-        kind = type(self._inner).__name__
-        if record["optimizer"] != kind:
-            raise CheckpointError(
-                f"{where}: it was trained with {record['optimizer']}, and this run has {kind}; use "
-                "the same optimizer, or choose another run_dir"
-            )
-        fresh = [_values(group) for group in self._inner.param_groups]
         decoder = Decoder(tensors, self._optimizer.parameters)
-        # 1. The state, and what else it keeps.
+        groups, own, by_name = self._groups(record), None, None
+        entries: dict[str, dict[str, Any]] = {}
         if record.get("optimizer_state") is None:
-            self._load_by_name(tensors, record, where)
+            entries = self._by_name(tensors, record, path)
         else:
-            self._load_own(decoder, record, where)
-        for name, saved in record.get("optimizer_attributes", {}).items():
-            self._load_attribute(name, decoder.decode(saved))
+            self._require_same_names(record, path)
+        try:
+            if record.get("optimizer_state") is None:
+                by_name = self._optimizer.loadable(entries)
+            else:
+                own = decoder.decode(record["optimizer_state"])
+                _require_state_dict(own, self._inner)
+            attributes = record.get("optimizer_attributes", {})
+            if odd := attributes.keys() - self._made_attributes.keys():
+                raise CheckpointError(f"optimizer state: it has no attribute {min(odd)!r}")
+            return LoadableOptimizer(
+                by_name,
+                own,
+                {name: decoder.decode(tree) for name, tree in attributes.items()},
+                [
+                    {key: decoder.decode(tree) for key, tree in group["values"].items()}
+                    for group in groups
+                ],
+                decoder.decode(record.get("schedule_state")),
+                record,
+            )
+        except CheckpointError as error:
+            raise MisfitError(f"{path}: {error}") from error
+
+    def load(self, saved: LoadableOptimizer) -> None:
+        """Take what ``loadable`` gave, but for what the script makes otherwise now."""
+        record = saved.record
+        fresh = [_values(group) for group in self._inner.param_groups]
+        # 1. The state, and what else it keeps.
+        if saved.by_name is not None:
+            self._optimizer.load(saved.by_name)
+        else:
+            assert saved.own is not None
+            _load_into(self._inner, saved.own)
+        for name, value in saved.attributes.items():
+            self._load_attribute(name, value)
         # 2. The schedule, as it was; or stepped through anew, from how the script makes it now.
         for group, values in zip(self._inner.param_groups, fresh, strict=True):
             group.update(values)
-        groups = self._groups(record)
         edited = self._edited(record)
-        scheduler, schedule = self._update.scheduler, record.get("schedule_state")
-        goes_on = schedule is not None and not self._is_edited(record)
+        scheduler = self._update.scheduler
         if scheduler is None:
             for keys in edited if record.get("schedule") else ():
                 keys.add("lr")  # it is the script's again
-        elif goes_on:
-            scheduler.load_state_dict(decoder.decode(schedule))
+        elif saved.schedule is not None and not self._is_edited(record):
+            scheduler.load_state_dict(saved.schedule)
         elif self._update.can_replay:
             for _ in range(record["global_step"]):
                 self._update.skip()
@@ -176,31 +215,40 @@ class OptimizerState:
                 scheduled = {key for key, value in values.items() if not _same(group[key], value)}
                 keys |= {"lr"} | scheduled
         # 3. What groups had, but for what the script or a schedule stepped through has changed.
-        for group, saved, keys in zip(self._inner.param_groups, groups, edited, strict=False):
-            for key, tree in saved["values"].items():
+        for group, saved_values, keys in zip(
+            self._inner.param_groups, saved.groups, edited, strict=False
+        ):
+            for key, value in saved_values.items():
                 if key not in keys:
-                    _put(group, key, decoder.decode(tree))
+                    _put(group, key, value)
 
-    def _load_by_name(
-        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], where: object
-    ) -> None:
-        """Load state that is saved per parameter, under its name."""
+    def _by_name(
+        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
+    ) -> dict[str, dict[str, Any]]:
+        """Return state that is saved per parameter, under its name."""
         entries: dict[str, dict[str, Any]] = {name: {} for name in self._optimizer.parameters}
         for key, value in tensors.items():
             entry, _, name = key.partition(".")
             if entry in ("optimizer", "schedule"):
                 continue  # of a tree
-            if name not in entries:
-                raise CheckpointError(
-                    f"{where}: optimizer state {key!r} is of no trainable parameter"
-                )
+            self._require_trainable(path, name)
             entries[name][entry] = value
         for name, values in record["optimizer_numbers"].items():
+            self._require_trainable(path, name)
+            if twice := entries[name].keys() & values.keys():
+                raise MisfitError(
+                    f"{path}: optimizer state {min(twice)!r} of {name!r} is there twice"
+                )
             entries[name].update(values)
-        self._optimizer.load_state(entries)
+        return entries
 
-    def _load_own(self, decoder: Decoder, record: Mapping[str, Any], where: object) -> None:
-        """Load what the optimizer's own ``state_dict`` gave."""
+    def _require_trainable(self, path: Path, name: str) -> None:
+        if name not in self._optimizer.parameters:
+            # A frozen one was trained before: another checkpoint may fit, and is not what was left.
+            kind = CheckpointError if name in self._frozen else MisfitError
+            raise kind(f"{path}: optimizer state of {name!r}, which is no trainable parameter")
+
+    def _require_same_names(self, record: Mapping[str, Any], path: Path) -> None:
         saved = [name for group in record["optimizer_groups"] for name in group["names"]]
         own = [name for names in self._optimizer.groups for name in names]
         if saved != own:
@@ -208,10 +256,9 @@ class OptimizerState:
                 pair for pair in zip_longest(saved, own, fillvalue="none") if pair[0] != pair[1]
             )
             raise CheckpointError(
-                f"{where}: the optimizer had parameter {odd[0]!r} where it has {odd[1]!r} now; use "
+                f"{path}: the optimizer had parameter {odd[0]!r} where it has {odd[1]!r} now; use "
                 "the groups and the frozen parameters of the first run"
             )
-        _load_into(self._inner, decoder.decode(record["optimizer_state"]))
 
     def _load_attribute(self, name: str, value: Any) -> None:
         own = getattr(self._inner, name, None)
@@ -318,6 +365,19 @@ def _load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:
         for entry, value in entries.items():
             if entry in loaded:
                 loaded[entry] = _as_saved(value, loaded[entry])
+
+
+def _require_state_dict(state: Any, optimizer: Optimizer) -> None:
+    """Check what an optimizer is about to load: a forged one would raise anything."""
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if (
+        not isinstance(groups, list)
+        or not isinstance(state.get("state"), dict)
+        or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+        or [len(group["params"]) for group in groups] != own
+    ):
+        raise CheckpointError(f"no state dict of {type(optimizer).__name__}: {state!r:.80}")
 
 
 def _by_number(state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
