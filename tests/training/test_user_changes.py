@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from scripts.user_changes import BATCH, ROWS, change, dataset, loss, made
 from support.runs import command, digests, last_json, run, run_all
 from torch import nn
@@ -204,3 +205,76 @@ def test_an_attribute_that_is_no_number_is_said(capsys: pytest.CaptureFixture[st
 
     trainer.fit(ROWS_OF_TWO, steps=3, callbacks=[Sets()])
     assert "Two.names of 'the model' is another list" in capsys.readouterr().out
+
+
+# --- what a state dict leaves out ----------------------------------------------------------------
+
+
+class Partial(Two):
+    """Its state dict has the head under another name, the body not at all, and a copy of a third.
+
+    It has a buffer that is not persistent, and that training changes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Linear(1, 1).double()
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.body(x))
+        if self.training:
+            self.mean.lerp_(hidden.detach().mean(0), 0.1)
+        return self.third(self.head(hidden - self.mean))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **kwargs)
+        return {
+            "top": found["head.weight"],
+            "head.bias": found["head.bias"],
+            "third.weight": found["third.weight"].clone(),
+            "third.bias": found["third.bias"],
+        }
+
+
+def partial_trainer(run_dir: Path | None, workers: int) -> quorate.Trainer:
+    return quorate.Trainer(
+        Partial(),
+        loss,
+        optimizer=quorate.Optimize(lambda p: torch.optim.Adam(p, lr=0.05), ema_decay=0.9),
+        batch_size=8,
+        shards=2,
+        devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"),
+        run_dir=run_dir,
+    )
+
+
+def test_what_a_state_dict_leaves_out_outlives_a_resume(tmp_path: Path) -> None:
+    through = partial_trainer(None, 1)
+    through.fit(ROWS_OF_TWO, steps=9)
+    partial_trainer(tmp_path, 2).fit(ROWS_OF_TWO, steps=4)
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert load_file(saved / "model.safetensors").keys() == Partial().state_dict().keys()
+    resumed = partial_trainer(tmp_path, 1)
+    resumed.fit(ROWS_OF_TWO, steps=9)
+    for got, want in zip(resumed.model.parameters(), through.model.parameters(), strict=True):
+        assert torch.equal(got, want)
+    assert torch.equal(resumed.model.mean, through.model.mean)
+    for one, other in zip(
+        resumed._prepared.state.average.shadow.vectors,
+        through._prepared.state.average.shadow.vectors,
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_model_that_changed_after_a_save_is_saved_again(tmp_path: Path) -> None:
+    model = Two()
+    trainer = two_trainer(model, tmp_path)
+    for _ in trainer.updates(ROWS_OF_TWO, steps=3):
+        pass
+    path = trainer.save()
+    model.head.weight.data = model.head.weight.data * 2
+    assert trainer.save() == path
+    assert torch.equal(load_file(path / "model.safetensors")["head.weight"], model.head.weight)
