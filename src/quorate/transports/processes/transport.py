@@ -112,7 +112,7 @@ class Processes:
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
         self._agreement = Agreement(
-            model, arena, buffers, probe, groups, datasets, threads=threads, say=say
+            model, arena, buffers, probe, groups, datasets, amendments, threads=threads, say=say
         )
         self._script = script
         self._sources = script.sources()
