@@ -27,7 +27,7 @@ from quorate.services.report import Report
 from quorate.services.run_lock import NAME, RunLock
 
 TOWER = ("--engine", "towers", "--workers", "1")
-# How often two runs are started in one directory. 100 of them take 10 minutes.
+# How often two runs are started in one directory.
 PAIRS = int(os.environ.get("QUORATE_TEST_PAIRS", "4"))
 
 
