@@ -117,7 +117,9 @@ class Fit:
             if self._run_dir is not None:
                 if loop.state.global_step == 0:
                     set_log_aside(self._run_dir, self.say)
-                log = MetricsLog(self._run_dir, loop.state.global_step, self.say)
+                log = MetricsLog(
+                    self._run_dir, loop.state.global_step, self.say, self._services.renew
+                )
                 self._log = stack.enter_context(closing(log))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
