@@ -137,10 +137,12 @@ def test_a_checkpoint_that_cannot_be_seen_is_not_taken_for_none(
     found = files.find(run_dir)
     assert found is not None
     assert found.path == older
-    assert "No such file" in found.passed_over[0]
+    assert "a link that leads nowhere" in found.passed_over[0]
     shutil.rmtree(older)
     before = tree(run_dir)
-    with pytest.raises(CheckpointError, match=r"no sound checkpoint in .*No such file"):
+    with pytest.raises(
+        CheckpointError, match=r"no sound checkpoint in .*a link that leads nowhere"
+    ):
         trainer(run_dir).fit(DATA, steps=6)
     assert tree(run_dir) | {"run.lock": b""} == before | {"run.lock": b""}
     assert main(["inspect", str(run_dir)]) == 2

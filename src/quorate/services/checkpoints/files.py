@@ -312,6 +312,8 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def _check_at(path: Path, step: int) -> dict[str, Any]:
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"{path}: a link that leads nowhere: is a disk not mounted?")
     if not is_ours(path, step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")
