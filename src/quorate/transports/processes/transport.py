@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from quorate.errors import WorkerError
+from quorate.machine.container import oom_kills
 from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
@@ -119,6 +120,7 @@ class Processes:
         self._notes = notes
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
+        self._oom_kills = oom_kills()  # as far as they are explained
         text, self._fds = arena.handed_over()
         payload = json.dumps(text).encode()
         self._description = Segment(len(payload))
@@ -360,6 +362,9 @@ class Processes:
         for message in process.wire.arrived():  # what it sent before it ended counts
             self._handle(number, process, message)
         ending, doing = process.ending(), self.arena.doing(number)
+        if ending.is_kill and self.members[number].is_wanted and oom_kills() > self._oom_kills:
+            self._oom_kills += 1  # another may have been killed meanwhile
+            ending = ending._replace(is_out_of_memory=True)
         changed = self._script.changed(self._sources)
         self._do(self.members.exited(number, ending, doing, time.monotonic(), changed=changed))
 
