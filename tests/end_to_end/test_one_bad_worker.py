@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -103,3 +104,37 @@ def test_workers_that_are_always_out_of_memory_are_given_up_soon(
     assert any("no worker is left" in line for line in last), ended.said
     assert sum("as memory ran out: fewer workers" in line for line in last) >= 1, ended.said
     assert ended.said.count("; another is starting") <= 2 * 3
+
+
+AHEAD = """
+import ctypes, time, torch, quorate
+from torch.utils.data import Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 80
+    def __getitem__(self, row):
+        if row == 71:  # of step 8, shard 3
+            ctypes.string_at(0)
+        return torch.ones(3)
+def loss(model, batch):
+    time.sleep(0.3)
+    return model(batch).square().mean()
+trainer = quorate.Trainer(torch.nn.Linear(3, 1), loss, optimizer=torch.optim.Adam, batch_size=8,
+    shards=4)
+trainer.fit(Rows(), epochs=1, shuffle=False)
+"""
+
+
+def test_a_crash_over_rows_that_are_loaded_ahead_names_them(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(AHEAD)
+    ended = run(
+        command(tmp_path / "script.py", options=("--workers", "1", "--engine", "processes"))
+    )
+    assert ended.code == 1, ended.said
+    last = ended.err.splitlines()[-1]
+    assert "was killed by signal 11 (SIGSEGV)" in last
+    assert re.search(r"it computed step [67], shard ", last)
+    said = (
+        ", and loaded rows [70, 71] of step 8, shard 3 ahead: the one or the other may be to blame"
+    )
+    assert last.endswith(said), last

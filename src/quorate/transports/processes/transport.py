@@ -267,6 +267,7 @@ class Processes:
         self._processes[number] = process
         hear, look = lambda: self._hear(number), lambda: self._look(number)
         process.watch(self._selector, hear, look)
+        self.arena.loads_ahead(number, None)
         self.members[number].started(time.monotonic(), tells_exit=process.exit is not None)
 
     def _restart(self, number: int) -> None:
