@@ -157,7 +157,7 @@ def test_too_few_descriptors_are_refused_with_both_figures() -> None:
             assert is_enough
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert said.startswith(f"descriptors: 2 workers need 15, and 14 of {opened + 14} are left (")
+    assert said.startswith(f"descriptors: 2 workers need 22, and 21 of {opened + 21} are left (")
     assert "ulimit -n 256" in said
 
 
