@@ -84,6 +84,8 @@ class SettingError(UserError):
 class CopyError(SettingError):
     """A model cannot be copied, and towers need a copy each."""
 
+    reason = ""  # why not
+
 
 class DataError(UserError):
     """A dataset or a data file is not what it should be."""

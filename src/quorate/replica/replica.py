@@ -23,13 +23,16 @@ from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
+from quorate.replica.deterministic import refusals
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
-from quorate.replica.model import Modes, bind, copy_of, trainable
+from quorate.replica.model import Modes, bind, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shared import switches
+from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
 from quorate.replica.streams import Stream, alone_on
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
@@ -100,9 +103,11 @@ class Replica:
             self.model.to(self.device)
         else:
             spread.put(self.model, group)
-        self._trainable = trainable(self.model)
+        self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
         self._modes = Modes(self.model)
+        modules = self.model.modules()
+        self._is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
@@ -254,6 +259,11 @@ class Replica:
             self._free.append(shard_sum.gradient)
             shard_sum.gradient = None
 
+    def changed(self) -> None:
+        """Note that the model computes otherwise now: what was recorded of it is of no use."""
+        if self._graphs is not None:
+            self._graphs.forget()
+
     @contextmanager
     def watched(self, watch: Callable[[Loss], Loss]) -> Iterator[None]:
         """Within the block the loss function is what ``watch`` makes of it.
@@ -267,6 +277,11 @@ class Replica:
             yield
         finally:
             self._loss = kept
+
+    @property
+    def trained(self) -> Collection[str]:
+        """The names of the parameters that have a gradient in the flat vector."""
+        return self._trainable
 
     @property
     def is_compiled(self) -> bool:
@@ -294,12 +309,21 @@ class Replica:
                 fresh.batch, training=training, work=lambda each: work(reseed, each, fresh)
             )
 
-        def run(fresh: FreshBatch) -> T:
-            return self._turns.run(
-                lambda reseed: self._placement.run(
+        def alone(fresh: FreshBatch, reseed: Reseed) -> T:
+            with (
+                refusals(named=self._computing.deterministic),
+                switches.of_this_thread(),
+                switches.as_written(scripted=self._is_scripted),
+            ):
+                return self._placement.run(
                     partial(attempt, fresh, reseed), self.model, stream, training=training
                 )
-            )
+
+        def run(fresh: FreshBatch) -> T:
+            result = self._turns.run(partial(alone, fresh))
+            if (line := self._turns.news()) is not None:
+                self._notes.add(line)
+            return result
 
         try:
             return run(FreshBatch(self.transfers.take(batch), keeps=reload is None))
@@ -349,12 +373,13 @@ class Replica:
 
     def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
         """Return what this replica computes with: the parameters themselves, if it can."""
-        lowered = self._computing.precision.working_tensors(model)
+        trained = laid_out(model, self._layout.sections)
+        lowered = self._computing.precision.working_tensors(model, trained)
         if lowered is None and self._spread is None and parameters.device == self.device:
             return parameters
         working: Flat | Scattered
         if self._spread is not None:
-            working = self._spread.working(dict(lowered or trainable(model).items()), self.group)
+            working = self._spread.working(dict(lowered or trained), self.group)
         else:
             layout = parameters.layout if lowered is None else Layout(lowered)
             working = layout.new(self.device)
