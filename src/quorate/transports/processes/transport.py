@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import selectors
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from quorate.errors import WorkerError
 from quorate.machine.container import oom_kills
-from quorate.machine.cores import usable_cores
 from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
@@ -33,6 +30,7 @@ from quorate.replica.replica import Replica
 from quorate.transports.amendments import Amendments
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.agreement import Agreement
+from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
 from quorate.transports.processes.decisions import (
@@ -113,7 +111,10 @@ class Processes:
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
         self._agreement = Agreement(
-            model, arena, buffers, probe, groups, datasets, threads=threads, say=say
+            *(model, arena, buffers, probe, groups, datasets),
+            threads=threads,
+            say=say,
+            changes=lambda: amendments().number,
         )
         self._script = script
         self._sources = script.sources()
@@ -130,11 +131,8 @@ class Processes:
         self._description = Segment(len(payload))
         self._description.map[:] = payload
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        self._starter = new_starter(script, spins=threads * len(groups) <= usable_cores())
+        self._alarm = Alarm(self._selector)
+        self._starter = new_starter(script, threads=threads * len(groups))
         try:
             for number in range(len(groups)):
                 self._start(number)
@@ -194,8 +192,7 @@ class Processes:
 
     def wake(self) -> None:
         """Have ``pump`` return. Any thread, also a signal handler, may."""
-        with suppress(OSError):  # it is awake already, or gone
-            os.write(self._wake_write, b"!")
+        self._alarm.ring()
 
     def pump(self, timeout_s: float | None) -> None:
         """Wait for news of any worker, at most so long, and pass on what there is.
@@ -228,11 +225,8 @@ class Processes:
         for number in range(len(self._processes)):
             self._release(number)
         self._starter.close()
-        if self._wake_write >= 0:
-            self._selector.close()
-            write, self._wake_write = self._wake_write, -1
-            os.close(self._wake_read)
-            os.close(write)
+        self._selector.close()
+        self._alarm.close()
 
     # --- what was decided -------------------------------------------------------------------------
 
@@ -316,10 +310,6 @@ class Processes:
         self.arena.tell(number, "starting")  # it writes no more, and the next one not yet
 
     # --- news of workers --------------------------------------------------------------------------
-
-    def _woken(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
 
     def _hear(self, number: int) -> None:
         process = self._processes[number]
