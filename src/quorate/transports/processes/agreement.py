@@ -26,7 +26,6 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
-from quorate.transports.amendments import Amendments
 from quorate.transports.job import Job, Training, data_fingerprint, probe_fingerprint
 from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
@@ -47,9 +46,9 @@ class Agreement:
         probe: makes a replica of it, that may be it itself, to compute the gradient with.
         groups: the devices of each worker.
         datasets: by the names that workers know them by.
-        amendments: what user code changed in the model that is no parameter and no buffer.
         threads: intra-op threads of each worker; bits depend on them.
         say: shows a line to the user.
+        changes: counts what user code changed in the model that is no parameter and no buffer.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class Agreement:
         probe: Callable[[], Replica],
         groups: Sequence[Group],
         datasets: Mapping[str, Any],
-        amendments: Callable[[], Amendments],
         *,
         threads: int,
         say: Callable[[str], None],
+        changes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._model = model
         self._arena = arena
@@ -74,7 +73,7 @@ class Agreement:
         self._threads = threads
         self._say = say
         self._data: dict[str, str | None] = {}  # fingerprints by _key; None: not compared
-        self._amendments = amendments
+        self._changes = changes
         self._gradient: str | None = None  # fingerprint; None: not compared
         self._known_at = 0  # the number of changes when it was computed
         self._start: Segment | None = None  # parameters and buffers that it was computed from
@@ -104,7 +103,7 @@ class Agreement:
         if key not in agreed and self._data[key] is not None:
             checks.append("data")
         if GRADIENT not in agreed and self._gradient is not None and isinstance(job, Training):
-            if self._amendments().number != self._known_at:
+            if self._changes() != self._known_at:
                 self._take_gradient(job)
             if self._start is not None:
                 checks.append(GRADIENT)
@@ -141,7 +140,7 @@ class Agreement:
         if GRADIENT not in answer or self._gradient in (None, answer[GRADIENT]):
             agreed.add(GRADIENT)
             return True
-        if self._amendments().number == self._known_at:
+        if self._changes() == self._known_at:
             raise UserError(
                 "a worker that ran the script again computes another gradient from the same rows "
                 "and parameters: its model or loss differs in what is no parameter; seed what the "
@@ -184,7 +183,7 @@ class Agreement:
 
     def _take_gradient(self, job: Job) -> None:
         """Compute the gradient that workers are compared by, and keep what it is computed from."""
-        self._known_at = self._amendments().number
+        self._known_at = self._changes()
         self._gradient = self._gradient_fingerprint(job)
         self._start = None if self._gradient is None else self._arena.kept(self._buffers)
 
