@@ -212,7 +212,7 @@ class Trainer:
         services = Services(
             self._recipe.run_dir,
             duration.max_time_s,
-            tuple(callbacks),
+            callbacks,
             self._crew.replicas.totals,
             chosen,
             partial(self._evaluated, rows, None),

@@ -14,6 +14,7 @@ from quorate.data.source import Source
 from quorate.errors import CompileError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
+from quorate.settings import switch
 from quorate.training import resume, saved_state
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
@@ -71,7 +72,7 @@ def prepare(
     Raises:
         UserError: something cannot work; no worker was started.
     """
-    recipe = crew.recipe
+    recipe, shuffle = crew.recipe, switch("shuffle", shuffle)
     # 1. The plan; what an earlier run left in the directory is moved aside first, if wanted.
     if prepared.is_fresh and recipe.run_dir.path is not None:
         prepared.is_fresh = False
