@@ -11,6 +11,7 @@
     │   │   ├── LossError        what the loss function returned
     │   │   ├── CompileError     what torch.compile cannot compile
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
+    │   │       └── MisfitError  one that is sound, and of another run
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
     │   ├── NotFiniteError       a loss or gradient that is no number, before the update
     │   ├── SameBitsError        a strict run that cannot have the same bits elsewhere
@@ -83,6 +84,8 @@ class SettingError(UserError):
 class CopyError(SettingError):
     """A model cannot be copied, and towers need a copy each."""
 
+    reason = ""  # why not
+
 
 class DataError(UserError):
     """A dataset or a data file is not what it should be."""
@@ -116,6 +119,10 @@ class CompileError(UserError):
 
 class CheckpointError(UserError):
     """A saved state is damaged, or does not fit this model and these settings."""
+
+
+class MisfitError(CheckpointError):
+    """A saved state is sound, and of another run: no checkpoint of this one can be like it."""
 
 
 class ExitError(OneLineError):

@@ -181,13 +181,13 @@ def _has_defaults(group: type[Settings]) -> bool:
 # --- checks: from a name for messages and a value to the value as it is kept ----------------------
 
 
-def whole(name: str, value: object, *, least: int) -> int:
+def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Check a whole number.
 
     Raises:
-        SettingError: it is no integer, or too small.
+        SettingError: it is no integer, too small or too large.
     """
-    expected = f"a whole number >= {least}"
+    expected = f"a whole number >= {least}" + ("" if most is None else f" and <= {most}")
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
@@ -196,12 +196,14 @@ def whole(name: str, value: object, *, least: int) -> int:
         raise SettingError(name, value, expected, f"pass {name} as an int")
     if number < least:
         raise SettingError(name, value, expected, "choose a larger one")
+    if most is not None and number > most:
+        raise SettingError(name, value, expected, "choose a smaller one")
     return number
 
 
-def at_least(least: int) -> Callable[[str, Any], int]:
+def at_least(least: int, most: int | None = None) -> Callable[[str, Any], int]:
     """Return the check of a whole number."""
-    return lambda name, value: whole(name, value, least=least)
+    return lambda name, value: whole(name, value, least=least, most=most)
 
 
 def real(name: str, value: object, *, above: float, below: float = float("inf")) -> float:
@@ -302,10 +304,21 @@ def directory(name: str, value: object) -> Path | None:
         raise SettingError(name, value, expected, "leave it out to save nothing")
     path = Path(value)
     try:
-        nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+        places = (path, *path.absolute().parents)
     except FileNotFoundError:
         fix = "the current folder was deleted: cd to another"
-        raise SettingError(name, str(path), expected, fix) from None
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise SettingError(name, str(value), expected, fix) from None
+    nearest = next(place for place in places if os.path.lexists(place))
+    try:
+        is_directory = nearest.is_dir()
+    except OSError as error:
+        why = f"{nearest}: {error.strerror or error}"
+        raise SettingError(name, str(value), expected, why) from error
+    if not is_directory:
+        # Not seeing is not the same as not being there: nothing is begun in its place.
+        is_link = nearest.is_symlink() and not nearest.exists()
+        why = "is a link that leads nowhere: is a disk not mounted?" if is_link else "is none"
+        raise SettingError(name, str(value), expected, f"{nearest} {why}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")
     return path

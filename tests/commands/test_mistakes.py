@@ -30,7 +30,7 @@ IN_THE_SCRIPT = {
     "batch-size-true": ["batch_size: got True", "whole number"],
     "clip-0": ["clip_norm: got 0", "> 0"],
     "ema-1": ["ema_decay: got 1.0", "< 1"],
-    "plateau": ["schedule: got 'ReduceLROnPlateau'"],
+    "plateau": ["schedule_metric: got None"],
     "optimizer": ["optimizer: got 'NoneType'"],
     "rule": ["update: got 'majority'", "sync, quorum:R, async, bounded:K"],
     "optimizer-itself": ["optimizer: got 'SGD'", "a function from parameters"],
@@ -38,7 +38,7 @@ IN_THE_SCRIPT = {
     "schedule-itself": ["schedule: got 'int'"],
     "other-schedule": ["schedule: got 'a scheduler of another optimizer'"],
     "text-metric": ["metric 'accuracy' must be a scalar", "str 'high'"],
-    "run-dir-file": ["run_dir: got", "broken.py cannot be written to"],
+    "run-dir-file": ["run_dir: got", "broken.py is none"],
     "run-dir-number": ["run_dir: got 5"],
     "epochs-0": ["epochs: got 0", ">= 1"],
 }

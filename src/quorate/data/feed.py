@@ -58,7 +58,7 @@ class Feed:
         self._loaded: Ticket = (-1, -1)  # the last one put into _ready
         self._ended = False
         self._changed = threading.Condition()
-        # DataLoader's processes start here, in the caller's thread: of a training loop before the
+        # Loader processes start here, in the caller's thread: of a training loop before the
         # workers' threads. A fork of a process with running threads may inherit a locked lock.
         still_wanted = (t for t in tickets if t[0] >= self._wanted[0] - behind)
         self._loads = load_all(source, still_wanted, loader_workers, threads)
@@ -94,6 +94,7 @@ class Feed:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        self._loads.end()
         # After a second Ctrl-C nobody waits for a dataset that may be stuck.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         self._thread.join(timeout=0.1 if at_once else GRACE_S)

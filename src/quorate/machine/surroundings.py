@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 from quorate.errors import UserError
 from quorate.machine.standard_streams import occupy_standard_descriptors
-from quorate.machine.temporary_folder import require_temporary_folder
 
 
 def require_surroundings() -> None:
@@ -37,4 +37,19 @@ def require_current_folder() -> None:
         raise UserError(
             "the current folder: it was deleted, expected one that is there, as torch does not "
             "compute without; cd to another, or cd .. and back if it was made anew"
+        ) from None
+
+
+def require_temporary_folder() -> None:
+    """Refuse a machine on which no temporary file can be written: torch needs some.
+
+    Raises:
+        UserError: there is no folder for it.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"the temporary folder: {error.strerror}; set TMPDIR to a folder that can be written "
+            "to, on a disk with room, and see that files may have a size (ulimit -f)"
         ) from None

@@ -19,7 +19,8 @@ function of the shard and the parameters, so any device finds the same bits, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,10 @@ class Precision:
         """Whether gradients need a scale."""
         return self.working is torch.float16
 
-    def working_tensors(self, model: torch.nn.Module) -> list[tuple[str, torch.Tensor]] | None:
-        """Return what a replica's trainable parameters are to be like; None: as they are."""
+    def working_tensors(
+        self, model: torch.nn.Module, trained: Mapping[str, torch.Tensor]
+    ) -> list[tuple[str, torch.Tensor]] | None:
+        """Return what a replica's trained parameters are to be like; None: as they are."""
         if self.working is None:
             return None
         kept = {
@@ -63,11 +66,10 @@ class Precision:
             for parameter in module.parameters(recurse=False)
         }
         found = []
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                lowered = parameter.dtype == torch.float32 and id(parameter) not in kept
-                dtype = self.working if lowered else parameter.dtype
-                found.append((name, torch.empty_like(parameter, dtype=dtype, requires_grad=False)))
+        for name, parameter in trained.items():
+            lowered = parameter.dtype == torch.float32 and id(parameter) not in kept
+            dtype = self.working if lowered else parameter.dtype
+            found.append((name, torch.empty_like(parameter, dtype=dtype, requires_grad=False)))
         return found
 
     @contextmanager
@@ -89,6 +91,15 @@ ALL = (
     Precision("bf16", torch.bfloat16),
     Precision("fp16", torch.float16),
 )
+
+
+def overflows(loss: float, grads: Iterable[torch.Tensor]) -> bool:
+    """Return whether a smaller scale may help: the gradient is not finite, the loss is."""
+    if not math.isfinite(loss):
+        return False
+    checks = [torch.isfinite(grad).all() for grad in grads]
+    # One transfer, and so one wait for the device, for all of them.
+    return bool(checks) and not torch.stack([c.to(checks[0].device) for c in checks]).all()
 
 
 def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:

@@ -22,7 +22,7 @@ class Vectors(NamedTuple):
     """A value for every parameter (itself, or its gradient), and for every buffer."""
 
     flat: Flat
-    floats: torch.Tensor  # (floating-point buffers,) float64
+    floats: torch.Tensor  # as of ``Buffers.values``, float64
     integer_buffers: torch.Tensor  # (bytes of the other buffers,) uint8
 
     def set(self, buffers: Buffers) -> None:
@@ -34,7 +34,7 @@ class Vectors(NamedTuple):
 
     def take_buffers(self, buffers: Buffers) -> None:
         """Take the values of buffers."""
-        if (floats := buffers.weighted(1.0)) is not None:
+        if (floats := buffers.values()) is not None:
             self.floats.copy_(floats)
         if (integer_buffers := buffers.integer_buffers()) is not None:
             self.integer_buffers.copy_(integer_buffers)
@@ -63,19 +63,28 @@ class Snapshots:
         self._slots = slots
         self._lent: dict[int, int] = {}  # worker -> number
         self._taken = 0
-        self.take()
+        self._newest: Snapshot | None = None
 
-    def take(self) -> None:
+    def renew(self) -> None:
+        """Note that there are new parameters and buffers: the next loan is of these.
+
+        They are copied only then, as user code may change them before.
+        """
+        self._newest = None
+
+    def _take(self) -> Snapshot:
         """Make a new snapshot of the parameters and buffers as they are now."""
         number = next(n for n in self._slots if n not in self._lent.values())
         values = self._slots[number]
         values.flat.copy_(self._parameters)
         values.take_buffers(self._buffers)
         self._taken += 1
-        self._newest = Snapshot(values, number, self._taken)
+        return Snapshot(values, number, self._taken)
 
     def lend(self, worker: int) -> Snapshot:
         """Return the newest snapshot: it stays as it is until the worker gives it back."""
+        if self._newest is None:
+            self._newest = self._take()
         self._lent[worker] = self._newest.number
         return self._newest
 
@@ -87,7 +96,7 @@ class Snapshots:
 def new_vectors(parameters: Flat, buffers: Buffers) -> Vectors:
     """Allocate a slot for a snapshot on the parameters' device."""
     none = torch.empty(0)
-    floats, integer_buffers = buffers.weighted(1.0), buffers.integer_buffers()
+    floats, integer_buffers = buffers.values(), buffers.integer_buffers()
     return Vectors(
         parameters.layout.new(parameters.device),
         none if floats is None else torch.empty_like(floats),

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
-from quorate.data.loader_processes import check_loader_processes
 from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, worker_devices
@@ -24,6 +23,7 @@ from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
+from quorate.transports.amendments import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
@@ -57,13 +57,14 @@ class Crew:
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         self.devices = [device for group in self.groups for device in group]
-        self.engine, self.script = engines.chosen(recipe.workers.engine, self.devices)
+        engine = engines.chosen(recipe.workers.engine, self.devices)
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
-        if recipe.loading.processes:  # also for an evaluation before any loop
-            check_loader_processes()
         self.replicas = Replicas(recipe, self.groups)
         self.rule = rules.parse(recipe.update)
         self.model = make_model()
+        if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
+            engine = engines.suited(recipe.workers.engine, engine, obstacle)
+        self.engine, self.script, self.why = engine
         self.replicas.take(self.model)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
 
@@ -97,6 +98,17 @@ class Crew:
         """
         own = self.devices if self.engine == engines.TOWERS else self.groups[0]
         bound_memory(own, self.memory_fraction)
+
+    def give_up_towers(self, reason: str) -> None:
+        """Take processes: it was found that towers cannot have copies of the model.
+
+        Raises:
+            CopyError: towers were asked for, or there is no other way.
+        """
+        engine = engines.Chosen(self.engine, self.script)
+        engine = engines.suited(self.recipe.workers.engine, engine, reason)
+        self.engine, self.script, self.why = engine
+        self.replicas.give_up_copies(reason)
 
     # --- worker processes -------------------------------------------------------------------------
 
@@ -163,6 +175,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
+            amendments=lambda: state.user_changes.amendments,
         )
 
     def evaluators(self, state: State) -> Transport:
@@ -180,6 +193,7 @@ class Crew:
                 lambda group: make(group[0]),
                 state.buffers,
                 threads=self.recipe.workers.threads,
+                original=_original(state),
             )
 
     def probe_replica(self, state: State) -> Replica:
@@ -189,4 +203,10 @@ class Crew:
 
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
-        return Towers(self.groups, make, state.buffers, threads=threads, say=say)
+        original = _original(state)
+        return Towers(self.groups, make, state.buffers, threads=threads, original=original, say=say)
+
+
+def _original(state: State) -> Original:
+    changes = state.user_changes
+    return Original(lambda: changes.amendments, changes.frozen)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from quorate.errors import CheckpointError
-from quorate.services.checkpoints.files import FORMAT, Contents, tensors
+from quorate.errors import CheckpointError, MisfitError
+from quorate.machine.printable import printable
+from quorate.services.checkpoints.files import Contents, tensors
+from quorate.services.checkpoints.tensor_file import header
+from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.state import State
 
 
@@ -23,31 +27,23 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     Raises:
         CheckpointError: the optimizer keeps what is neither tensor nor number.
     """
-    files = {"model.safetensors": state.tensors()}
+    state.user_changes.look()
+    with state.optimizer.evaluating():
+        files = {"model.safetensors": state.tensors()}
+        if state.optimizer.has_modes:  # these are there within the block alone
+            files["model.safetensors"] = _copied(files["model.safetensors"], {})
     if state.average is not None:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
-    numbers: dict[str, dict[str, Any]] = {}
-    moments: dict[str, torch.Tensor] = {}
-    for name, entries in state.optimizer.state().items():
-        for entry, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                moments[f"{entry}.{name}"] = value
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                numbers.setdefault(name, {})[entry] = value
-            else:
-                kind = type(value).__name__
-                raise CheckpointError(
-                    f"optimizer state {entry!r} of {name!r} is a {kind}, and only tensors and "
-                    "numbers are saved; use another optimizer, or no run_dir"
-                )
+    if rest := _rest(state):
+        files["rest.safetensors"] = rest
+    moments, kept = state.optimizer_state.save()
     files["optimizer.safetensors"] = moments
     record = {
-        "format": FORMAT,
         "global_step": state.global_step,
         **facts,
         "order": list(files["model.safetensors"]),
-        "optimizer": type(state.optimizer.inner).__name__,
-        "optimizer_numbers": numbers,
+        **kept,
+        "amendments": state.user_changes.amendments.to_json(),
     }
     memory = {} if spare is None else spare.files
     return Contents(
@@ -55,52 +51,129 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     )
 
 
-def load(path: Path, record: dict[str, Any], state: State) -> None:
-    """Bring a state to a checkpoint that is sound.
+class Loadable(NamedTuple):
+    """A checkpoint that fits a state, read and compared: what is left cannot fail half-way."""
+
+    model: dict[str, torch.Tensor]
+    averaged: dict[str, torch.Tensor]  # empty without an average
+    rest: dict[str, torch.Tensor]  # what state dicts leave out
+    optimizer: LoadableOptimizer
+    record: dict[str, Any]
+    lines: list[str]  # for the user
+
+
+def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
+    """Read a checkpoint that is sound, and compare all of it with a state. Nothing is changed.
 
     Raises:
-        CheckpointError: a tensor is missing, is not the model's, or has another shape.
+        MisfitError: a tensor is missing, is not the model's, or has another shape or dtype.
+        CheckpointError: it was saved with other settings, so that something is not in it.
     """
+    # 1. By the record and the headers alone: nothing of the size of a model is read in vain.
     optimizer = type(state.optimizer.inner).__name__
     if record["optimizer"] != optimizer:
-        raise CheckpointError(
+        raise MisfitError(
             f"{path}: it was trained with {record['optimizer']}, and this run has {optimizer}; use "
             "the same optimizer, or choose another run_dir"
         )
-    _put(tensors(path, "model.safetensors"), state.tensors(), path)
+    parts = [("model.safetensors", state.tensors())]
     if state.average is not None:
         if "averaged.safetensors" not in record["files"]:
             raise CheckpointError(
                 f"{path}: it has no averaged parameters, and ema_decay is set; leave it out, or "
                 "choose another run_dir"
             )
-        averaged = tensors(path, "averaged.safetensors")
-        for name, view in state.average.shadow.views.items():
-            view.copy_(averaged[name])
-    entries: dict[str, dict[str, Any]] = {name: {} for name in state.parameters.views}
-    for key, value in tensors(path, "optimizer.safetensors").items():
-        entry, _, name = key.partition(".")
-        if name not in entries:
-            raise CheckpointError(f"{path}: optimizer state {key!r} is of no trainable parameter")
-        entries[name][entry] = value
-    for name, values in record["optimizer_numbers"].items():
-        entries[name].update(values)
-    state.optimizer.load_state(entries)
-    state.go_to(record["global_step"])
+        parts.append(("averaged.safetensors", state.tensors(state.average.shadow)))
+    for file, targets in parts:
+        _require_same(path, file, targets)
+    # 2. The tensors.
+    read = {file: tensors(path, file) for file, _ in parts}
+    rest = tensors(path, "rest.safetensors") if "rest.safetensors" in record["files"] else {}
+    rest, lines = _fitting(rest, _rest(state), state.parameters.views, path)
+    moments = tensors(path, "optimizer.safetensors")
+    return Loadable(
+        read["model.safetensors"],
+        read.get("averaged.safetensors", {}),
+        rest,
+        state.optimizer_state.loadable(moments, record, path),
+        record,
+        lines,
+    )
 
 
-def _put(values: dict[str, torch.Tensor], targets: dict[str, torch.Tensor], path: Path) -> None:
-    for name in targets.keys() | values.keys():
-        here = tuple(targets[name].shape) if name in targets else "no such tensor"
-        there = tuple(values[name].shape) if name in values else "no such tensor"
-        if here != there:
-            raise CheckpointError(
-                f"{path}: {name}: the checkpoint has {there}, the model {here}; train the model "
-                "that was saved, or choose another run_dir"
+@torch.no_grad()
+def load(saved: Loadable, state: State) -> None:
+    """Bring a state to a checkpoint."""
+    for name, target in state.tensors().items():
+        target.copy_(saved.model[name])
+    if state.average is not None:
+        shadow = state.tensors(state.average.shadow)
+        for name in state.averaged_names():
+            shadow[name].copy_(saved.averaged[name])
+    targets = _rest(state)
+    for name, value in saved.rest.items():
+        targets[name].copy_(value)
+    state.optimizer_state.load(saved.optimizer)
+    if (amendments := saved.record.get("amendments")) is not None:
+        state.user_changes.load(amendments)
+    state.load_account(saved.record["account"])
+    state.global_step = saved.record["global_step"]
+
+
+def _rest(state: State) -> dict[str, torch.Tensor]:
+    """Return what state dicts leave out, plain and averaged."""
+    left_out = state.rest()
+    if state.optimizer.has_modes:  # the model's file has those to be evaluated
+        left_out |= state.parameters.views
+    rest = {f"model.{name}": tensor for name, tensor in left_out.items()}
+    if state.average is not None:
+        left_out = state.rest(state.average.shadow)
+        rest |= {f"averaged.{name}": tensor for name, tensor in left_out.items()}
+    return rest
+
+
+def _fitting(
+    values: dict[str, torch.Tensor],
+    targets: dict[str, torch.Tensor],
+    trained: Collection[str],
+    path: Path,
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the values that there is a place for, and lines of those that have none.
+
+    Raises:
+        MisfitError: a trained parameter is not there, or is another.
+    """
+    fitting, lines = {}, []
+    for name, value in values.items():
+        target = targets.get(name)
+        if target is not None and (target.shape, target.dtype) == (value.shape, value.dtype):
+            fitting[name] = value
+        else:
+            now = "is there no more" if target is None else f"is {tuple(target.shape)}"
+            lines.append(
+                f"{printable(name)} was {tuple(value.shape)} and {now}: it is as the script makes "
+                "it, and not as it was saved"
             )
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(values[name])
+    for name in targets.keys() - fitting.keys():
+        if name.startswith("averaged.") or name.removeprefix("model.") in trained:
+            raise MisfitError(f"{path}: {printable(name)} is in none of its files")
+    return fitting, lines
+
+
+def _require_same(path: Path, file: str, targets: dict[str, torch.Tensor]) -> None:
+    """Compare the names, shapes and dtypes in a file with a model's."""
+    stored = header(path / file).tensors
+    for name in [*targets, *(stored.keys() - targets.keys())]:
+        target, saved = targets.get(name), stored.get(name)
+        here = "no such tensor" if target is None else str(tuple(target.shape))
+        there = "no such tensor" if saved is None else str(saved.shape)
+        if target is not None and saved is not None and here == there:
+            here, there = str(target.dtype), f"torch.{saved.dtype}"
+        if here != there:
+            raise MisfitError(
+                f"{path}: {printable(name)}: the checkpoint has {there}, the model {here}; train "
+                "the model that was saved, or choose another run_dir"
+            )
 
 
 def _copied(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +73,12 @@ class Job(ABC):
     def options(self) -> dict[str, Any]:
         """Return what a worker process needs to make the same job, beside data and parameters."""
         return self.loading
+
+    def described(self) -> dict[str, Any]:
+        """Return a description for a worker process, which ``class_of`` begins to read."""
+        steps = [self.steps.start, self.steps.stop]
+        options = {"plan": self.plan.to_json(), "steps": steps, "options": self.options()}
+        return {"work": class_name(self), **options}
 
     def feed(
         self,
@@ -179,6 +186,10 @@ class Job(ABC):
         if text is not None:
             error.add_note(text)
 
+    def _reloaded(self, task: Task) -> Any:
+        """Load a task's batch once more: user code has written the first one."""
+        return self.source.load((task.step, task.shard)).data
+
     @abstractmethod
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         """Compute the rows that were fetched; the replica has the parameters."""
@@ -235,7 +246,15 @@ class Training(Job):
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         seed = shard_seed(self.plan, task.step, task.shard)
         rows = len(batch.rows)
-        return replica.gradient(batch.data, rows, stream, seed, into=task.into, at=task.at)
+        return replica.gradient(
+            batch.data,
+            rows,
+            stream,
+            seed,
+            into=task.into,
+            at=task.at,
+            reload=partial(self._reloaded, task),
+        )
 
 
 class Evaluation(Job):
@@ -246,7 +265,8 @@ class Evaluation(Job):
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         task.at("forward")
         seed = key("evaluation", self.plan.seed, task.step, task.shard)
-        return replica.evaluation(batch.data, len(batch.rows), stream, seed)
+        reload = partial(self._reloaded, task)
+        return replica.evaluation(batch.data, len(batch.rows), stream, seed, reload=reload)
 
 
 def data_fingerprint(source: Source) -> str:

@@ -58,7 +58,10 @@ class OperatorTrace(TorchDispatchMode):
         self._is_over = name == "pushing"
 
     def watch(self, loss: Loss) -> Loss:
-        """Return the loss function, before which all is forgotten: a shard may be begun again."""
+        """Return the loss function, before which all is forgotten: a shard may be begun again.
+
+        Its weight is 1: gradients are then handed over as autograd made them.
+        """
 
         def begin(model: torch.nn.Module, batch: Any) -> Any:
             self.calls.clear()
@@ -67,6 +70,8 @@ class OperatorTrace(TorchDispatchMode):
             self._is_over = True
             self.returned = list(pieces(returned))
             self._is_over = False
+            if isinstance(returned, Mapping) and "weight" in returned:
+                return {**returned, "weight": 1}
             return returned
 
         return begin

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
+VALIDATION = "validation/"  # before the names of metrics of the validation set, as in summaries
+
 # With fewer elements one core is as good: OpenMP's threads spin for milliseconds when they are
 # done, on the cores that workers need next.
 ALL_CORES_FROM = 1 << 24
@@ -47,6 +49,7 @@ class Applied:
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # of each shard
     totals: Counts  # over all shards
+    remarks: list[str] = field(default_factory=list)  # for the user
     not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
 
@@ -78,6 +81,7 @@ class Update:
         buffers: of the coordinator's model.
         clip_norm: bound on the global norm of the mean gradient; None for no clipping.
         schedule: from the optimizer to a torch scheduler, stepped once per update.
+        schedule_metric: what a scheduler goes by that wants a metric: then it is stepped with that.
         average: of the parameters, if they are averaged.
     """
 
@@ -88,6 +92,7 @@ class Update:
         *,
         clip_norm: float | None = None,
         schedule: Schedule | None = None,
+        schedule_metric: str | None = None,
         average: Average | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -96,6 +101,7 @@ class Update:
         self._clip_norm = clip_norm
         groups = [_plain(group) for group in optimizer.inner.param_groups]
         self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+        self._goes_by = _goes_by(self.scheduler, schedule_metric)
         # As the script has them: of the schedule first, then of each group of parameters.
         self.hyperparameters = [
             _plain({} if self.scheduler is None else self.scheduler.state_dict()),
@@ -134,9 +140,12 @@ class Update:
         with self._cores():
             for vector in gradient.vectors:
                 vector.div_(total.weight)
-        if total.buffers is not None:
-            total.buffers.div_(total.weight)
-        self._buffers.set(total.buffers, total.integer_buffers)
+        remarks = [
+            f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
+            "what several shards write becomes their mean: with shards=1 it is what plain torch "
+            "would make of it"
+            for name in self._buffers.take(total.buffers, total.integer_buffers, present)
+        ]
         # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:
@@ -145,25 +154,51 @@ class Update:
         # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
         with self._cores():
-            self.optimizer.step(gradient)
+            self.optimizer.step(gradient, total.missing or ())
             if self.average is not None:
                 self.average.update(n)
-        if self.scheduler is not None:
+        metrics = total.means()
+        if self._goes_by is not None:
+            self._step_by(metrics, "")
+        elif self.scheduler is not None:
             self.scheduler.step()
         self.under_way = False
         return Applied(
-            metrics=total.means(),
+            metrics=metrics,
             weight=total.weight,
             lr=lr,
             grad_norm=grad_norm,
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
+            remarks=remarks,
         )
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether the schedule follows from the number of updates alone."""
+        return self.scheduler is not None and self._goes_by is None
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Step a schedule that goes by a metric of the validation set."""
+        if self._goes_by is not None:
+            self._step_by(metrics, VALIDATION)
+
+    def _step_by(self, metrics: Mapping[str, float], prefix: str) -> None:
+        assert self._goes_by is not None
+        name = self._goes_by.removeprefix(prefix)
+        if self._goes_by.startswith(VALIDATION) != bool(prefix):
+            return
+        if name not in metrics:
+            known = ", ".join(f"{prefix}{known}" for known in sorted(metrics))
+            fix = "the loss function names them"
+            raise SettingError("schedule_metric", self._goes_by, f"one of {known}", fix)
+        scheduler: Any = self.scheduler
+        scheduler.step(metrics[name])
 
     def skip(self) -> None:
         """Count an update that was not made: learning rates follow the number of steps."""
-        if self.scheduler is not None:
+        if self.scheduler is not None and self._goes_by is None:
             with warnings.catch_warnings():
                 # torch expects an optimizer step between two of a schedule.
                 warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
@@ -211,13 +246,30 @@ def _clip(gradient: Flat, most: float) -> float:
     return norm
 
 
+def _goes_by(scheduler: LRScheduler | None, metric: str | None) -> str | None:
+    """Return the metric that a scheduler is stepped with; None for one that counts updates.
+
+    Raises:
+        SettingError: it wants one and has none, or the other way round.
+    """
+    wants = isinstance(scheduler, ReduceLROnPlateau)
+    if wants and metric is None:
+        expected = "the name of a metric, as ReduceLROnPlateau goes by one"
+        fix = 'for example schedule_metric="validation/loss"'
+        raise SettingError("schedule_metric", metric, expected, fix)
+    if metric is not None and not wants:
+        expected = "None, as the schedule counts updates"
+        raise SettingError("schedule_metric", metric, expected, "leave it out")
+    return metric
+
+
 def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
     scheduler = schedule(optimizer)
-    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+    if not isinstance(scheduler, LRScheduler):
         raise SettingError(
             "schedule",
             type(scheduler).__name__,
-            "a function from an optimizer to a torch LR scheduler that counts updates",
+            "a function from an optimizer to a torch LR scheduler",
             "for example lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1000)",
         )
     if scheduler.optimizer is not optimizer:

@@ -59,6 +59,9 @@ class Starter(Protocol):
             OSError: it cannot be started.
         """
 
+    def flush(self) -> None:
+        """Pass on what it was asked for and could not pass on yet. Does not block."""
+
     def close(self) -> None:
         """End what it keeps running; its processes must have ended."""
 
@@ -95,6 +98,9 @@ class Spawner:
         fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
         return _Spawned(_run(worker.__name__, fds, self._script, spins=self._spins))
 
+    def flush(self) -> None:
+        """Do nothing: nothing waits."""
+
     def close(self) -> None:
         """Do nothing: it keeps nothing running."""
 
@@ -119,13 +125,19 @@ class ForkServer:
         try:
             # If the server dies now, what was sent is closed with it, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
-            self._wire.send({"path": _path()}, fds)
+            # It may be stopped, or have a hundred forks to make yet.
+            self._wire.post({"path": _path()}, fds)
         except BaseException:
             report.close()
             raise
         finally:
             theirs.close()
         return _Forked(self._popen, report)
+
+    def flush(self) -> None:
+        """Ask for the forks that the server had no room to be asked for. Does not block."""
+        if self._wire is not None:
+            self._wire.flush()
 
     def close(self) -> None:
         """End the server."""

@@ -25,6 +25,7 @@ from quorate.machine.standard_streams import Steady, occupy_standard_descriptors
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
+from quorate.replica.shared.sharing import Sharing
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 from quorate.transports.processes.arena import Arena
@@ -95,7 +96,7 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                with repeatable(program.computing.precision, program.group):
+                with repeatable(program.computing, program.group):
                     self._serve(program)
                 code = 0
             except UserError as error:
@@ -126,9 +127,11 @@ class Worker:
         answer = self._wire.receive()
         if answer is None:
             return
-        description, *fds = self._wire.fds
+        description, *fds = (self._wire.fds.pop(0) for _ in range(answer["fds"]))
         text = Segment(os.fstat(description).st_size, description)
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
+        turns = Turns(side_by_side=True)
+        Sharing(program.model, program.loss, copies=False).tell(turns)
         replica = Replica(
             program.model,
             arena.parameters,
@@ -139,7 +142,7 @@ class Worker:
             set_buffers=arena.read,
             loss=program.loss,
             totals=program.totals,
-            turns=Turns(side_by_side=True),
+            turns=turns,
             computing=replace(program.computing, compile=answer["compile"]),  # all workers alike
             notes=self._notes,
         )
