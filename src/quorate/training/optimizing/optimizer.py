@@ -12,14 +12,16 @@ has its own count of steps. Cutting changes no bits.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
+from math import inf
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import SettingError, UserError
+from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 
@@ -161,21 +163,68 @@ class FlatOptimizer:
                 state[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
         return state
 
-    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
-        """Take what ``state`` gave, into tensors of this optimizer.
+    def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
+        """Return what ``load`` takes, of what ``state`` gave. Nothing is changed.
 
         Parameters that were updated together may have different kinds of state: some of them had no
-        gradient in a step, or were frozen.
+        gradient in a step, or were frozen. Then they are cut apart, which changes no bit.
+
+        Raises:
+            CheckpointError: an entry is missing, or is of another shape or dtype than this
+                optimizer's.
         """
+        loadable = {}
+        if self.flat:
+            for group in self.inner.param_groups:
+                for tensor in group["params"]:
+                    self._require_state_of(self._held[tensor], state, tensor, group)
         self._cut_where(lambda name: _kind(state[name]))
         for group in self.inner.param_groups:
             for tensor in group["params"]:
                 names = self._held[tensor]
                 first = state[names[0]]
                 values = {entry: self._whole(entry, state, tensor, names, group) for entry in first}
-                self.inner.state.pop(tensor, None)
                 if values:
-                    self.inner.state[tensor] = values
+                    loadable[tensor] = values
+        return loadable
+
+    def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
+        """Take what ``loadable`` gave, and nothing else."""
+        for tensor in self._held:
+            self.inner.state.pop(tensor, None)
+        self.inner.state.update(loadable)
+
+    def _require_state_of(
+        self,
+        names: list[str],
+        state: dict[str, dict[str, Any]],
+        tensor: torch.Tensor,
+        group: dict[str, Any],
+    ) -> None:
+        """Compare the state of parameters with what the optimizer would make for them."""
+        expected = _entries_of(type(self.inner), tensor, group)
+        for name in names:
+            entries, section = state[name], self._parameters.layout.sections[name]
+            for entry in (*expected, *entries) if entries else ():
+                value, of_one = entries.get(entry), entry in COUNTERS
+                shape = () if of_one else section.shape
+                if entry not in expected and not isinstance(value, torch.Tensor):
+                    continue
+                if not isinstance(value, torch.Tensor) or value.shape != shape:
+                    got = (
+                        str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
+                    )
+                    expects = f"a tensor of {shape}"
+                elif value.dtype != tensor.dtype and not (of_one and value.is_floating_point()):
+                    got, expects = str(value.dtype), str(tensor.dtype)
+                elif of_one and not 0 <= float(value) < inf:
+                    got, expects = str(float(value)), "a number from 0 on"
+                else:
+                    continue
+                raise CheckpointError(
+                    f"optimizer state: {entry!r} of {name!r}: got {got}, and this run has "
+                    f"{expects}; use the optimizer of the first run"
+                )
 
     def _cut_where(self, kind: Callable[[str], object]) -> None:
         """Cut the stretches, and their state with them, where parameters of another kind begin."""
@@ -267,6 +316,19 @@ def _piece(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) 
     if entry in COUNTERS or value.shape != tensor.shape:
         return value.clone()
     return value[start : start + size]
+
+
+def _entries_of(
+    kind: type[Optimizer], tensor: torch.Tensor, group: dict[str, Any]
+) -> frozenset[str]:
+    """Return the entries that an optimizer keeps for a tensor of a group, by a step with one."""
+    example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
+    example.grad = torch.zeros_like(example)
+    options = {name: value for name, value in group.items() if name != "params"}
+    optimizer = kind([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
+    optimizer.step()
+    made = optimizer.state[example].items()
+    return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
 
 
 def _kind(entries: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-from quorate.transports.job import Job, Training, class_name
+from quorate.transports.job import Job, Training
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
@@ -56,6 +56,9 @@ from quorate.transports.worker_status import WorkerStatus
 
 # How long workers may take to end when they are told to; then they are killed.
 GRACE_S = 0.5
+
+# How often workers are looked at whose job is interrupted by another.
+LOOK_S = 1.0
 
 
 class Processes:
@@ -105,7 +108,9 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
-        self._agreement = Agreement(model, probe, groups, datasets, threads=threads, say=say)
+        self._agreement = Agreement(
+            model, arena, buffers, probe, groups, datasets, threads=threads, say=say
+        )
         self._script = script
         self._sources = script.sources()
         self._compiles = compiles
@@ -168,10 +173,10 @@ class Processes:
         self._do(self.members.close(channel.number))
 
     def tell(self, worker: int, message: Message) -> None:
-        """Send a message to a worker. Does not block."""
+        """Send a message to a worker. Does not block: it may be stopped."""
         process = self._processes[worker]
         if process is not None:  # else it has ended, and the coordinator will hear of it
-            process.wire.send(message)
+            process.post(message)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
@@ -192,6 +197,8 @@ class Processes:
         now = time.monotonic()
         due_s = [max(0.0, at - now) for at in self.members.due(self._computing())]
         limits = due_s if timeout_s is None else [*due_s, timeout_s]
+        if len(self._channels) > 1:
+            limits.append(LOOK_S)  # at those that compute for the job that is interrupted
         for key, _ in self._selector.select(min(limits, default=None)):
             key.data()
         self._tick()
@@ -200,7 +207,7 @@ class Processes:
         """End all workers: those that wait end at once, the others are killed."""
         processes = [process for process in self._processes if process is not None]
         for process in processes:
-            process.wire.send({"kind": "end"})
+            process.post({"kind": "end"})
         # After a second Ctrl-C nobody waits.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         deadline = time.monotonic() + (0.0 if at_once else GRACE_S)
@@ -226,12 +233,13 @@ class Processes:
                 case Start(number):
                     self._restart(number)
                 case Welcome(number):
-                    answer: Message = {"kind": "arena", "compile": self._compiles}
-                    self._process(number).wire.send(answer, [self._description.fd, *self._fds])
+                    fds = [self._description.fd, *self._fds]
+                    answer = {"kind": "arena", "compile": self._compiles, "fds": len(fds)}
+                    self._process(number).post(answer, *fds)
                 case Ask(number, job):
                     self._ask(self._process(number), self._channels[job])
                 case Close(number, job):
-                    self.tell(number, {"kind": "close", "job": job})
+                    self._close_job(self._process(number), job)
                 case Join(number, job):
                     self._channels[job].joined(number)
                 case Leave(number, job, reason, crashed):
@@ -256,9 +264,7 @@ class Processes:
         process = WorkerProcess(number, self._script, self._starter)
         self._processes[number] = process
         hear, look = lambda: self._hear(number), lambda: self._look(number)
-        self._selector.register(process.wire.socket, selectors.EVENT_READ, hear)
-        if process.exit is not None:
-            self._selector.register(process.exit, selectors.EVENT_READ, look)
+        process.watch(self._selector, hear, look)
         self.members[number].started(time.monotonic(), tells_exit=process.exit is not None)
 
     def _restart(self, number: int) -> None:
@@ -271,21 +277,17 @@ class Processes:
 
     def _ask(self, process: WorkerProcess, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
-        job = channel.job
-        is_first = self.members.is_gathering
-        process.wire.send(
-            {
-                "kind": "open",
-                "job": channel.number,
-                "work": class_name(job),
-                "dataset": self._agreement.name_of(job.source.dataset),
-                "checks": self._agreement.checks(job, process.agreed, is_first=is_first),
-                "averaged": job.parameters is self.arena.average,
-                "plan": job.plan.to_json(),
-                "steps": [job.steps.start, job.steps.stop],
-                "options": job.options(),
-            }
-        )
+        name = self._agreement.name_of(channel.job.source.dataset)
+        checks, fds = self._agreement.checks(channel.job, process.agreed)
+        process.post({**channel.invitation(), "dataset": name, "checks": checks}, *fds)
+
+    def _close_job(self, process: WorkerProcess, job: int) -> None:
+        # To a worker that is stopped, job after job may be opened and closed: of those that it was
+        # not told of it need not know, so that what waits for it does not grow.
+        if process.wire.withdraw(kind="open", job=job):
+            self.members[process.number].not_asked(job)
+        else:
+            process.post({"kind": "close", "job": job})
 
     def _await_end(self, number: int) -> None:
         if self._process(number).wait(GRACE_S):
@@ -298,10 +300,6 @@ class Processes:
         process, self._processes[number] = self._processes[number], None
         if process is None:
             return
-        with suppress(KeyError):  # its wire was cut, and is not registered any more
-            self._selector.unregister(process.wire.socket)
-        if process.exit is not None:
-            self._selector.unregister(process.exit)
         process.close()
         self.arena.tell(number, "starting")  # it writes no more, and the next one not yet
 
@@ -315,11 +313,12 @@ class Processes:
         process = self._processes[number]
         if process is None or self.members[number].is_silent:
             return  # its exit was handled in the same round
+        process.flush()
         for message in process.wire.arrived():
             self._handle(number, process, message)
         if process.wire.is_cut:
             # Its process is about to end, and its exit code says why.
-            self._selector.unregister(process.wire.socket)
+            process.deaf()
             self.members[number].wire_cut(time.monotonic())
 
     def _handle(self, number: int, process: WorkerProcess, message: Message) -> None:
@@ -333,10 +332,13 @@ class Processes:
                 self._notes.put(Note(message["text"], message["is_doubt"]))
             case "refuses":
                 member.refused(message["message"])
-            case "ready" if channel is not None:
-                is_first = self.members.is_gathering
-                self._agreement.check(channel.job, process.agreed, message, is_first=is_first)
-                self._do(self.members.ready(number, channel.number, now))
+            case "ready":
+                agreed = process.agreed
+                if channel is None or self._agreement.check(channel.job, agreed, message, number):
+                    self._do(self.members.ready(number, message["job"], now))
+                else:
+                    process.post({"kind": "close", "job": channel.number})
+                    self._ask(process, channel)
             case "done":
                 member.computed()
                 if channel is not None:
@@ -364,11 +366,22 @@ class Processes:
     # --- what is due at a time --------------------------------------------------------------------
 
     def _computing(self) -> frozenset[int]:
-        """Return the workers that have been given a shard, and have not answered."""
-        numbers, channels = range(len(self._processes)), self._channels.values()
-        return frozenset(n for n in numbers if any(c.is_computing(n) for c in channels))
+        """Return the workers that were given a shard, and whose coordinator looks after them.
+
+        That is the one of the newest job: an evaluation interrupts the training loop. Of an
+        interrupted job's workers those are meant that are not far behind their usual time.
+        """
+        newest = max(self._channels, default=0)
+        return frozenset(
+            worker
+            for number, channel in self._channels.items()
+            for worker in range(len(self._processes))
+            if channel.is_computing(worker)
+            and (number == newest or not self.arena.doing(worker).is_late)
+        )
 
     def _tick(self) -> None:
+        self._starter.flush()
         now, computing = time.monotonic(), self._computing()
         self._do(self.members.tick(now))
         for member in self.members:
