@@ -123,10 +123,13 @@ class Fit:
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
             # 3. Training.
+            first = loop.state.global_step + 1
             for callback in self._services.callbacks:
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             for report in loop.reports:
+                if self._saver is not None and report.global_step == first:
+                    loop.state.optimizer_state.save()  # what cannot be saved is found out now
                 self._screen.update(report)
                 self._note_silence(f"step {report.global_step:,}")
                 supervisor.updated(report)
@@ -151,6 +154,7 @@ class Fit:
         if values is None:
             return
         state.evaluated_at = n
+        state.update.evaluated(values)
         if self.saved is not None and self.saved[0] == n:
             self.saved = None  # that one does not know of this
         which = "" if state.average is None else " of the averaged weights"

@@ -119,6 +119,8 @@ def prepare(
 def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
+        if prepared.state is not None:
+            prepared.state.user_changes.undo()  # those of the run directory: they come again
         # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
         prepared.was_trained, prepared.state = False, None
         state = _probed(crew, source, note, training=True, announce=say)
@@ -146,6 +148,7 @@ def _probed(
             crew.master_device,
             shared=not has_towers,
             optimize=recipe.optimize,
+            notes=crew.replicas.notes,
         )
         try:
             return probed(

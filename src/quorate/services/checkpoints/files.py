@@ -3,6 +3,7 @@
     RUN_DIR/checkpoints/step-000000001234/
         model.safetensors       parameters and buffers under the user's names
         averaged.safetensors    the same with the averaged parameters, if there are any
+        rest.safetensors        parameters and buffers that the model's state dict leaves out
         optimizer.safetensors   per-parameter optimizer state: "exp_avg.conv1.weight", ...
         state.json              the rest, and the SHA-256 of each file
         complete                the SHA-256 of state.json; written last

@@ -123,7 +123,7 @@ class Arena:
             _or_empty(buffers.values()),
             _or_empty(buffers.integer_buffers()),
         )
-        layout = Layout(_frozen(model, mutable_frozen).items())
+        layout = Layout(_frozen(model, mutable_frozen, parameters.layout).items())
         # Runs of shards are added up as they come: a worker's take about as many slots as the tree
         # has levels, and one that it is writing.
         levels = (results - 1).bit_length()
@@ -148,7 +148,7 @@ class Arena:
             snapshots=snapshots,
             workers=workers,
         )
-        for name, parameter in _frozen(model, mutable_frozen).items():
+        for name, parameter in _frozen(model, mutable_frozen, parameters.layout).items():
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
         return arena
@@ -198,7 +198,7 @@ class Arena:
         """
         parameters, frozen = description.pop("parameters"), description.pop("frozen")
         _compare(parameters, _described(Layout(trainable(model).items())))
-        own = _frozen(model, description["mutable_frozen"])
+        own = _frozen(model, description["mutable_frozen"], _layout(parameters))
         _compare(frozen, _described(Layout(own.items())))
         first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
         layout = _layout(parameters)
@@ -247,16 +247,16 @@ class Arena:
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
-        bind(_frozen(model, self.mutable_frozen), self.frozen)
+        bind(_frozen(model, self.mutable_frozen, self.parameters.layout), self.frozen)
 
 
 def _frozen(
-    model: torch.nn.Module, mutable_frozen: Collection[int]
+    model: torch.nn.Module, mutable_frozen: Collection[int], trained: Layout
 ) -> dict[str, torch.nn.Parameter]:
     return {
         name: parameter
         for number, (name, parameter) in enumerate(model.named_parameters())
-        if not parameter.requires_grad and number not in mutable_frozen
+        if name not in trained.sections and number not in mutable_frozen
     }
 
 

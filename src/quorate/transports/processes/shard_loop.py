@@ -18,6 +18,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
+from quorate.transports.amendments import Amendments, Follower
 from quorate.transports.job import (
     Job,
     NotWanted,
@@ -76,9 +77,14 @@ class ShardLoop:
         self._replica = replica
         self._program = program
         self._jobs: dict[int, _OpenJob] = {}
+        self._follower = Follower(
+            replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
+        )
 
     def handle(self, message: Message, stream: Stream) -> None:
         """Carry out a message, and answer it. Blocks for as long as a shard takes."""
+        if "amendments" in message:
+            self._follower.take(Amendments.from_json(message["amendments"]))
         match message["kind"]:
             case "open":
                 self._open(message, stream)
