@@ -71,20 +71,28 @@ class Sharing:
         Raises:
             CopyError: it writes to something of the model's that each copy has one of its own of.
         """
+        failed: Exception | None = None
         with ExitStack() as stack:
             containers = self._found.containers if towers else []
             changed = stack.enter_context(written(containers))
             watch = None
             if not compiled and not self._has_compiled:
                 watch = stack.enter_context(SwitchWatch())
-            yield
+            try:
+                yield
+            except Exception as error:  # perhaps for what was written to another copy
+                failed = error
         if watch is not None and watch.found:
             turns.require(f"{watch.found[0]} is set while a shard is computed, for all threads")
         for container in changed:
             if id(container.owner) in self._copied:
-                raise refused(f"{container.way} is written to, of which a tower has a copy")
+                raise refused(
+                    f"{container.way} is written to, of which a tower has a copy"
+                ) from failed
             if towers > 1:
                 turns.require(
                     f"{container.way} is written to while a shard is computed, and towers share it"
                 )
+        if failed is not None:
+            raise failed
         self._found.containers.clear()  # and whatever they hold
