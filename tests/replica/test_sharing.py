@@ -17,7 +17,7 @@ from torch import nn
 
 from quorate.errors import CopyError
 from quorate.replica.shared.copies import copy_of, deep_copy
-from quorate.replica.shared.sharing import Sharing
+from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.turns import Turns
 
 # Copies that would hold on to the original: what is named where towers are asked for.
@@ -164,7 +164,7 @@ def test_no_alarm_of_usual_models(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_parameters_of_copies_lie_where_they_are_told_to() -> None:
     model = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # type: ignore[no-untyped-call]
-    model[0].bias.requires_grad_(False)
+    dict(model.named_parameters())["0.bias"].requires_grad_(False)
     views = {n: p.detach() + 1 for n, p in model.named_parameters() if p.requires_grad}
     copied = copy_of(model, views, None, ())
     for name, parameter in copied.named_parameters():
@@ -174,7 +174,8 @@ def test_parameters_of_copies_lie_where_they_are_told_to() -> None:
             assert parameter.data_ptr() == views[name].data_ptr()
     copied(torch.randn(4, 3)).square().sum().backward()
     assert all(p.grad is None for p in model.parameters())
-    assert not torch.equal(copied[1].running_mean, model[1].running_mean)
+    means = [dict(m.named_buffers())["1.running_mean"] for m in (model, copied)]
+    assert not torch.equal(*means)
 
 
 def test_what_was_computed_before_and_is_used_is_no_copy() -> None:
@@ -191,3 +192,36 @@ def test_an_average_of_a_model_with_computed_weights() -> None:
     copied = deep_copy(model)
     assert torch.equal(copied(torch.ones(1, 3)), model(torch.ones(1, 3)))
     assert copied.weight_v.data_ptr() != model.weight_v.data_ptr()
+
+
+def test_rows_that_the_trained_model_makes_are_in_doubt() -> None:
+    model = nn.Linear(3, 2)
+
+    class Embedded:
+        def __init__(self, encoder: nn.Module) -> None:
+            self.encoder = encoder
+
+    rows: list[Any] = [(torch.ones(3), 0)] * 10
+    assert rows_use(model, {"the dataset": rows, "collate": torch.stack}) is None
+    assert rows_use(model, {"the dataset": Embedded(nn.Linear(3, 2))}) is None
+    said = rows_use(model, {"the dataset": Embedded(model)})
+    assert said == "the dataset.encoder is the model that is trained"
+    said = rows_use(model, {"collate": lambda items: model(torch.stack(items))})
+    assert said is not None
+    assert said.startswith("'model' in collate (test_sharing.py:")
+
+
+def test_objects_that_raise_when_they_are_looked_at_are_passed_over() -> None:
+    class Stands:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            raise RuntimeError("there is nobody")
+
+    model: Any = nn.Linear(3, 2)
+    stands = Stands()
+    reg = [model]
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return stands, reg
+
+    assert "is the model that is trained" in str(Sharing(model, loss).obstacle)

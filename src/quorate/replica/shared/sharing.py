@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -13,6 +13,21 @@ from quorate.replica.shared.copies import copied_parts, refused
 from quorate.replica.shared.references import Found, found
 from quorate.replica.shared.switches import SwitchWatch
 from quorate.replica.turns import Turns
+
+
+def rows_use(model: torch.nn.Module, loads: Mapping[str, object]) -> str | None:
+    """Return by which way what loads rows uses the model that is trained, if it does.
+
+    Args:
+        loads: the dataset and its functions, by names for messages.
+    """
+    originals = {id(module): _named(name) for name, module in model.named_modules()}
+    originals |= {id(p): f"the parameter {n!r}" for n, p in model.named_parameters()}
+    return next(iter(found(loads, originals).originals), None)
+
+
+def _named(module: str) -> str:
+    return f"its module {module!r}" if module else "the model that is trained"
 
 
 class Sharing:
@@ -39,7 +54,7 @@ class Sharing:
             else:
                 kept = {id(module) for module in copied.modules()}  # says that it is its own copy
                 originals = {
-                    id(module): f"its module {name!r}" if name else "the model that is trained"
+                    id(module): _named(name)
                     for name, module in model.named_modules()
                     if id(module) not in kept
                 }
@@ -95,4 +110,3 @@ class Sharing:
                 )
         if failed is not None:
             raise failed
-        self._found.containers.clear()  # and whatever they hold
