@@ -30,7 +30,7 @@ IN_THE_SCRIPT = {
     "batch-size-true": ["batch_size: got True", "whole number"],
     "clip-0": ["clip_norm: got 0", "> 0"],
     "ema-1": ["ema_decay: got 1.0", "< 1"],
-    "plateau": ["schedule: got 'ReduceLROnPlateau'"],
+    "plateau": ["schedule_metric: got None"],
     "optimizer": ["optimizer: got 'NoneType'"],
     "rule": ["update: got 'majority'", "sync, quorum:R, async, bounded:K"],
     "optimizer-itself": ["optimizer: got 'SGD'", "a function from parameters"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -16,6 +16,11 @@ MOST_KEPT = 1 << 20
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the parameters that want a gradient, by the user's names; tied ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def laid_out(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that lie in flat vectors, also those switched off since."""
+    return {name: p for name, p in model.named_parameters() if name in names}
 
 
 def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -76,11 +81,11 @@ def settle(model: torch.nn.Module) -> None:
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Let a replica be made of the model itself; after the block the model is as it was.
 
-    That is its modes, its buffers, its frozen parameters of up to ``MOST_KEPT`` elements, and where
-    the trainable ones lie.
+    That is its modes and other attributes, its buffers, its frozen parameters of up to
+    ``MOST_KEPT`` elements, and where all of them lie.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    lies_in = [(parameter, parameter.data) for parameter in trainable(model).values()]
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
+    lies_in = [(parameter, parameter.data) for parameter in model.parameters()]
     # By their places: a forward pass may put another tensor there, or a buffer where none was.
     places = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
@@ -88,8 +93,9 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for own, kept in attributes:
+            own.clear()
+            own.update(kept)
         for parameter, data in lies_in:
             parameter.data = data
         for module, buffers in places:

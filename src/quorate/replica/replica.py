@@ -26,7 +26,7 @@ from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_ba
 from quorate.replica.deterministic import refusals
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
-from quorate.replica.model import Modes, bind, trainable
+from quorate.replica.model import Modes, bind, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
@@ -103,7 +103,7 @@ class Replica:
             self.model.to(self.device)
         else:
             spread.put(self.model, group)
-        self._trainable = trainable(self.model)
+        self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
         self._modes = Modes(self.model)
         modules = self.model.modules()
@@ -259,6 +259,11 @@ class Replica:
             self._free.append(shard_sum.gradient)
             shard_sum.gradient = None
 
+    def changed(self) -> None:
+        """Note that the model computes otherwise now: what was recorded of it is of no use."""
+        if self._graphs is not None:
+            self._graphs.forget()
+
     @contextmanager
     def watched(self, watch: Callable[[Loss], Loss]) -> Iterator[None]:
         """Within the block the loss function is what ``watch`` makes of it.
@@ -272,6 +277,11 @@ class Replica:
             yield
         finally:
             self._loss = kept
+
+    @property
+    def trained(self) -> Collection[str]:
+        """The names of the parameters that have a gradient in the flat vector."""
+        return self._trainable
 
     @property
     def is_compiled(self) -> bool:
@@ -363,12 +373,13 @@ class Replica:
 
     def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
         """Return what this replica computes with: the parameters themselves, if it can."""
-        lowered = self._computing.precision.working_tensors(model)
+        trained = laid_out(model, self._layout.sections)
+        lowered = self._computing.precision.working_tensors(model, trained)
         if lowered is None and self._spread is None and parameters.device == self.device:
             return parameters
         working: Flat | Scattered
         if self._spread is not None:
-            working = self._spread.working(dict(lowered or trainable(model).items()), self.group)
+            working = self._spread.working(dict(lowered or trained), self.group)
         else:
             layout = parameters.layout if lowered is None else Layout(lowered)
             working = layout.new(self.device)

@@ -41,9 +41,10 @@ class Run(Protocol):
 class Callback:
     """Inherit from it, and define what is of interest.
 
-    All methods are called in the thread of ``fit``, between two updates: parameters may be read
-    (``trainer.model``), ``trainer.evaluate`` and ``trainer.stop`` be called. What they raise ends
-    the run as any exception of the user's own code does: the state is saved.
+    All methods are called in the thread of ``fit``, between two updates: ``trainer.model`` may be
+    read and changed (all workers get it before the next shard; docs/checkpoints.md says what), and
+    ``trainer.evaluate`` and ``trainer.stop`` be called. What they raise ends the run as any
+    exception of the user's own code does: the state is saved.
     """
 
     def started(self, trainer: Run) -> None:

@@ -23,6 +23,7 @@ from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
+from quorate.transports.amendments import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
@@ -174,6 +175,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
+            amendments=lambda: state.user_changes.amendments,
         )
 
     def evaluators(self, state: State) -> Transport:
@@ -191,6 +193,7 @@ class Crew:
                 lambda group: make(group[0]),
                 state.buffers,
                 threads=self.recipe.workers.threads,
+                original=_original(state),
             )
 
     def probe_replica(self, state: State) -> Replica:
@@ -200,4 +203,10 @@ class Crew:
 
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
-        return Towers(self.groups, make, state.buffers, threads=threads, say=say)
+        original = _original(state)
+        return Towers(self.groups, make, state.buffers, threads=threads, original=original, say=say)
+
+
+def _original(state: State) -> Original:
+    changes = state.user_changes
+    return Original(lambda: changes.amendments, changes.frozen)

@@ -23,6 +23,7 @@ from quorate.services.device_use import Gauges
 from quorate.services.display.display import display, metrics
 from quorate.services.display.worker_table import WorkerTable
 from quorate.services.metrics_log import MetricsLog
+from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
@@ -44,6 +45,7 @@ class Services(NamedTuple):
     """What goes on beside training; see ``Trainer.fit`` and the groups of settings."""
 
     run_dir: RunDir
+    renew: Callable[..., None]  # of the lock of the run directory
     max_time_s: float | None
     callbacks: Sequence[Callback]
     totals: Totals
@@ -78,7 +80,7 @@ class Fit:
         self._stops = Stops()
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
-        self._log_failed = False
+        self._unsaved: str | None = None  # why saves fail at present, as it was said
         self._summaries: Summaries | None = None
 
     def say(self, line: str) -> None:
@@ -104,7 +106,8 @@ class Fit:
         with ExitStack() as stack:
             # 1. Who may ask for a stop or a save: from here on nothing is lost.
             if self._run_dir is not None:
-                saver = Checkpoints(self._run_dir, policy(self._services.run_dir))
+                run_dir, renew = self._services.run_dir, self._services.renew
+                saver = Checkpoints(self._run_dir, policy(run_dir), renew)
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} is over"))
@@ -112,21 +115,26 @@ class Fit:
             loop = stack.enter_context(prepared(self._stops))
             self.saved, signals.under_way = loop.saved, True
             if self._run_dir is not None:
-                log = MetricsLog(self._run_dir, loop.state.global_step)
+                if loop.state.global_step == 0:
+                    set_log_aside(self._run_dir, self.say)
+                log = MetricsLog(self._run_dir, loop.state.global_step, self.say)
                 self._log = stack.enter_context(closing(log))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
             # 3. Training.
+            first = loop.state.global_step + 1
             for callback in self._services.callbacks:
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             for report in loop.reports:
+                if self._saver is not None and report.global_step == first:
+                    loop.state.optimizer_state.save()  # what cannot be saved is found out now
                 self._screen.update(report)
                 self._note_silence(f"step {report.global_step:,}")
                 supervisor.updated(report)
                 if self._log is not None:
-                    self._logged(self._log.update, report)
+                    self._log.update(report)
                 for callback in self._services.callbacks:
                     callback.updated(report)
                 self._evaluate_if_due(loop, supervisor)
@@ -146,6 +154,7 @@ class Fit:
         if values is None:
             return
         state.evaluated_at = n
+        state.update.evaluated(values)
         if self.saved is not None and self.saved[0] == n:
             self.saved = None  # that one does not know of this
         which = "" if state.average is None else " of the averaged weights"
@@ -153,7 +162,7 @@ class Fit:
         when = f"step {n:,}" if rest else f"epoch {epoch}"
         self._screen.say(f"{when}: validation{which}  {metrics(values)}")
         if self._log is not None:
-            self._logged(self._log.evaluation, n, values)
+            self._log.evaluation(n, values)
         supervisor.evaluated(n, values)
         for callback in self._services.callbacks:
             callback.evaluated(n, values)
@@ -183,9 +192,14 @@ class Fit:
         """Tell what became of saves in the background."""
         for n, path, error in outcomes:
             if path is None:
-                self._screen.say(f"step {n:,} is not saved, training goes on: {error}")
+                why = error.partition(": ")[0]  # the path may be a new one each time
+                if why != self._unsaved:
+                    self._screen.say(f"step {n:,} is not saved, training goes on: {error}")
+                self._unsaved = why
                 continue
-            self.saved = (n, path)
+            if self._unsaved is not None:
+                self._screen.say(f"step {n:,} is saved again")
+            self.saved, self._unsaved = (n, path), None
             for callback in self._services.callbacks:
                 callback.saved(n, path)
 
@@ -231,14 +245,6 @@ class Fit:
                 services.append(self._summaries)
         return Supervisor(services, self._screen.say)
 
-    def _logged(self, write: Callable[..., None], *record: Any) -> None:
-        try:
-            write(*record)
-        except OSError as error:
-            if not self._log_failed:
-                self._screen.say(f"metrics.jsonl is not written, training goes on: {error}")
-            self._log_failed = True
-
     def _note_silence(self, where: str) -> None:
         """Leave a note in the run directory if nothing can be shown any more."""
         if self._output.fault is None or self._silence_noted or self._run_dir is None:
@@ -268,14 +274,19 @@ class Fit:
                 self._screen.say(f"a callback failed too: {type(error).__name__}: {error}")
 
 
-def save_now(run_dir: RunDir, state: State, facts: dict[str, Any]) -> Path:
+def save_now(
+    run_dir: RunDir, state: State, facts: dict[str, Any], renew: Callable[..., None]
+) -> Path:
     """Write a checkpoint outside of ``fit``, and return its directory.
+
+    Args:
+        renew: ``RunLock.renew`` of the lock, which is held.
 
     Raises:
         OSError: it cannot be written; the older checkpoints are as they were.
     """
     assert run_dir.path is not None
-    with closing(Checkpoints(Path(run_dir.path), policy(run_dir))) as saver:
+    with closing(Checkpoints(Path(run_dir.path), policy(run_dir), renew)) as saver:
         return saver.write(contents(state, facts))
 
 

@@ -72,15 +72,15 @@ def prepare(
         UserError: something cannot work; no worker was started.
     """
     recipe = crew.recipe
-    # 1. The plan; what an earlier run left in the directory is moved aside first, if wanted.
-    if prepared.is_fresh and recipe.run_dir.path is not None:
-        prepared.is_fresh = False
-        if (folder := resume.set_aside(Path(recipe.run_dir.path))) is not None:
-            say(f"the run that was in {recipe.run_dir.path} is in {folder} now")
-    plan = planned(crew, prepared, dataset, shuffle=shuffle)
-    prepared.plan, prepared.shards = plan, plan.shards
-    last_step = duration.last_step(plan)
     with ExitStack() as stack:
+        # 1. The run directory, which is ours from here on; the plan.
+        stack.enter_context(prepared.lock.held(say))
+        if recipe.run_dir.path is not None:
+            resume.begin(Path(recipe.run_dir.path), say, fresh=prepared.is_fresh)
+            prepared.is_fresh = False
+        plan = planned(crew, prepared, dataset, shuffle=shuffle)
+        prepared.plan, prepared.shards = plan, plan.shards
+        last_step = duration.last_step(plan)
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
@@ -120,6 +120,8 @@ def prepare(
 def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
+        if prepared.state is not None:
+            prepared.state.user_changes.undo()  # those of the run directory: they come again
         # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
         prepared.was_trained, prepared.state = False, None
         state = _probed(crew, source, note, training=True, announce=say)
@@ -147,6 +149,7 @@ def _probed(
             crew.master_device,
             shared=not has_towers,
             optimize=recipe.optimize,
+            notes=crew.replicas.notes,
         )
         try:
             return probed(

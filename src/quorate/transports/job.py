@@ -74,6 +74,12 @@ class Job(ABC):
         """Return what a worker process needs to make the same job, beside data and parameters."""
         return self.loading
 
+    def described(self) -> dict[str, Any]:
+        """Return a description for a worker process, which ``class_of`` begins to read."""
+        steps = [self.steps.start, self.steps.stop]
+        options = {"plan": self.plan.to_json(), "steps": steps, "options": self.options()}
+        return {"work": class_name(self), **options}
+
     def feed(
         self,
         rank_of: tuple[int, int] = (0, 1),

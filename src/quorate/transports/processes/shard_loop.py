@@ -5,16 +5,20 @@ The large things are in the arena; messages say which slot of it, and which tick
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
 from quorate.data.source import Source, length
 from quorate.errors import UserError
+from quorate.machine.shared_memory import Segment
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
+from quorate.transports.amendments import Amendments, Follower
 from quorate.transports.job import (
     Job,
     NotWanted,
@@ -73,9 +77,14 @@ class ShardLoop:
         self._replica = replica
         self._program = program
         self._jobs: dict[int, _OpenJob] = {}
+        self._follower = Follower(
+            replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
+        )
 
     def handle(self, message: Message, stream: Stream) -> None:
         """Carry out a message, and answer it. Blocks for as long as a shard takes."""
+        if "amendments" in message:
+            self._follower.take(Amendments.from_json(message["amendments"]))
         match message["kind"]:
             case "open":
                 self._open(message, stream)
@@ -104,14 +113,29 @@ class ShardLoop:
             self._replica.device,
         )
         answer: Message = {"kind": "ready", "job": message["job"]}
+        start = self._wire.fds.pop(0) if "gradient" in message["checks"] else None
         try:
             if "data" in message["checks"]:
                 answer["data"] = data_fingerprint(source)
-            if "gradient" in message["checks"]:
-                answer["gradient"] = probe_fingerprint(self._replica, source, stream)
         except Exception:
             pass  # the edge of user code: it raises again in its shard, where it is reported
+        try:
+            if start is not None:
+                answer["gradient"] = self._gradient(start, source, stream)
+        except Exception as error:  # the coordinator has computed it
+            answer["error"] = remote_error.to_json(error)
         self._wire.send(answer)
+
+    def _gradient(self, start: int, source: Source, stream: Stream) -> str:
+        """Compute what this worker is compared by, from parameters as they were at the start."""
+        segment = Segment(os.fstat(start).st_size, start)
+        values = self._arena.slot_in(segment)
+        self._replica.pull(values.flat, version=segment, set_buffers=values.set)
+        try:
+            return probe_fingerprint(self._replica, source, stream)
+        finally:
+            # Else they would stay mapped.
+            self._replica.pull(self._arena.parameters, version=None)
 
     def _compute(self, message: Message, stream: Stream) -> None:
         number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))

@@ -29,7 +29,8 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-from quorate.transports.job import Job, Training, class_name
+from quorate.transports.amendments import Amendments
+from quorate.transports.job import Job, Training
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
@@ -78,6 +79,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
+        amendments: what user code changed in the coordinator's model.
 
     Raises:
         UserError: there are too few descriptors.
@@ -101,6 +103,7 @@ class Processes:
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
+        amendments: Callable[[], Amendments] = Amendments,
     ) -> None:
         require_descriptors(len(groups))
         self.arena = arena
@@ -108,13 +111,16 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
-        self._agreement = Agreement(model, probe, groups, datasets, threads=threads, say=say)
+        self._agreement = Agreement(
+            model, arena, buffers, probe, groups, datasets, threads=threads, say=say
+        )
         self._script = script
         self._sources = script.sources()
         self._compiles = compiles
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
+        self._amendments = amendments
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         text, self._fds = arena.handed_over()
@@ -141,19 +147,22 @@ class Processes:
         return self._agreement.name_of(dataset) is not None
 
     def open(self, job: Job) -> ProcessesChannel:
-        """Begin a job. Blocks for the shard that workers are compared with."""
+        """Return a job's channel. Workers are asked to join with its first ``receive``."""
         self._jobs += 1
-        number, gather_s = self._jobs, None
+        channel = ProcessesChannel(self, job, self._jobs)
+        self._channels[channel.number] = channel
+        return channel
+
+    def begin(self, channel: ProcessesChannel) -> None:
+        """Begin a channel's job. Blocks for the shard that workers are compared with."""
+        job, number, gather_s = channel.job, channel.number, None
         is_first = number == 1 and isinstance(job, Training)
         self._agreement.expect(job, is_first=is_first)
         if is_first:
             # Whoever wants to know what differs wants all of them to take part.
             gather_s = GATHER_S if job.is_compared else self._timeout_s
-        channel = ProcessesChannel(self, job, number)
-        self._channels[number] = channel
         self.arena.publish(self.buffers)
         self._do(self.members.open(number, time.monotonic(), gather_s=gather_s))
-        return channel
 
     def status(self) -> list[WorkerStatus]:
         """Return what each worker is at. Any thread may."""
@@ -168,13 +177,14 @@ class Processes:
     def forget(self, channel: ProcessesChannel) -> None:
         """End a job."""
         del self._channels[channel.number]
-        self._do(self.members.close(channel.number))
+        if channel.has_begun:
+            self._do(self.members.close(channel.number))
 
     def tell(self, worker: int, message: Message) -> None:
         """Send a message to a worker. Does not block: it may be stopped."""
         process = self._processes[worker]
         if process is not None:  # else it has ended, and the coordinator will hear of it
-            process.post(message)
+            process.post_with(self._amendments(), message)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
@@ -231,8 +241,9 @@ class Processes:
                 case Start(number):
                     self._restart(number)
                 case Welcome(number):
-                    answer: Message = {"kind": "arena", "compile": self._compiles}
-                    self._process(number).post(answer, self._description.fd, *self._fds)
+                    fds = [self._description.fd, *self._fds]
+                    answer = {"kind": "arena", "compile": self._compiles, "fds": len(fds)}
+                    self._process(number).post(answer, *fds)
                 case Ask(number, job):
                     self._ask(self._process(number), self._channels[job])
                 case Close(number, job):
@@ -274,26 +285,15 @@ class Processes:
 
     def _ask(self, process: WorkerProcess, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
-        job = channel.job
-        is_first = self.members.is_gathering
-        process.post(
-            {
-                "kind": "open",
-                "job": channel.number,
-                "work": class_name(job),
-                "dataset": self._agreement.name_of(job.source.dataset),
-                "checks": self._agreement.checks(job, process.agreed, is_first=is_first),
-                "averaged": job.parameters is self.arena.average,
-                "plan": job.plan.to_json(),
-                "steps": [job.steps.start, job.steps.stop],
-                "options": job.options(),
-            }
-        )
+        name = self._agreement.name_of(channel.job.source.dataset)
+        checks, fds = self._agreement.checks(channel.job, process.agreed)
+        message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
+        process.post_with(self._amendments(), message, *fds)
 
     def _close_job(self, process: WorkerProcess, job: int) -> None:
         # To a worker that is stopped, job after job may be opened and closed: of those that it was
         # not told of it need not know, so that what waits for it does not grow.
-        if process.wire.withdraw(kind="open", job=job):
+        if process.withdraw(kind="open", job=job):
             self.members[process.number].not_asked(job)
         else:
             process.post({"kind": "close", "job": job})
@@ -342,10 +342,12 @@ class Processes:
             case "refuses":
                 member.refused(message["message"])
             case "ready":
-                if channel is not None:
-                    is_first = self.members.is_gathering
-                    self._agreement.check(channel.job, process.agreed, message, is_first=is_first)
-                self._do(self.members.ready(number, message["job"], now))
+                agreed = process.agreed
+                if channel is None or self._agreement.check(channel.job, agreed, message, number):
+                    self._do(self.members.ready(number, message["job"], now))
+                else:
+                    process.post({"kind": "close", "job": channel.number})
+                    self._ask(process, channel)
             case "done":
                 member.computed()
                 if channel is not None:
