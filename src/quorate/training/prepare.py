@@ -87,6 +87,7 @@ def prepare(
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, notes.append, say)
+        crew.replicas.look_at_rows(state.model, dataset)
         # 3. What is said before the first update.
         first = opening(
             plan,
