@@ -13,7 +13,7 @@ from quorate.errors import CopyError
 from quorate.replica.flat import Flat
 from quorate.replica.spread import Scattered
 
-MOST_KEPT = 1 << 20
+MOST_KEPT = 1 << 23
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -71,7 +71,8 @@ def copy_of(
         if p.device == shares and not p.requires_grad and number not in mutable_frozen
     }
     for name, parameter in trainable(model).items():
-        memo[id(parameter)] = torch.nn.Parameter(parameters[name])
+        # By .data: else writes to any copy would count as writes to all of them.
+        memo[id(parameter)] = torch.nn.Parameter(parameters[name].data)
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:

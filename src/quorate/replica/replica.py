@@ -36,6 +36,7 @@ from quorate.replica.spread import Scattered, Spread
 from quorate.replica.streams import Stream
 from quorate.replica.transfer import Transfers
 from quorate.replica.turns import Turns
+from quorate.replica.witness.witness import Witness
 
 T = TypeVar("T")
 Reseed = Callable[[int], None]
@@ -57,6 +58,7 @@ class Replica:
         parameters: its trainable parameters. A replica on the same device reads them where they
             are: they change only while no replica computes.
         mutable_frozen: see ``Buffers``.
+        written: names of trained parameters that the forward pass writes; see ``Writes``.
         own: whether it may use the model itself and need not copy it: nobody else does.
         set_buffers: gives them the coordinator's values, before every shard. Default: those of the
             model now, or of the model that was copied as it then is.
@@ -75,6 +77,7 @@ class Replica:
         *,
         spread: Spread | None = None,
         mutable_frozen: Collection[int] = (),
+        written: Collection[str] = (),
         own: bool = False,
         set_buffers: Callable[[Buffers], None] | None = None,
         loss: Loss,
@@ -109,13 +112,17 @@ class Replica:
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
+        self.witness = Witness(
+            self.model, parameters, written=written, mutable_frozen=mutable_frozen, notes=notes
+        )
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
         # A loss that is scaled may have to be scaled anew, which is found out on the host.
-        may_record = spread is None and not computing.precision.is_scaled
+        # What forward writes lies elsewhere for each shard.
+        may_record = spread is None and not computing.precision.is_scaled and not written
         if computing.compile and self.device.type == "cuda" and may_record:
             record = CudaRecord(self.device)
             self._graphs = ShardGraphs(record, lambda: [*self.model.buffers()], notes)
@@ -204,6 +211,7 @@ class Replica:
                 "argument of the loss function and not a model from outside it"
             )
         at("pushing")
+        written = self.witness.end(self._flat)
         gradient = into
         if gradient is None or gradient.device != self._gathers_on:
             gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
@@ -224,6 +232,7 @@ class Replica:
             integer_buffers=self._buffers.integer_buffers(),
             missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
+            written=written,
         )
 
     def evaluation(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
@@ -237,6 +246,7 @@ class Replica:
 
         with _alone_on(self.group), torch.no_grad():
             outcome = self._run(compute, batch, stream, training=False)
+        self.witness.end(self._flat)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
@@ -320,6 +330,7 @@ class Replica:
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
         self._set_pulled(self._buffers)
+        self.witness.begin(self._flat)
         stream.reseed(seed)
         for device in self.group:
             if device.type != "cpu":

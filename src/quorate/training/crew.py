@@ -142,6 +142,7 @@ class Crew:
             state.parameters,
             None if state.average is None else state.average.shadow,
             mutable_frozen=state.mutable_frozen,
+            written=state.written,
             results=self.most_open if self.rule.by_shard else source.plan.shards,
             on_snapshots=self.on_snapshots,
             workers=len(self.groups),

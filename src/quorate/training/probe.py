@@ -7,6 +7,7 @@ model draws from generators that threads share, and ``channels_last`` is tried.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -21,8 +22,9 @@ from quorate.replica.channels_last import convolves, set_format
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
-from quorate.replica.torch_internals import has_gradient_hooks, version
+from quorate.replica.torch_internals import has_gradient_hooks
 from quorate.replica.turns import Turns
+from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.training.state import State
 
 
@@ -77,7 +79,8 @@ def probed(
     """Make the state and compute one shard with it, whose result is thrown away.
 
     Args:
-        make_state: may be given ``mutable_frozen``, see ``Buffers``.
+        make_state: may be given ``mutable_frozen``, see ``Buffers``, and ``written``, see
+            ``Writes``: what forward writes is found by trying.
 
     Raises:
         UserError: the model or the loss cannot be trained.
@@ -86,29 +89,35 @@ def probed(
     formats = [torch.contiguous_format]
     if convolves(model):
         formats.insert(0, torch.channels_last)
+    known = NOTHING
     while True:
-        memory_format = formats.pop(0)
-        set_format(model, memory_format)
-        state = make_state()
+        set_format(model, formats[0])
+        state = make_state(mutable_frozen=known.frozen, written=known.trained)
         with unchanged(model):
             replica = make_replica(state)
             work = replica.gradient if training else replica.evaluation
-            before = [version(parameter) for parameter in replica.model.parameters()]
+            compute = partial(_compute, work, replica, batch, seed)
             try:
-                with current(replica.device), Stream() as stream:
-                    work(batch.data, len(batch.rows), stream, key("probe", seed))
+                found = written_in(replica, compute, known)
             except Exception as error:  # the user's code: tried again in the other format
-                if not formats:
+                if len(formats) == 1:
                     rows = abridged(batch.rows)
                     error.add_note(f"quorate: while trying shard 0 of step 0, rows {rows}")
                     if (text := out_of_memory.note(error, replica.device)) is not None:
                         error.add_note(text)
                     raise
+                formats.pop(0)
                 continue
-            after = [version(parameter) for parameter in replica.model.parameters()]
-        if convolves(model) and memory_format is torch.contiguous_format:
-            say("channels_last is off: the model does not work with it")
-        mutable_frozen = frozenset(n for n, old in enumerate(before) if after[n] != old)
-        if not mutable_frozen:
-            return state
-        return make_state(mutable_frozen=mutable_frozen)
+        if known.covers(found):
+            break
+        known = known.joined(found)  # how it is carried depends on it: once more from the start
+    if convolves(model) and formats[0] is torch.contiguous_format:
+        say("channels_last is off: the model does not work with it")
+    for line in written_text(model, known.trained):
+        say(line)
+    return state
+
+
+def _compute(work: Callable[..., object], replica: Replica, batch: Batch, seed: int) -> object:
+    with current(replica.device), Stream() as stream:
+        return work(batch.data, len(batch.rows), stream, key("probe", seed))

@@ -22,6 +22,7 @@ class State:
     Args:
         model: the user's; its trainable parameters become views of flat vectors on ``device``.
         mutable_frozen: see ``Buffers``.
+        written: names of trained parameters that the forward pass writes; see ``Writes``.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
     """
@@ -33,6 +34,7 @@ class State:
         *,
         shared: bool,
         mutable_frozen: frozenset[int] = frozenset(),
+        written: frozenset[str] = frozenset(),
         optimize: Optimize,
     ) -> None:
         self.model = model.to(device)
@@ -49,7 +51,7 @@ class State:
         for name, parameter in parameters.items():
             self.parameters.views[name].copy_(parameter.detach())
         bind(parameters, self.parameters)
-        self.mutable_frozen = mutable_frozen
+        self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
         self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)
         self.average = (

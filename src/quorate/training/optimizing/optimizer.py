@@ -73,7 +73,7 @@ class FlatOptimizer:
                 "take another, SGD or Adam for example",
             )
         self._names = {id(p): name for name, p in named.items()}
-        self._parameters = parameters
+        self.parameters = parameters
         self.flat = type(self.inner) in ELEMENTWISE and not any(
             group.get("differentiable") for group in self.inner.param_groups
         )
@@ -97,12 +97,12 @@ class FlatOptimizer:
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return self._parameters.device
+        return self.parameters.device
 
     @property
     def elements(self) -> int:
         """P, over all dtypes."""
-        return sum(self._parameters.layout.sizes)
+        return sum(self.parameters.layout.sizes)
 
     @property
     def lr(self) -> float:
@@ -182,7 +182,7 @@ class FlatOptimizer:
     def _cut(self, value: Any, tensor: torch.Tensor, names: list[str], name: str) -> Any:
         if not isinstance(value, torch.Tensor) or value.shape != tensor.shape or not self.flat:
             return value
-        sections = self._parameters.layout.sections
+        sections = self.parameters.layout.sections
         section = sections[name]
         offset = section.start - sections[names[0]].start
         return value.as_strided(section.shape, section.stride, value.storage_offset() + offset)

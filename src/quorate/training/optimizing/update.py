@@ -26,6 +26,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import Counts
+from quorate.replica.witness import writes
 from quorate.training.not_finite import is_finite, not_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
@@ -137,6 +138,8 @@ class Update:
         if total.buffers is not None:
             total.buffers.div_(total.weight)
         self._buffers.set(total.buffers, total.integer_buffers)
+        if total.written is not None:
+            writes.put(total.written, self.optimizer.parameters)
         # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:

@@ -22,6 +22,7 @@ from quorate.replica.channels_last import set_format
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
 from quorate.replica.snapshots import Vectors
+from quorate.replica.witness import writes
 from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
@@ -37,6 +38,7 @@ class Arena:
         average: likewise, if the parameters are averaged.
         frozen: likewise, those that are not trained.
         mutable_frozen: see ``Buffers``; these are no frozen ones here.
+        written: names of parameters that the forward pass writes; see ``Writes``.
         floats: F.
         integer_buffers: bytes of all other buffers.
         slots: how many there are.
@@ -52,6 +54,7 @@ class Arena:
         frozen: Flat,
         *,
         mutable_frozen: Collection[int],
+        written: Collection[str] = (),
         floats: int,
         integer_buffers: int,
         slots: int,
@@ -62,7 +65,8 @@ class Arena:
         self.parameters, self.average, self.frozen = parameters, average, frozen
         self.slots = slots - snapshots
         self.snapshots = range(slots - snapshots, slots)
-        self.mutable_frozen = frozenset(mutable_frozen)
+        self.mutable_frozen, self.written = frozenset(mutable_frozen), frozenset(written)
+        self._writes = writes.layout(parameters.views, written)
         self._slots: dict[int, Vectors] = {}
         self._sizes = {
             "floats": floats,
@@ -77,9 +81,10 @@ class Arena:
         sheets_at = _up(integer_buffers_at + integer_buffers, 64)
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
         self._slots_at = _up(self._cancelled_at + workers * _TICKET.size, _PAGE)
-        self.slot_bytes = _up(
-            _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, _PAGE
+        self._written_at = _up(  # within a slot
+            _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, 64
         )
+        self.slot_bytes = _up(self._written_at + self._writes.nbytes, _PAGE)
         nbytes = self._slots_at + slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
         self.current = Vectors(
@@ -105,6 +110,7 @@ class Arena:
         average: Flat | None,
         *,
         mutable_frozen: Collection[int],
+        written: Collection[str] = (),
         results: int,
         on_snapshots: bool,
         workers: int,
@@ -130,6 +136,7 @@ class Arena:
         snapshots = workers + 1 if on_snapshots else 0
         used = min(results + workers, workers * (levels + 2)) + snapshots
         slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + integer_buffers.numel()
+        slot_bytes += writes.layout(parameters.views, written).nbytes
         require(
             layout.nbytes + used * slot_bytes,
             f"gradients of {results} shards on {workers} workers",
@@ -141,6 +148,7 @@ class Arena:
             average,
             frozen,
             mutable_frozen=mutable_frozen,
+            written=written,
             floats=floats.numel(),
             integer_buffers=integer_buffers.numel(),
             # Per worker one that is being computed, and one that is done and not decided on.
@@ -164,6 +172,7 @@ class Arena:
             "parameters": _described(self.parameters.layout),
             "frozen": _described(self.frozen.layout),
             "mutable_frozen": sorted(self.mutable_frozen),
+            "written": sorted(self.written),
             **self._sizes,
         }, fds
 
@@ -233,6 +242,7 @@ class Arena:
             self.parameters.layout.over(self._segment, start),
             self._segment.tensor(torch.float64, floats, floats_at),
             self._segment.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
+            self._writes.over(self._segment, start + self._written_at) if self.written else None,
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:

@@ -142,6 +142,8 @@ class ShardLoop:
                 into.floats.copy_(result.buffers)
             if into is not None and result.integer_buffers is not None:
                 into.integer_buffers.copy_(result.integer_buffers)
+            if into is not None and into.written is not None and result.written is not None:
+                into.written.copy_(result.written)
         except NotWanted:
             self._wire.send({"kind": "left off", **answer})
             return
