@@ -17,7 +17,7 @@ from quorate.training.duration import Duration
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
-from quorate.training.prepare import Prepared, facts_of, planned, prepare, refuse_half_an_update
+from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update
 from quorate.training.probe import make_model
 from quorate.training.recipe import OPTIONS, Compute, Loading, Optimize, Recipe, RunDir, Workers
 from quorate.training.stop import Stops
@@ -307,4 +307,4 @@ class Trainer:
         return prepared.saved[1]
 
     def _facts(self, state: Any) -> dict[str, Any]:
-        return facts_of(self._crew, self._prepared, state)
+        return self._prepared.facts(self._crew, state)

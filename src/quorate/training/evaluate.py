@@ -21,7 +21,8 @@ from quorate.replica.totals import joined
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
 from quorate.training.optimizing.update import intra_op_threads
-from quorate.training.prepare import Prepared, evaluable
+from quorate.training.prepare import evaluable
+from quorate.training.prepared import Prepared
 from quorate.training.stop import Stops
 from quorate.transports import Transport
 from quorate.transports.job import Evaluation

@@ -1,91 +1,34 @@
-"""Preparing: a plan, a state that was tried on one shard and restored, and a loop over updates.
-
-A plan follows from the recipe, the workers and a number of rows: asking for one changes nothing.
-Only a training loop pins the number of shards, where the recipe leaves it open.
-"""
+"""Preparing: a plan, a state that was tried on one shard and restored, and a loop over updates."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data.loader_processes import require_loader_memory
 from quorate.data.row_sample import row_sample
-from quorate.data.source import Source, length
-from quorate.errors import CompileError, SettingError, UserError
+from quorate.data.source import Source
+from quorate.errors import CompileError, UserError
 from quorate.machine.memory_fraction import free_cache
-from quorate.machine.processor import processors
 from quorate.replica.deterministic import repeatable
-from quorate.services.checkpoints import files
 from quorate.training import resume, saved_state
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
 from quorate.training.opening import opening
 from quorate.training.optimizing.update import intra_op_threads
+from quorate.training.prepared import Prepared, newest_checkpoint, planned
 from quorate.training.probe import probed
-from quorate.training.recipe import too_many_shards
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import engines
 
+__all__ = ["Prepared", "evaluable", "planned", "prepare", "refuse_half_an_update"]
+
 Say = Callable[[str], None]
-
-
-@dataclass
-class Prepared:
-    """What a trainer has made ready, from its construction on."""
-
-    shards: int | None  # V; None as long as no loop was begun, and the recipe has none
-    is_fresh: bool  # what is in the run directory is still to be moved aside
-    state: State | None = None
-    was_trained: bool = False  # the state was tried on a training shard, and restored
-    plan: Plan | None = None  # of the last loop
-    saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
-    row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
-
-
-def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> Plan:
-    """Return the plan of a training loop over a dataset; changes nothing.
-
-    Raises:
-        DataError: it is no map-style dataset, or is empty.
-        SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
-    """
-    recipe, rule, rows = crew.recipe, crew.rule, length(dataset)
-    shards = prepared.shards
-    if shards is None:
-        newest = newest_checkpoint(crew, prepared)
-        workers = min(len(crew.groups), recipe.batch_size, rows)
-        shards = workers if newest is None else int(newest.record["shards"])
-    if shards > rows:
-        raise too_many_shards(shards, f"{rows} rows of the dataset")
-    if shards < rule.least_shards:
-        expected = f"at most the {shards} shards of a batch"
-        raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
-    kind = PlanByShard if rule.by_shard else Plan
-    return kind(
-        rows=rows,
-        batch_size=min(recipe.batch_size, rows),
-        shards=shards,
-        seed=recipe.seed,
-        shuffle=shuffle,
-        order=recipe.loading.order,
-    )
-
-
-def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
-    """Return the checkpoint to go on from."""
-    path = crew.recipe.run_dir.path
-    return None if path is None or prepared.is_fresh else files.find(Path(path))
 
 
 def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State:
@@ -97,33 +40,6 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
             saved_state.load(newest.path, newest.record, prepared.state)
             say(f"evaluating step {prepared.state.global_step:,} from {newest.path}")
     return prepared.state
-
-
-def facts_of(crew: Crew, prepared: Prepared, state: State) -> dict[str, Any]:
-    """Return what a checkpoint says beside what it holds."""
-    plan, update = prepared.plan, state.update
-    assert plan is not None
-    return {
-        "epoch": state.global_step // plan.steps_per_epoch,
-        **crew.recipe.facts(),
-        # What was found out, and is no setting, or not as it was set.
-        "shards": plan.shards,
-        "rows": plan.rows,
-        "shuffle": plan.shuffle,
-        "compile": crew.replicas.computing.compile,
-        "schedule": None if update.scheduler is None else type(update.scheduler).__name__,
-        "hyperparameters": update.hyperparameters,
-        "engine": crew.engine,
-        "devices": sorted({str(group) for group in crew.groups}),
-        "device_types": sorted({device.type for device in crew.devices}),
-        "workers": len(crew.groups),
-        "row_sample": prepared.row_sample,
-        "processors": processors(crew.devices),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "account": state.account(),
-        "doubts": crew.replicas.notes.doubts,
-    }
 
 
 def refuse_half_an_update(state: State) -> None:
@@ -201,7 +117,7 @@ def prepare(
             yield loop
             return
         # 4. The workers, and the updates.
-        facts = facts_of(crew, prepared, state)
+        facts = prepared.facts(crew, state)
         yield stack.enter_context(looping(loop, crew, source, facts, stops, say))
 
 
@@ -258,7 +174,7 @@ def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: 
     if run_dir.path is None:
         return
     prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
-    facts = facts_of(crew, prepared, state)
+    facts = prepared.facts(crew, state)
     path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
     newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:

@@ -1,0 +1,46 @@
+"""Facts: what a checkpoint says of a run, beside what it holds. A resume compares them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from quorate.coordination.plan import Plan
+from quorate.machine.processor import processors
+from quorate.training.crew import Crew
+from quorate.training.state import State
+
+
+def facts_of(
+    crew: Crew, state: State, plan: Plan, row_sample: Mapping[str, str | None] | None
+) -> dict[str, Any]:
+    """Return the facts, for JSON.
+
+    Args:
+        row_sample: hashes of some rows of the dataset, where checkpoints are saved.
+    """
+    update = state.update
+    return {
+        "epoch": state.global_step // plan.steps_per_epoch,
+        **crew.recipe.facts(),
+        # What was found out, and is no setting, or not as it was set.
+        "shards": plan.shards,
+        "rows": plan.rows,
+        "shuffle": plan.shuffle,
+        "row_sample": row_sample,
+        "compile": crew.replicas.computing.compile,
+        "schedule": None if update.scheduler is None else type(update.scheduler).__name__,
+        "hyperparameters": update.hyperparameters,
+        "engine": crew.engine,
+        "devices": sorted({str(group) for group in crew.groups}),
+        "device_types": sorted({device.type for device in crew.devices}),
+        "processors": processors(crew.devices),
+        "workers": len(crew.groups),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "account": state.account(),
+        "doubts": crew.replicas.notes.doubts,
+    }

@@ -1,0 +1,73 @@
+"""What a trainer has made ready, and the plan that follows from it.
+
+A plan follows from the recipe, the workers and a number of rows: asking for one changes nothing.
+Only a training loop pins the number of shards, where the recipe leaves it open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.coordination.plan import Plan, PlanByShard
+from quorate.data.source import length
+from quorate.errors import SettingError
+from quorate.services.checkpoints import files
+from quorate.training.crew import Crew
+from quorate.training.facts import facts_of
+from quorate.training.recipe import too_many_shards
+from quorate.training.state import State
+
+
+@dataclass
+class Prepared:
+    """What a trainer has made ready, from its construction on."""
+
+    shards: int | None  # V; None as long as no loop was begun, and the recipe has none
+    is_fresh: bool  # what is in the run directory is still to be moved aside
+    state: State | None = None
+    was_trained: bool = False  # the state was tried on a training shard, and restored
+    plan: Plan | None = None  # of the last loop
+    saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
+    row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
+
+    def facts(self, crew: Crew, state: State) -> dict[str, Any]:
+        """Return what a checkpoint says of the run, beside what it holds."""
+        assert self.plan is not None
+        return facts_of(crew, state, self.plan, self.row_sample)
+
+
+def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> Plan:
+    """Return the plan of a training loop over a dataset; changes nothing.
+
+    Raises:
+        DataError: it is no map-style dataset, or is empty.
+        SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
+    """
+    recipe, rule, rows = crew.recipe, crew.rule, length(dataset)
+    shards = prepared.shards
+    if shards is None:
+        newest = newest_checkpoint(crew, prepared)
+        workers = min(len(crew.groups), recipe.batch_size, rows)
+        shards = workers if newest is None else int(newest.record["shards"])
+    if shards > rows:
+        raise too_many_shards(shards, f"{rows} rows of the dataset")
+    if shards < rule.least_shards:
+        expected = f"at most the {shards} shards of a batch"
+        raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
+    kind = PlanByShard if rule.by_shard else Plan
+    return kind(
+        rows=rows,
+        batch_size=min(recipe.batch_size, rows),
+        shards=shards,
+        seed=recipe.seed,
+        shuffle=shuffle,
+        order=recipe.loading.order,
+    )
+
+
+def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
+    """Return the checkpoint to go on from."""
+    path = crew.recipe.run_dir.path
+    return None if path is None or prepared.is_fresh else files.find(Path(path))
