@@ -19,11 +19,16 @@ from quorate.errors import SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
+from quorate.replica.loss import Loss
 from quorate.replica.model import unchanged
+from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks
 from quorate.replica.turns import Turns
+from quorate.replica.witness.again import Computed, Shard, doubts, result_of
+from quorate.replica.witness.kept import kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.training.state import State
 
@@ -72,6 +77,8 @@ def probed(
     make_replica: Callable[[State], Replica],
     batch: Batch,
     *,
+    loss: Loss,
+    notes: Notes,
     seed: int,
     training: bool,
     say: Callable[[str], None],
@@ -79,6 +86,9 @@ def probed(
     """Make the state and compute one shard with it, whose result is thrown away.
 
     Args:
+        batch: of shard 0 of step 0.
+        loss: the user's loss function.
+        notes: what is found goes there.
         make_state: may be given ``mutable_frozen``, see ``Buffers``, and ``written``, see
             ``Writes``: what forward writes is found by trying.
 
@@ -89,16 +99,22 @@ def probed(
     formats = [torch.contiguous_format]
     if convolves(model):
         formats.insert(0, torch.channels_last)
-    known = NOTHING
+    known, computed = NOTHING, list[Computed]()
     while True:
         set_format(model, formats[0])
         state = make_state(mutable_frozen=known.frozen, written=known.trained)
         with unchanged(model):
             replica = make_replica(state)
             work = replica.gradient if training else replica.evaluation
-            compute = partial(_compute, work, replica, batch, seed)
             try:
-                found = written_in(replica, compute, known)
+                with current(replica.device), Stream() as stream:
+                    shard = Shard(batch.data, len(batch.rows), stream, key("probe", seed))
+                    compute = partial(_computed, work, replica, loss, shard)
+                    found, first = written_in(replica, compute, known)
+                    computed.append(first)
+                    if training and known.covers(found):  # once more, on the same replica
+                        for doubt in doubts(replica, computed[0], compute(), shard):
+                            notes.doubt(doubt)
             except Exception as error:  # the user's code: tried again in the other format
                 if len(formats) == 1:
                     rows = abridged(batch.rows)
@@ -118,6 +134,12 @@ def probed(
     return state
 
 
-def _compute(work: Callable[..., object], replica: Replica, batch: Batch, seed: int) -> object:
-    with current(replica.device), Stream() as stream:
-        return work(batch.data, len(batch.rows), stream, key("probe", seed))
+def _computed(
+    work: Callable[..., ShardSum], replica: Replica, loss: Loss, shard: Shard
+) -> Computed:
+    before = kept(replica.model, loss)
+    shard_sum = work(shard.data, shard.rows, shard.stream, shard.seed)
+    # What forward writes is not carried as long as it is not known; it is in the gradient.
+    result = result_of(shard_sum, with_buffers=False)
+    replica.recycle(shard_sum)
+    return Computed(result, before, kept(replica.model, loss))

@@ -6,7 +6,7 @@ Values are compared here, of all parameters: a write by ``.data`` is one that to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -14,6 +14,8 @@ from quorate.replica.model import frozen, trainable
 from quorate.replica.replica import Replica
 from quorate.replica.torch_internals import version
 from quorate.replica.witness.guard import parameter_text, written_by_kind
+
+T = TypeVar("T")
 
 MOST_COPIED = 1 << 23  # elements of a frozen parameter; of a larger one a sum is compared
 
@@ -43,8 +45,8 @@ class _Seen(NamedTuple):
     value: torch.Tensor
 
 
-def written_in(replica: Replica, compute: Callable[[], object], known: Written) -> Written:
-    """Compute a shard; return what of the parameters it wrote, and what it writes at times.
+def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tuple[Written, T]:
+    """Compute a shard; return what of the parameters it wrote or writes at times, and its result.
 
     Parameters are afterwards as they were.
 
@@ -58,14 +60,15 @@ def written_in(replica: Replica, compute: Callable[[], object], known: Written) 
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
     still = {n: p for n, p in frozen(model).items() if numbers[n] not in known.frozen}
     before = _looked_at(trained), _looked_at(still)
-    compute()
+    result = compute()
     replica.witness.is_silent = False
     changed = [{name for name, seen in each.items() if _was_written(seen)} for each in before]
     for each, names in zip(before, changed, strict=True):
         for name in names:
             _restore(each[name])
-    by_kind = written_by_kind(model) & trained.keys()
-    return Written(frozenset(changed[0] | by_kind), frozenset(numbers[name] for name in changed[1]))
+    found = changed[0] | (written_by_kind(model) & trained.keys())
+    numbers_of = frozenset(numbers[name] for name in changed[1])
+    return Written(frozenset(found), numbers_of), result
 
 
 def written_text(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
