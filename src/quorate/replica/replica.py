@@ -90,6 +90,7 @@ class Replica:
         self.device = group[0]  # where batches go
         self.transfers = Transfers(self.device)
         self._spread = spread
+        self.plain_loss = loss
         self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
         self._totals = totals
         self._computing = computing

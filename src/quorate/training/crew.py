@@ -15,7 +15,7 @@ from quorate.coordination import rules
 from quorate.data.loader_processes import check_loader_processes
 from quorate.data.source import Source
 from quorate.errors import CopyError
-from quorate.machine.devices import Group, worker_devices
+from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.replica.replica import Replica
 from quorate.training.recipe import Recipe
@@ -26,6 +26,8 @@ from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
+from quorate.transports.spot_check import SpotCheck
+from quorate.transports.spot_checks import SpotChecks
 from quorate.transports.towers import Towers
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
@@ -161,6 +163,25 @@ class Crew:
             say=say,
             notes=self.replicas.notes,
         )
+
+    def spot_checks(self, state: State, source: Source, transport: Transport) -> SpotChecks | None:
+        """Return the spot checks of a training loop; None where bits differ for a known reason."""
+        every, plan = self.recipe.compute.spot_check_every, source.plan
+        if (
+            every == 0
+            or not rules.keeps_bits(self.rule, plan.shards)
+            or len(kinds(self.groups)) > 1
+        ):
+            return None
+
+        def job(step: int, number: int, closer: bool) -> SpotCheck:
+            ticket = (step, number % plan.shards_of(step))
+            threads = self.recipe.workers.threads
+            return SpotCheck(
+                source, state.parameters, range(0), ticket=ticket, closer=closer, threads=threads
+            )
+
+        return SpotChecks(transport, len(self.groups), job, every, self.replicas.notes)
 
     def evaluators(self, state: State) -> Transport:
         """Return workers for an evaluation outside of a training loop; the caller closes them."""

@@ -18,7 +18,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.witness import words
-from quorate.replica.witness.calls import culprit, paired
+from quorate.replica.witness.calls import OPERATOR, culprit, paired
 from quorate.replica.witness.kept import Kept, changed
 from quorate.replica.witness.operator_trace import traced
 
@@ -103,7 +103,9 @@ def _blamed(replica: Replica, shard: Shard) -> str | None:
         return None
     if blamed is None:
         return None
-    reason, *where = words.call(blamed)
+    # Without the values, which are others each time: what is said once is known by its text.
+    both = "{}, then {}" if blamed.why == OPERATOR else "another value each time"
+    reason, *where = words.call(blamed, both)
     return f"the same shard gives other results each time: {reason}, {', '.join(where)}"
 
 

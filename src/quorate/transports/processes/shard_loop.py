@@ -19,7 +19,6 @@ from quorate.transports.job import (
     Job,
     NotWanted,
     Task,
-    Training,
     class_of,
     data_fingerprint,
     probe_fingerprint,
@@ -97,7 +96,7 @@ class ShardLoop:
         kind = class_of(message["work"])
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
-        augment = self._program.augment if issubclass(kind, Training) else None
+        augment = self._program.augment if kind.augments else None
         source = Source(dataset, plan, self._program.collate, augment)
         self._jobs[message["job"]] = _OpenJob(
             kind(source, parameters, range(*message["steps"]), **message["options"]),
