@@ -25,7 +25,7 @@ class Compute(Settings):
             stands in the metrics and the checkpoints.
         spot_check_every: updates between two spot checks, in which all workers compute one and the
             same shard, twice, and the results are compared. Default: so many that they take about
-            1% of the time. 0: no spot checks. Only where the bits do not depend on timing.
+            0.5% of the time. 0: no spot checks. Only where the bits do not depend on timing.
     """
 
     compile: bool = field(
@@ -57,6 +57,8 @@ class Compute(Settings):
         default=None,
         metadata=about(
             "updates between two checks that all workers compute the same (0: none)",
+            kind=int,
+            metavar="N",
             check=at_least(0),
         ),
     )

@@ -202,7 +202,11 @@ def version(tensor: torch.Tensor) -> int:
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return ``version`` of many tensors, without a call for each: around every shard."""
-    return [t._version for t in tensors] if holds(Promise.MUTABLE_FROZEN) else []
+    return list(map(_version_of, tensors)) if _counts_writes else []
+
+
+_version_of = attrgetter("_version")
+_counts_writes = holds(Promise.MUTABLE_FROZEN)
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:

@@ -167,11 +167,8 @@ class Crew:
     def spot_checks(self, state: State, source: Source, transport: Transport) -> SpotChecks | None:
         """Return the spot checks of a training loop; None where bits differ for a known reason."""
         every, plan = self.recipe.compute.spot_check_every, source.plan
-        if (
-            every == 0
-            or not rules.keeps_bits(self.rule, plan.shards)
-            or len(kinds(self.groups)) > 1
-        ):
+        are_alike = rules.keeps_bits(self.rule, plan.shards) and len(kinds(self.groups)) == 1
+        if every == 0 or not are_alike:
             return None
 
         def job(step: int, number: int, closer: bool) -> SpotCheck:

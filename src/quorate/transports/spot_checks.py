@@ -28,7 +28,7 @@ from quorate.replica.witness.words import module_text
 from quorate.transports import Channel, Transport
 from quorate.transports.spot_check import Answer, SpotCheck
 
-SHARE = 0.01  # of the time
+SHARE = 0.005  # of the time
 GATHER_S = 0.1  # workers that have not come to a check after so long take no part
 LEAST_WAIT_S = 0.5  # for those that have, when others have answered
 MOST_FINDINGS = 3  # checks that find something; then all is said
@@ -41,7 +41,7 @@ class SpotChecks:
         transport: of the loop.
         workers: how many there are.
         make_job: from a step, the number of the check and whether workers are to look closer.
-        every: updates between two checks; None: so many that they take 1% of the time. 0: none.
+        every: updates between two checks; None: so many that they take 0.5% of the time. 0: none.
         notes: what is found goes there.
     """
 
@@ -59,7 +59,7 @@ class SpotChecks:
         self._every = every
         self._notes = notes
         self._updates = 0
-        self._checks = 0
+        self.made = 0
         self._left = MOST_FINDINGS
         self._due_at = 0.0  # of the monotonic clock
 
@@ -83,7 +83,7 @@ class SpotChecks:
 
     def _check(self, step: int, patience_s: float) -> bool:
         """Return whether there was nothing to note."""
-        number, self._checks = self._checks, self._checks + 1
+        number, self.made = self.made, self.made + 1
         answers = self._answers(self._make_job(step, number, False), patience_s)
         if not self._note_alone(answers):
             return False

@@ -13,6 +13,8 @@ import torch
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import versions
 
+_ADDRESS = torch.Tensor.data_ptr
+
 
 class Guard:
     """What a replica's shards must leave as it is: parameters, trained or not.
@@ -41,12 +43,12 @@ class Guard:
         """
         self._versions = versions(self._tensors)
         if lie_in is not self._lie_in:
-            self._addresses, self._lie_in = [t.data_ptr() for t in self._tensors], lie_in
+            self._addresses, self._lie_in = list(map(_ADDRESS, self._tensors)), lie_in
 
     def is_kept(self) -> bool:
         """Return whether the shard has left everything as it was; else the user is told."""
         tensors = self._tensors
-        now, lie_at = versions(tensors), [tensor.data_ptr() for tensor in tensors]
+        now, lie_at = versions(tensors), list(map(_ADDRESS, tensors))
         if now == self._versions and lie_at == self._addresses:
             return True
         before = zip(self._versions, self._addresses, strict=True)
