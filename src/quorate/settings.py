@@ -267,7 +267,17 @@ def directory(name: str, value: object) -> Path | None:
     if not isinstance(value, (str, Path)) or not str(value):
         raise SettingError(name, value, expected, "leave it out to save nothing")
     path = Path(value)
-    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    nearest = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+    try:
+        is_directory = nearest.is_dir()
+    except OSError as error:
+        why = f"{nearest}: {error.strerror or error}"
+        raise SettingError(name, str(value), expected, why) from error
+    if not is_directory:
+        # Not seeing is not the same as not being there: nothing is begun in its place.
+        is_link = nearest.is_symlink() and not nearest.exists()
+        why = "is a link that leads nowhere: is a disk not mounted?" if is_link else "is none"
+        raise SettingError(name, str(value), expected, f"{nearest} {why}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")
     return path

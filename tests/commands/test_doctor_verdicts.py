@@ -45,7 +45,7 @@ def gpu(index: int, **changes: Any) -> Gpu:
 
 
 HOST = Host("AMD EPYC", 64, 32, 64, None, 2, 256 * GIB, 200 * GIB, None)
-LIMITS = Limits(8 * GIB, 8 * GIB, True, None, 65536, None, None, None, "/tmp", None, 50 * GIB, None)
+LIMITS = Limits(None, 65536, None, None, None, "/tmp", None, 50 * GIB)
 TORCH = Torch("2.13.0+cu130", "13.0", None, "cuda", 32, True, "91002", True, True, None, None)
 VISIBLE = tuple(Visible(index, f"GPU-{index}") for index in range(2))
 WELL = Facts(
@@ -81,7 +81,7 @@ def the_verdict(facts: Facts, **wanted: Any) -> Verdict:
 
 def test_nothing_is_wrong() -> None:
     assert verdicts(WELL, Wanted()) == verdicts(LAPTOP, Wanted()) == []
-    assert verdicts(WELL, Wanted(devices=("cuda:1", "cpu"), workers=4, loader_workers=2)) == []
+    assert verdicts(WELL, Wanted(devices=("cuda:1", "cpu"), workers=4)) == []
     text = shown(WELL, [])
     assert text.splitlines()[-1] == "nothing is wrong: a run would work"
     assert "cuda:0 = physical 0 = GPU-0: computes" in text
@@ -140,21 +140,6 @@ CASES: dict[str, tuple[Facts, dict[str, Any], str, str, list[str]]] = {
         {},
         *(BEWARE, "GPUs", ["of several kinds", "CUDA_DEVICE_ORDER=PCI_BUS_ID"]),
     ),
-    "too little shared memory": (
-        limited(shm_bytes=MIB, shm_free_bytes=MIB),
-        {},
-        *(FAILS, "shared memory", ["1.0 of 1.0 MiB are free in /dev/shm", "--shm-size"]),
-    ),
-    "a container's shared memory": (
-        limited(shm_bytes=64 * MIB, shm_free_bytes=64 * MIB),
-        {"loader_workers": 2},
-        *(BEWARE, "shared memory", ["64.0 of 64.0 MiB"]),
-    ),
-    "shared memory that cannot be written": (
-        limited(shm_is_writable=False),
-        {},
-        *(FAILS, "shared memory", ["cannot be written to", "1777"]),
-    ),
     "no segments": (
         limited(segment_error="shared memory: 64 MiB cannot be had (File too large); use less"),
         {},
@@ -183,10 +168,10 @@ CASES: dict[str, tuple[Facts, dict[str, Any], str, str, list[str]]] = {
         {},
         *(FAILS, "memory", ["/proc is not there", "mount -t proc"]),
     ),
-    "descriptors for no loaders": (
+    "descriptors for no script's own": (
         limited(files=200, files_most=200),
         {"workers": 8},
-        *(BEWARE, "descriptors", ["200 files", "one more per tensor", "the most is 200"]),
+        *(BEWARE, "descriptors", ["200 files", "may open some itself", "the most is 200"]),
     ),
     "a container's cores": (
         host(cores_limit=1.5),
@@ -227,11 +212,6 @@ CASES: dict[str, tuple[Facts, dict[str, Any], str, str, list[str]]] = {
         limited(temporary_free_bytes=MIB),
         {},
         *(BEWARE, "temporary folder", ["1.0 MiB are free in /tmp"]),
-    ),
-    "a long temporary folder": (
-        limited(sockets_error="the temporary folder: got '/tmp/long', expected less; shorten it"),
-        {"loader_workers": 1},
-        *(FAILS, "temporary folder", ["got '/tmp/long', expected less", "TMPDIR"]),
     ),
     "no torch": (
         built(version=None, failure="ImportError: libtorch.so"),
@@ -347,11 +327,8 @@ def test_what_is_found_and_what_helps(case: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "wanted"),
     [
-        (limited(shm_bytes=MIB, shm_free_bytes=MIB), {"loader_workers": 0}),
-        (limited(shm_bytes=None, shm_free_bytes=None), {}),  # another system than Linux
         (limited(files=None), {"workers": 8}),
         (limited(files=256), {"workers": 32, "threads": 1}),
-        (limited(sockets_error="it is long"), {"loader_workers": 0}),
         (first_gpu(**BUSY), {"devices": ("cpu",)}),  # what is not used may be full
         (first_gpu(compute_mode="prohibited"), {"devices": ("cuda:1",)}),
         (replace(WELL, environment={"GLOO_SOCKET_IFNAME": "eth"}), {}),

@@ -1,60 +1,122 @@
-"""What loader processes need: a refusal before the first step, not a wait without end."""
+"""Loader processes: in order, the same bits, and gone whatever happens to them or their parent."""
 
 from __future__ import annotations
 
-import multiprocessing.process
 import os
-import tempfile
+import signal
+import threading
+import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from quorate.coordination.plan import Plan
 from quorate.data.feed import Feed
-from quorate.data.loader_processes import (
-    check_loader_processes,
-    require_loader_memory,
-)
+from quorate.data.loader_processes import LoaderProcesses
 from quorate.data.source import Source
-from quorate.errors import SettingError, UserError
-from quorate.machine.temporary_folder import LONGEST_TEMPORARY
+
+TICKETS = [(step, shard) for step in range(10) for shard in range(4)]
 
 
-def test_shared_memory_for_loader_processes(tmp_path: Path) -> None:
-    file_system = os.statvfs(tmp_path)
-    free = file_system.f_bavail * file_system.f_frsize
-    # 2 for each of 2 x 2 processes and 2 x 4 that are ready: 16; with 4 feeds 24.
-    nbytes = free // 20
-    rows = torch.empty(nbytes, dtype=torch.uint8, device="meta")
-    batch = {"images": [rows[: nbytes // 2], (rows[nbytes // 2 :],)], "names": ["a", "b"]}
-    given: dict[str, Any] = {"shards": 4, "loader_workers": 2, "shm": tmp_path}
-    require_loader_memory(batch, feeds=2, **given)
-    with pytest.raises(UserError) as error:
-        require_loader_memory(batch, feeds=4, **given)
-    said = str(error.value)
-    assert said.startswith("shared memory: loader_workers=2 hand over up to 24 shards of ")
-    assert f"MiB in {tmp_path}, and " in said
-    assert "docker --shm-size" in said
-    require_loader_memory(batch, feeds=4, **{**given, "shm": tmp_path / "none"})
+class Noisy(Dataset[Any]):
+    """Rows of random numbers; some rows do something beside."""
+
+    def __init__(self, does: dict[int, Any] | None = None) -> None:
+        self.does = does or {}
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, row: int) -> Any:
+        if row in self.does:
+            self.does[row]()
+        return torch.randn(3, 5) + row, row
 
 
-def test_a_temporary_folder_that_is_too_long_for_sockets_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+def source(does: dict[int, Any] | None = None, **given: Any) -> Source:
+    return Source(
+        Noisy(does), Plan(rows=80, batch_size=8, shards=4, seed=0, shuffle=False), **given
+    )
+
+
+def taken(rows: Source, loader_workers: int) -> list[Any]:
+    with closing(Feed(rows, TICKETS, ahead=8, loader_workers=loader_workers)) as feed:
+        return [feed.take(ticket).data for ticket in TICKETS]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return all(
+        torch.equal(a, b)
+        for x, y in zip(one, other, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+def test_they_load_what_a_thread_would() -> None:
+    assert same(taken(source(), 0), taken(source(), 3))
+
+
+@pytest.mark.parametrize("how", ["was killed by signal 9", "ended"])
+def test_one_that_ends_takes_nothing_along(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    expected, here = taken(source(), 0), os.getpid()
+
+    def end() -> None:
+        if os.getpid() != here:
+            if how == "ended":
+                os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert same(expected, taken(source({33: end}), 2))
+    said = capfd.readouterr().err
+    assert f"{how}; the workers load its rows themselves" in said
+    assert said.count("quorate: ") == 1
+
+
+def test_what_cannot_be_handed_over_is_loaded_by_the_workers(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    plan = Plan(rows=40, batch_size=8, shards=4, seed=0)
-    source, tickets = Source(range(40), plan), [(0, shard) for shard in range(4)]
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # pytest's own may be too long already
-        longest = Path(short, "x" * (LONGEST_TEMPORARY - len(short) - 1))
-        longest.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(longest))
-        monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)
-        check_loader_processes()
-        with closing(Feed(source, tickets, ahead=8, loader_workers=1)) as feed:
-            for ticket in tickets:
-                feed.take(ticket)
-    monkeypatch.setattr(tempfile, "tempdir", str(longest) + "y")
-    with pytest.raises(SettingError, match="TMPDIR"):
-        check_loader_processes()
+    rows = source(collate=lambda samples: [lambda: samples])
+    for made in taken(rows, 2):
+        assert len(made[0]()) == 2
+    said = capfd.readouterr().err
+    assert said.count("cannot come from a loader process (") == 1
+    assert "lambda" in said
+
+
+def test_a_signal_to_the_whole_job_is_not_theirs() -> None:
+    loads = LoaderProcesses(source(), iter(TICKETS), 2, threads=1)
+    with closing(loads):
+        iterator = iter(loads)
+        for process in loads._processes:
+            assert process._process.pid is not None
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                os.kill(process._process.pid, number)
+        assert [ticket for ticket, batch in iterator if batch is not None] == TICKETS
+
+
+@pytest.mark.parametrize("how", ["stopped", "stuck"])
+def test_closing_does_not_wait_for_ever(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorate.data.loader_processes.GRACE_S", 0.3)
+    does = {0: lambda: time.sleep(1000)} if how == "stuck" else {}
+    loads = LoaderProcesses(source(does), iter(TICKETS), 1, threads=1)
+    if how == "stopped":
+        assert loads._processes[0]._process.pid is not None
+        os.kill(loads._processes[0]._process.pid, signal.SIGSTOP)
+    got: list[Any] = []
+    waiting = threading.Thread(target=lambda: got.append(next(iter(loads))))
+    waiting.start()
+    time.sleep(0.1)
+    loads.end()
+    waiting.join(timeout=20)
+    assert got == [((0, 0), None)]
+    began = time.monotonic()
+    loads.close()
+    assert time.monotonic() - began < 10
+
+
+def test_they_need_no_folder_and_no_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 200)))  # none, and far too long
+    assert same(taken(source(), 0), taken(source(), 2))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.runs import LIMIT_S, command, inspected, last_json, processes_of, started, wait_for
 
+from quorate.training.stop import AT_ONCE_S
 from quorate.transports.processes.starter import can_fork
 
 pytestmark = [
@@ -86,7 +87,9 @@ print("after fit")
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_to_all_processes_ends_the_step_and_saves(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -114,3 +117,56 @@ def test_a_signal_to_all_processes_ends_the_step_and_saves(
     assert "is starting" not in said
     assert "after fit" not in said
     assert 0 < inspected(tmp_path / "run")["global_step"] < 1000
+
+
+def test_a_closed_terminal_means_nothing_to_nohup(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW.replace("4000", "160"))
+    words = ["nohup", *command(script, options=("--workers", "2"))]
+    with started(tmp_path, words) as (run_, mark):
+        said = wait_for(run_, "step 1/")
+        for pid in processes_of(mark):
+            os.kill(pid, signal.SIGHUP)
+        assert run_.stdout is not None
+        said += run_.stdout.read()
+        assert run_.wait(timeout=LIMIT_S) == 0, said
+    assert "after fit" in said
+
+
+STUCK = """
+import ctypes, os, sys, torch, quorate
+from torch.utils.data import TensorDataset
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+class Stuck(quorate.Callback):
+    def updated(self, report):
+        if report.global_step == 3:
+            print("stuck", flush=True)
+            for _ in range(2):  # no signal ends this, and no handler is called meanwhile
+                libc.pthread_mutex_lock(mutex)
+torch.manual_seed(0)
+trainer = quorate.Trainer(torch.nn.Linear(3, 1), lambda m, b: m(b[0]).mean(),
+    optimizer=torch.optim.Adam, batch_size=8, shards=2)
+trainer.fit(TensorDataset(torch.ones(400, 3)), epochs=2, callbacks=[Stuck()])
+"""
+
+
+@pytest.mark.parametrize("signals", [2, 3])
+def test_a_second_signal_ends_whatever_the_run_is_blocked_in(tmp_path: Path, signals: int) -> None:
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    with started(tmp_path, command(script, options=("--workers", "2"))) as (run_, mark):
+        wait_for(run_, "stuck")
+        for number in [signal.SIGTERM, signal.SIGINT, signal.SIGTERM][:signals]:
+            run_.send_signal(number)
+            time.sleep(0.3)
+        began = time.monotonic()
+        # It has AT_ONCE_S to end by itself after the second, and none after the third.
+        code = run_.wait(timeout=AT_ONCE_S + 20)
+        assert code == (130 if signals == 2 else 143)
+        assert (time.monotonic() - began >= AT_ONCE_S - 1) == (signals == 2)
+        assert run_.stdout is not None
+        assert "once more: left at once" in run_.stdout.read()
+        deadline = time.monotonic() + 5
+        while processes_of(mark) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not processes_of(mark)

@@ -76,7 +76,7 @@ class Bench:
                 module.reset_running_stats()
 
     def step(self, batch: Any) -> Step:
-        return forward_backward(self.loss(self.model, batch), 4, self.take)
+        return forward_backward(self.loss(self.model, batch), self.take)
 
     def take(self) -> dict[str, torch.Tensor]:
         found = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}

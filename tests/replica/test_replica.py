@@ -169,7 +169,9 @@ def test_a_model_that_channels_last_breaks_is_trained_without_it(
     assert trainer.model.convolution.weight.is_contiguous()
 
 
-def test_missing_gradients_are_zero_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_without_a_gradient_are_left_alone_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -187,7 +189,7 @@ def test_missing_gradients_are_zero_and_named_once(caplog: pytest.LogCaptureFixt
         pass
     assert torch.equal(before, trainer.model.unused.weight)
     said = [r.message for r in caplog.records if "no gradient" in r.message]
-    assert said == ["no gradient in step 0, taken as zero: unused.bias, unused.weight"]
+    assert said == ["no gradient in step 0, left alone: unused.bias, unused.weight"]
 
 
 def test_a_shard_of_weight_zero_adds_nothing_even_if_its_loss_is_not_a_number() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.runs import command, digests, on_a_tower, run
 
 from quorate.replica.digest import digest
-from quorate.services.checkpoints import files
+from quorate.services.checkpoints import files, tensor_file
 
 FORMER = Path(__file__).parent / "data" / "before-rooms"
 SHARDS = ("--shards", "4")
@@ -47,7 +47,7 @@ def test_a_digest_without_torch_is_that_of_the_tensors() -> None:
         assert files.digest_of(sound.path, name, order) == expected
 
 
-@pytest.mark.parametrize("name", sorted(files.TORCH_NAMES.values()))
+@pytest.mark.parametrize("name", sorted(tensor_file.TORCH_NAMES.values()))
 def test_a_digest_without_torch_knows_all_dtypes(tmp_path: Path, name: str) -> None:
     tensors = {
         "matrix": torch.arange(6, dtype=torch.uint8).reshape(2, 3).to(getattr(torch, name)),

@@ -18,7 +18,6 @@ from torch.utils.data import Subset, TensorDataset
 
 import quorate
 from quorate.errors import CheckpointError, DataError, SettingError
-from quorate.machine.temporary_folder import LONGEST_TEMPORARY
 from quorate.replica.digest import digest
 from quorate.settings import AtResume, options, overriding, resolved
 from quorate.training.recipe import OPTIONS
@@ -144,17 +143,6 @@ def test_none_is_allowed_where_it_means_something() -> None:
 def test_a_validation_set_is_a_dataset() -> None:
     with pytest.raises(DataError, match="validation: got 0 rows"):
         quorate.Validation(Subset(DATA, []))
-
-
-def test_loader_processes_that_could_not_hand_over_are_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any loop: an evaluation would wait for its rows for ever."""
-    long = tmp_path / ("x" * LONGEST_TEMPORARY)
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    with pytest.raises(SettingError, match="the temporary folder: got"):
-        small(loading=quorate.Loading(processes=1))
-    small()
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -303,7 +291,8 @@ def test_what_a_resume_compares_follows_from_the_fields() -> None:
         return {option.recorded for option in OPTIONS.values() if option.at_resume is at_resume}
 
     refused = {"seed", "shards", "batch_size", "is_ordered", "update"}
-    said = {"threads", "clip_norm", "ema_decay", "is_augmented", "precision", "compile"}
+    said = {"threads", "clip_norm", "ema_decay", "is_augmented", "precision"}
+    said |= {"compile", "deterministic"}
     assert recorded(AtResume.REFUSED) == refused
     assert recorded(AtResume.SAID) == said
 

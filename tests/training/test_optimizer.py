@@ -104,7 +104,7 @@ def test_optimizer_state_goes_through_parameter_names_and_back(name: str) -> Non
             if first.flat and isinstance(value, torch.Tensor) and value.ndim:
                 assert value.shape == trainable(model)[key].shape
     second = FlatOptimizer(OPTIMIZERS[name], model, parameters)
-    second.load_state(saved)
+    second.load(second.loadable(saved))
     before = [vector.clone() for vector in parameters.vectors]
     gradient = random_gradient()
     first.step(gradient)

@@ -152,7 +152,7 @@ def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(
         assert found is not None
         assert found.record["global_step"] == 2
     trainer(copy).fit(DATA, steps=4)
-    assert f"damaged, passed over: {file}: got SHA-256" in capsys.readouterr().out
+    assert f"passed over: {file}: " in capsys.readouterr().out
     assert not list((copy / "checkpoints").glob(".*"))
     repaired = files.find(copy)
     assert repaired is not None
@@ -308,7 +308,7 @@ def test_parameters_without_dimensions_resume(tmp_path: Path, kind: str) -> None
     assert run(tmp_path, 9) == run(None, 9)
 
 
-def test_other_groups_than_those_of_the_first_run_are_refused(tmp_path: Path) -> None:
+def test_a_resume_with_other_groups_takes_what_state_there_is(tmp_path: Path) -> None:
     def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
         groups = [{"params": params[:2], "momentum": 0.0}, {"params": params[2:]}]
         return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
@@ -317,8 +317,10 @@ def test_other_groups_than_those_of_the_first_run_are_refused(tmp_path: Path) ->
         return torch.optim.SGD(params, lr=0.01, momentum=0.9)
 
     trainer(tmp_path, optimizer=two_groups, schedule=None).fit(DATA, steps=2)
-    with pytest.raises(CheckpointError, match="in one group now"):
-        trainer(tmp_path, optimizer=one_group, schedule=None).fit(DATA, steps=4)
+    trainer(tmp_path, optimizer=one_group, schedule=None).fit(DATA, steps=4)
+    found = files.find(tmp_path)
+    assert found is not None
+    assert found.record["global_step"] == 4
 
 
 def test_sound_checkpoints_stay_when_newer_ones_are_damaged(tmp_path: Path) -> None:

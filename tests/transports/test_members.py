@@ -540,6 +540,38 @@ def test_the_time_to_join_begins_anew_with_each_message_and_not_for_one_that_com
     assert crew.members[0].state is State.KILLED
 
 
+def test_one_that_never_answers_is_lost_however_short_the_jobs_are() -> None:
+    crew = Crew(2)
+    crew.open(FIRST)
+    for n in (0, 1):
+        crew.start_up(n, FIRST)
+    for job in range(SECOND, 130):
+        crew.open(job)
+        crew.ready(0, job)
+        crew.pass_time(0.5)
+        crew.close(job)
+        if job >= 100:  # it is told no more, as its wire is full
+            crew.members[1].not_asked(job)
+    assert crew.members[0].state is State.JOINED
+    assert crew.members[1].state is State.KILLED
+    assert list(crew.members[1].due(is_computing=False)) == []
+    crew.exit(1, -9)
+    took = "took more than worker_timeout_s=60 s to answer in step 7, shard 3, forward for 8 s"
+    assert crew.lines == [f"worker 1 (cpu:1) {took}; another is starting"]
+
+
+def test_an_answer_to_a_job_that_is_over_ends_the_wait_for_it() -> None:
+    crew = Crew(1)
+    crew.open(FIRST)
+    crew.start_up(0, FIRST)
+    crew.open(SECOND)
+    crew.close(SECOND)
+    crew.do(crew.members.ready(0, SECOND, crew.now))
+    assert list(crew.members.due()) == []
+    crew.pass_time(2 * TIMEOUT_S)
+    assert crew.members[0].state is State.JOINED
+
+
 def test_one_that_has_closed_its_wire_has_some_time_to_end() -> None:
     crew = Crew(2)
     crew.open(FIRST)

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,4 +109,59 @@ def test_words_before_an_end_that_was_noticed_when_sending() -> None:
     other.close()
     one.send({"kind": "compute"})
     assert one.arrived() == [{"last": "word"}]
+    one.close()
+
+
+def test_what_a_stopped_process_does_not_read_waits_and_blocks_nobody() -> None:
+    one, other = Wire.pair()
+    segment = Segment(4096)
+    segment.map[:5] = b"hello"
+    text = "x" * 10_000
+    for number in range(200):  # more than the sockets hold
+        one.post({"number": number, "text": text})
+    one.post({"number": 200}, [segment.fd])
+    one.post({"number": 201, "kind": "open"})
+    assert one.has_unsent
+    assert not one.withdraw(number=0)  # sent
+    assert one.withdraw(number=199)
+    assert one.withdraw(kind="open", number=201)
+    assert not one.withdraw(kind="open", number=201)
+    found: list[Message] = []
+    while len(found) < 200:
+        one.flush()
+        found += other.arrived()
+    assert not one.has_unsent
+    assert [message["number"] for message in found] == [*range(199), 200]
+    assert all(message.get("text", text) == text for message in found)
+    theirs = Segment(4096, other.fds.pop())
+    assert theirs.map[:5] == b"hello"
+    one.close()
+    other.close()
+
+
+def test_a_message_of_which_a_part_was_sent_is_not_withdrawn() -> None:
+    one, other = Wire.pair()
+    one.post({"number": 0, "text": "x" * 3_000_000})
+    assert one.has_unsent
+    assert not one.withdraw(number=0)
+    found: list[Message] = []
+    while not found:
+        one.flush()
+        found = other.arrived()
+    assert len(found[0]["text"]) == 3_000_000
+    one.close()
+    other.close()
+
+
+def test_what_waits_for_one_that_is_gone_is_lost_without_an_error() -> None:
+    one, other = Wire.pair()
+    before = len([*Path("/dev/fd").iterdir()])
+    for _ in range(3):
+        one.post({"text": "x" * 500_000}, [0])
+    other.close()
+    one.flush()
+    assert not one.has_unsent
+    one.post({"kind": "compute"})
+    assert not one.has_unsent
+    assert len([*Path("/dev/fd").iterdir()]) <= before - 1  # no copy is left open
     one.close()

@@ -18,6 +18,7 @@ HIDDEN = (
     *("files", "order", "optimizer_numbers", "format"),
     *("doubts", "row_sample", "hyperparameters"),
 )
+MOST_CHARACTERS = 2000  # of a line: a record may hold anything
 HELP = """Show the state of a run, and which of its checkpoints are sound.
 
 RUN_DIR is as given to Trainer or --run-dir.
@@ -36,6 +37,7 @@ def command(run_dir: Path, as_json: bool) -> int:
     from quorate.coordination.tally import Tally
     from quorate.errors import CheckpointError
     from quorate.machine.columns import aligned
+    from quorate.machine.printable import printable
     from quorate.services.checkpoints import files
 
     listed = files.listing(run_dir)
@@ -79,7 +81,7 @@ def command(run_dir: Path, as_json: bool) -> int:
     elif "same_bits" in facts:
         facts["same_bits"] = "yes"
     rows = [
-        ("" if number else name, str(line))
+        ("" if number else name, printable(line, MOST_CHARACTERS))
         for name, value in facts.items()
         if value is not None
         for number, line in enumerate(value if isinstance(value, list) else [value])

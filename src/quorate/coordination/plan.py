@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quorate.coordination.epochs import steps_per_epoch
 from quorate.coordination.keys import hashes, key
 from quorate.errors import SettingError
 
@@ -92,7 +93,7 @@ class Plan:
         self.seed = seed
         self.shuffle = shuffle
         self.order = order
-        self.steps_per_epoch = -(-rows // batch_size)
+        self.steps_per_epoch = steps_per_epoch(rows, batch_size, shards, by_shard=self.by_shard)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
 
     def to_json(self) -> dict[str, int]:
@@ -175,9 +176,7 @@ class PlanByShard(Plan):
             shuffle=shuffle,
             order=order,
         )
-        batches = self.steps_per_epoch
-        self._last_shards = min(shards, rows - (batches - 1) * batch_size)
-        self.steps_per_epoch = (batches - 1) * shards + self._last_shards
+        self._last_shards = min(shards, (rows - 1) % batch_size + 1)
         self.lookahead = 2 * shards
 
     def _where(self, step: int) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from quorate.errors import DataError
+from quorate.machine.most_memory import too_large
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -94,8 +95,11 @@ class _Content:
         if math.prod(max(size, 1) for size in sizes) * dtype.itemsize >= 1 << 63:
             raise self._wrong(shape, "sizes whose product fits into 63 bits", 4)
 
-        # 2. The data, and nothing behind them.
+        # 2. The data, and nothing behind them. A compressed file of zeros is a thousandth of them:
+        # they are held twice while their bytes are brought into order.
         due = math.prod(sizes) * dtype.itemsize
+        if reason := too_large(2 * due):
+            raise self._wrong(shape, f"a tensor that fits: it takes {reason}", 4)
         data = self._take(due)
         if len(data) < due:
             got = f"the end of the file after {len(data):,} bytes of data"

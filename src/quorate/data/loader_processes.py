@@ -1,75 +1,56 @@
-"""Loader processes: what they need before the first step, and what runs in them.
+"""Loader processes: they load shards ahead, and hand them over through a socket each.
 
-They hand over rows by way of sockets in the temporary folder and of segments of shared memory in
-/dev/shm. Where either fails, torch's loader prints an error of a thread and hands over nothing, and
-whoever waits for those rows waits for ever: so both are looked at before the first step.
+A process owns nothing that outlives it: no file, no folder, no segment with a name. So it may end
+at any instant, and it does with its parent (signal 9, which also ends one that is stopped). What it
+was to load then, or cannot hand over, is loaded by whoever needs it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Iterable
-from functools import partial
-from pathlib import Path
-from typing import Any
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from typing import Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset
 
+from quorate.data.parcel import pack, unpack
 from quorate.data.source import Batch, Source, Ticket
-from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
-from quorate.machine.temporary_folder import require_short_path
-from quorate.replica.nested import tensors
 
-SHM = Path("/dev/shm")
-MIB = 1 << 20
-_PREFETCHED = 2  # batches of each loader process: torch's default
+# Shards that each process was asked for and has not handed over.
+PREFETCHED = 2
+# How long processes may take to end, which may be in the middle of a row; then they are killed.
+GRACE_S = 5.0
 
+_TICKET = struct.Struct("<qq")
 
-def check_loader_processes() -> None:
-    """Refuse a temporary folder in which loader processes cannot hand over what they loaded.
-
-    Raises:
-        SettingError: its path is too long for a socket's name.
-    """
-    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if strategy == "file_descriptor":
-        require_short_path()
+Load = tuple[Ticket, Batch | None]
 
 
-def require_loader_memory(
-    batch: Any, *, shards: int, loader_workers: int, feeds: int, shm: Path = SHM
-) -> None:
-    """Compare what loader processes will hand over with what is free.
+class Loads(Protocol):
+    """What is loaded, in the order of the tickets; None where it could not be."""
 
-    Args:
-        batch: the rows of one shard.
-        shards: V; two steps' worth of them is held ready.
-        loader_workers: processes of each feed.
-        feeds: one for all towers, or one in each worker process.
+    def __iter__(self) -> Iterator[Load]: ...
 
-    Raises:
-        UserError: there is not enough; it names both figures.
-    """
-    if not shm.is_dir():  # not on this system
-        return
-    file_system = os.statvfs(shm)
-    free = file_system.f_bavail * file_system.f_frsize
-    batches = _PREFETCHED * loader_workers * feeds + 2 * max(shards, feeds)
-    if batches * (nbytes := sum(t.nbytes for t in tensors(batch))) > free:
-        raise UserError(
-            f"shared memory: loader_workers={loader_workers} hand over up to {batches} shards of "
-            f"{nbytes / MIB:,.1f} MiB in {shm}, and {free / MIB:,.1f} MiB are free; make it larger "
-            "(docker --shm-size 8g, or mount -o remount,size=8g /dev/shm), more shards, fewer "
-            "loader_workers, or loader_workers=0"
-        )
+    def end(self) -> None:
+        """Have whoever waits for the next one wait no longer. Any thread may; does not block."""
+
+    def close(self) -> None:
+        """Free what it holds. Only when nobody waits for it. Blocks until processes have ended."""
 
 
-def load_all(
-    source: Source, tickets: Iterable[Ticket], loader_workers: int, threads: int
-) -> Generator[tuple[Ticket, Batch | None]]:
+def load_all(source: Source, tickets: Iterable[Ticket], loader_workers: int, threads: int) -> Loads:
     """Load one ticket after the other; None where the dataset raised.
 
     Processes start before this returns, in the thread that calls it.
@@ -78,42 +59,207 @@ def load_all(
         loader_workers: how many processes load; 0 is the thread that iterates.
         threads: intra-op threads of each process.
     """
-    attempt = _Attempt(source)
     if not loader_workers:
-        return (attempt[ticket] for ticket in tickets)
-    loader = DataLoader(
-        attempt,
-        sampler=tickets,
-        batch_size=None,
-        collate_fn=_as_it_is,
-        num_workers=loader_workers,
-        worker_init_fn=partial(_begin_process, threads),
-        generator=torch.Generator(),  # else the process-wide one is drawn from
-    )
-    iterator = iter(loader)
-    return (load for load in iterator)
+        return _InThread(source, tickets)
+    return LoaderProcesses(source, tickets, loader_workers, threads)
 
 
-class _Attempt(Dataset[tuple[Ticket, "Batch | None"]]):
-    def __init__(self, source: Source) -> None:
+class _InThread:
+    """Loads in the thread that iterates."""
+
+    def __init__(self, source: Source, tickets: Iterable[Ticket]) -> None:
         self._source = source
+        self._tickets = tickets
 
-    def __getitem__(self, ticket: Ticket) -> tuple[Ticket, Batch | None]:
+    def __iter__(self) -> Iterator[Load]:
+        return ((ticket, attempt(self._source, ticket)) for ticket in self._tickets)
+
+    def end(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LoaderProcesses:
+    """Processes that load tickets in turn. Iterate over them once; ``close`` them.
+
+    Args:
+        source: what loads.
+        tickets: asked for in the thread that iterates, ``PREFETCHED`` per process ahead.
+        count: how many.
+        threads: intra-op threads of each.
+    """
+
+    def __init__(self, source: Source, tickets: Iterable[Ticket], count: int, threads: int) -> None:
+        self._tickets = iter(tickets)
+        self._processes: list[_LoaderProcess] = []
+        # Where it is left behind: before multiprocessing waits for its processes at the exit.
+        self._at_exit = Finalize(None, _kill, (self._processes,), exitpriority=10)
         try:
-            return ticket, self._source.load(ticket)
-        except Exception:  # the edge of a thread or process: take() loads it again and raises
-            return ticket, None
+            for _ in range(count):
+                self._processes.append(_LoaderProcess(source, threads))
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[Load]:
+        asked: deque[tuple[_LoaderProcess, Ticket]] = deque()
+        turn = 0
+        while True:
+            while len(asked) < PREFETCHED * len(self._processes):
+                ticket = next(self._tickets, None)
+                if ticket is None:
+                    break
+                process = self._processes[turn % len(self._processes)]
+                process.ask(ticket)
+                asked.append((process, ticket))
+                turn += 1
+            if not asked:
+                return
+            process, ticket = asked.popleft()
+            yield ticket, process.take()
+
+    def end(self) -> None:
+        """Have whoever waits for the next one wait no longer. Any thread may; does not block."""
+        for process in self._processes:
+            process.end()
+
+    def close(self) -> None:
+        """End the processes. Blocks for ``GRACE_S`` at most."""
+        self.end()
+        deadline = time.monotonic() + GRACE_S
+        for process in self._processes:
+            process.close(deadline)
+        self._at_exit.cancel()
 
 
-def _as_it_is(load: Any) -> Any:
-    return load
+class _LoaderProcess:
+    """A process that loads, and the parent's end of its socket."""
+
+    def __init__(self, source: Source, threads: int) -> None:
+        # A fork: datasets cannot be pickled in general. Elsewhere than on Linux it is not safe.
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+        self._socket, theirs = socket.socketpair()
+        self._is_ended = False
+        self._is_lost = False
+        try:
+            self._process = context.Process(
+                target=_serve,
+                # The parent's number is taken here: a process whose parent is gone would be told
+                # that of who took it over, and stay for ever.
+                args=(theirs, os.getpid(), source, threads, self._socket),
+                name="quorate-loader",
+                daemon=True,
+            )
+            # One that comes before the process ignores it waits until it does.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def ask(self, ticket: Ticket) -> None:
+        """Ask for a ticket. Does not block: few fit into the socket, and fewer are asked for."""
+        with suppress(OSError):
+            self._socket.sendall(_TICKET.pack(*ticket))
+
+    def take(self) -> Batch | None:
+        """Return the next of those that were asked for; None if it cannot be had. Blocks."""
+        try:
+            loaded: Batch | None
+            loaded, problem = unpack(self._socket)
+        except (OSError, EOFError):
+            self._lost()
+            return None
+        if problem is not None:
+            _say(f"what the dataset gives cannot come from a loader process ({problem})")
+        return loaded
+
+    def end(self) -> None:
+        """Tell it to end, and wait for nothing more. Does not block."""
+        self._is_ended = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self, deadline: float) -> None:
+        """Wait for its end until a time of the monotonic clock, then kill it."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        self._process.join()
+        self._process.close()
+        self._socket.close()
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        with suppress(ValueError):  # it is closed
+            self._process.kill()
+
+    def _lost(self) -> None:
+        if self._is_ended or self._is_lost:
+            return
+        self._is_lost = True
+        self._process.join(1.0)
+        code = self._process.exitcode
+        how = "ended" if code is None or code >= 0 else f"was killed by signal {-code}"
+        _say(f"loader process {self._process.pid} {how}")
 
 
-def _begin_process(threads: int, _worker: int) -> None:
-    # Not by SIGKILL: torch passes batches on in segments that have a name for a moment, and a kill
-    # then would leave one behind. Python handles a signal when the call is over.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
-    die_with(os.getppid(), signal.SIGTERM)
-    for number in set(JOB_SIGNALS) - {signal.SIGTERM}:
+def attempt(source: Source, ticket: Ticket) -> Batch | None:
+    """Load a ticket; None where the dataset raises: whoever needs it loads it again, and raises."""
+    try:
+        return source.load(ticket)
+    except Exception:  # the edge of a thread or process
+        return None
+
+
+def _serve(
+    end: socket.socket, parent: int, source: Source, threads: int, parents_end: socket.socket
+) -> None:
+    """Load what is asked for, until the parent is gone or wants no more. Runs in the process."""
+    die_with(parent)
+    for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
+    parents_end.close()
+    _keep_memory()
     torch.set_num_threads(threads)
+    with suppress(OSError):  # the parent's end is closed
+        while len(asked := end.recv(_TICKET.size, socket.MSG_WAITALL)) == _TICKET.size:
+            step, shard = _TICKET.unpack(asked)
+            pack(end, attempt(source, (step, shard)))
+
+
+def _keep_memory() -> None:
+    """Have freed memory used again: to get pages anew costs more than to copy a batch into them."""
+    if sys.platform != "linux":
+        return
+    m_trim_threshold, m_mmap_max = -1, -4
+    with suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, 1 << 30)
+
+
+def _kill(processes: list[_LoaderProcess]) -> None:
+    for process in processes:
+        process.kill()
+
+
+_said: set[str] = set()
+_saying = threading.Lock()
+
+
+def _say(line: str) -> None:
+    """Say something once, wherever this process's errors go: there is no way to the coordinator."""
+    with _saying:
+        if line in _said:
+            return
+        _said.add(line)
+    with suppress(OSError, ValueError, AttributeError):  # nobody listens
+        print(f"quorate: {line}; the workers load its rows themselves", file=sys.stderr, flush=True)

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, TensorDataset, default_collate, get_worker_info
 
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, Rows
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
 from quorate.replica.fingerprint import fingerprint
+from quorate.replica.nested import mapped_leaves
 from quorate.replica.streams import Stream
+from quorate.replica.transfer import copied
 from quorate.replica.turns import Turns
 
 Collate = Callable[[list[Any]], Any]
@@ -70,6 +73,7 @@ class Source:
         self.plan = plan
         self._collate = collate or default_collate
         self._augment = augment
+        self._is_ours = collate is None and augment is None  # all that makes batches: it copies
         self._tensors = type(dataset) is TensorDataset and collate is None
         self._turns = Turns()
         self._draws = False  # from torch's generator
@@ -89,7 +93,12 @@ class Source:
             return Batch(rows, indexed, self._hashes(lambda: zip(*indexed, strict=True)))
         # A turn also keeps other threads out of the dataset, which need not be thread-safe.
         with Stream() as stream:
-            return Batch(rows, *self._turns.run(lambda reseed: self._load(ticket, stream, reseed)))
+            data, hashes = self._turns.run(lambda reseed: self._load(ticket, stream, reseed))
+        if self._is_ours or get_worker_info() is not None:  # from there it comes in other memory
+            return Batch(rows, data, hashes)
+        # What the user's functions return may be, or be part of, what the dataset holds: a loss
+        # function that writes its batch would write that, and other epochs would read it.
+        return Batch(rows, mapped_leaves(data, _owned), hashes)
 
     def _load(
         self, ticket: Ticket, stream: Stream, reseed: Callable[[int], None]
@@ -150,3 +159,10 @@ class Source:
             return None
         samples: list[Any] = fetch(rows)
         return samples
+
+
+def _owned(leaf: Any) -> Any:
+    """Return the values of a tensor or an array in memory that nobody else has."""
+    if isinstance(leaf, torch.Tensor):
+        return copied(leaf)
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

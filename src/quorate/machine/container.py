@@ -31,6 +31,20 @@ def cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
     return min(found, default=None)
 
 
+def memory_limit(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+    """Return how many bytes the group may have in all; None without a limit."""
+    found = []
+    for group in _groups("memory", root, membership):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                most = (group / name).read_text().strip()
+                if most != "max" and int(most) <= _NO_LIMIT:
+                    found.append(int(most))
+            except (OSError, ValueError):
+                pass
+    return min(found, default=None)
+
+
 def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     """Return how many bytes the group may still take; None without a limit."""
     found = []

@@ -15,24 +15,30 @@ import sys
 import threading
 import time
 
-# They reach all processes of a job: a terminal's Ctrl-C, a cluster's SIGTERM and its warning before
-# that. The coordinator alone decides.
+# They reach all processes of a job: a terminal's Ctrl-C and its end, a cluster's SIGTERM and its
+# warning before that. The coordinator alone decides.
 JOB_SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
 ]
 
 
-def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent's thread that started it ends.
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent's thread that started it ends.
 
-    By SIGKILL a stopped process dies too. Where there is no such kernel call a thread looks at the
-    parent twice a second.
+    By SIGKILL, so that a stopped process dies too. Where there is no such kernel call a thread
+    looks at the parent twice a second.
+
+    Args:
+        parent: as the parent knows itself. Asked for here, it may be gone, and the answer be that
+            of who took this process over: it would stay for ever.
     """
     if sys.platform == "linux":
         import ctypes
 
         pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, by)
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it was gone before

@@ -1,6 +1,12 @@
 """The buffers of a model: BatchNorm's averages, counters, tables. What a shard reads and may write.
 
-Of a step's shards the floating-point ones are averaged, weighted; all others are the first shard's.
+Floating-point and complex buffers become the weighted mean over the shards that changed them; what
+no shard changed stays as it is, to the last bit. An int64 buffer is a counter: it changes by what
+all shards together added; but where each of them added one, by one (BatchNorm's count of batches: a
+step is one batch). One that a shard lowered, one of a single element beside a queue (its pointer),
+and all buffers of other dtypes take the first shard's value.
+
+Legend: F elements of the floating-point buffers, f their number; C and c the same of the counters.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from functools import partial
 
 import torch
 
+from quorate.errors import UserError
 from quorate.replica.torch_internals import copy_all
 
 _Lookup = Callable[[], torch.Tensor]
@@ -26,30 +33,37 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module, mutable_frozen: Collection[int] = ()) -> None:
         # Looked up anew each time: a forward pass may put another tensor in a buffer's place.
-        lookups: list[_Lookup] = [
-            partial(getattr, module, name)
-            for module in model.modules()
+        lookups: list[tuple[str, _Lookup]] = [
+            (f"{path}.{name}".lstrip("."), partial(getattr, module, name))
+            for path, module in model.named_modules()
             for name, _ in module.named_buffers(recurse=False)
         ]
-        parameters = [p for number, p in enumerate(model.parameters()) if number in mutable_frozen]
-        lookups += [partial(_itself, parameter) for parameter in parameters]
+        lookups += [
+            (name, partial(_itself, parameter))
+            for number, (name, parameter) in enumerate(model.named_parameters())
+            if number in mutable_frozen
+        ]
         seen: set[int] = set()
-        self._floats: list[_Lookup] = []
-        self._others: list[_Lookup] = []
-        for lookup in lookups:
+        floats: list[tuple[str, _Lookup]] = []
+        others: list[tuple[str, _Lookup]] = []
+        for name, lookup in lookups:
             buffer = lookup()
             if id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            (self._floats if buffer.is_floating_point() else self._others).append(lookup)
+            is_float = buffer.is_floating_point() or buffer.is_complex()
+            (floats if is_float else others).append((name, lookup))
+        self._floats, self._others = _Part(floats), _Part(others)
+        self._counters = _Part([pair for pair in others if pair[1]().dtype == torch.int64])
+        self._before: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     def floats(self) -> list[torch.Tensor]:
-        """Return the floating-point buffers as they are now."""
-        return [lookup().detach() for lookup in self._floats]
+        """Return the floating-point buffers as they are now, complex ones as pairs of numbers."""
+        return self._floats.tensors()
 
     def others(self) -> list[torch.Tensor]:
         """Return all other buffers as they are now."""
-        return [lookup().detach() for lookup in self._others]
+        return self._others.tensors()
 
     def copy_(self, source: Buffers) -> None:
         """Take the values of the same model's buffers elsewhere."""
@@ -57,19 +71,20 @@ class Buffers:
             if mine:
                 copy_all(mine, theirs)
 
-    def weighted(self, weight: float) -> torch.Tensor | None:
-        """Return weight * values of the floating-point buffers, one float64 vector.
+    # --- values -----------------------------------------------------------------------------------
 
-        In float64 the product of a float32 value and a row count, and sums of such, are exact, so
-        that a buffer that no shard changed (a table of positions) comes back bit for bit.
+    def values(self) -> torch.Tensor | None:
+        """Return the floating-point buffers as they are, in a vector as of ``change``: (F + ...,).
+
+        float64 holds values of all narrower dtypes exactly.
         """
-        values = _together(self.floats())
-        if not values:
+        if (size := self._size) == 0:
             return None
-        if values[0].device.type == "mps":  # it has no float64
-            values = [value.cpu() for value in values]
-        flat = torch.cat([v.reshape(-1).to(torch.float64) for v in values])
-        return flat.mul_(weight) if weight > 0 else flat.zero_()  # 0 * nan is nan
+        values = self._floats.vector()
+        vector = torch.zeros(size, dtype=torch.float64, device=_device(values, self._counters))
+        if values is not None:
+            vector[: len(values)] = values
+        return vector
 
     def integer_buffers(self) -> torch.Tensor | None:
         """Return the bytes of all other buffers, one uint8 vector."""
@@ -78,19 +93,218 @@ class Buffers:
             return None
         return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
 
-    def set(self, floats: torch.Tensor | None, integer_buffers: torch.Tensor | None) -> None:
-        """Take values as ``weighted(1.0)`` and ``integer_buffers()`` would give them."""
-        if floats is not None:
-            values = self.floats()
-            for value, part in zip(
-                values, _split(floats, [v.numel() for v in values]), strict=True
-            ):
-                value.copy_(part.view(value.shape))
+    def set(self, values: torch.Tensor | None, integer_buffers: torch.Tensor | None) -> None:
+        """Take values as ``values()`` and ``integer_buffers()`` would give them."""
+        if values is not None:
+            self._floats.put(values[: self._floats.elements])
         if integer_buffers is not None:
-            values = self.others()
-            sizes = [v.numel() * v.element_size() for v in values]
-            for value, part in zip(values, _split(integer_buffers, sizes), strict=True):
-                value.copy_(part.clone().view(value.dtype).view(value.shape))
+            targets = self.others()
+            sizes = [v.numel() * v.element_size() for v in targets]
+            for target, part in zip(
+                targets, torch.split_with_sizes(integer_buffers, sizes), strict=True
+            ):
+                target.copy_(part.clone().view(target.dtype).view(target.shape))
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Note the values that a shard begins with."""
+        self._before = (self._floats.vector(), self._counters.vector())
+
+    def change(self, weight: float) -> torch.Tensor | None:
+        """Return what a shard of this weight did since ``begin``, to be added to that of others.
+
+        One float64 vector, in which products of float32 values and row counts, and sums of such,
+        are exact: (F,) weight * values of the buffers that it changed, else 0; (f,) the weight if
+        it changed them, else 0; (C,) what it added to counters; (c,) whether it lowered an element
+        of a counter; (c,) whether it added more than one to an element; (c,) whether it added to
+        some elements and not to all.
+
+        Raises:
+            UserError: a buffer has another size than it had.
+        """
+        if (size := self._size) == 0:
+            return None
+        before, counted = self._before
+        after, counts = self._floats.vector(), self._counters.vector()
+        vector = torch.zeros(size, dtype=torch.float64, device=_device(after, self._counters))
+        values, weights, added, lowered, more, mixed = torch.split_with_sizes(vector, self._sizes)
+        if after is not None and before is not None and weight > 0:
+            changed = self._floats.any_of(after != before)
+            if changed is True:
+                values.copy_(after).mul_(weight)
+                weights.fill_(weight)
+            elif changed is not False:
+                values.copy_(after).mul_(weight)
+                values.masked_fill_(~self._floats.spread(changed), 0)  # 0 * nan is nan
+                weights.copy_(changed).mul_(weight)
+        if counts is not None and counted is not None:
+            difference = counts - counted
+            added.copy_(difference)
+            if difference.device.type != "cpu" or difference.any():
+                low, high = self._counters.extremes(difference)
+                lowered.copy_(low < 0)
+                more.copy_(high > 1)
+                mixed.copy_(low != high)
+        return vector
+
+    def take(
+        self, change: torch.Tensor | None, first: torch.Tensor | None, shards: int
+    ) -> list[str]:
+        """Take in what a step's shards did: sums of ``change``, and the first ``integer_buffers``.
+
+        Args:
+            shards: how many they are.
+
+        Returns:
+            The names of buffers of rows of which several shards wrote some: a queue, a memory bank.
+        """
+        before, counted = self._floats.vector(), self._counters.vector()
+        self.set(None, first)
+        if change is None:
+            return []
+        values, weights, added, *marks = torch.split_with_sizes(change, self._sizes)
+        queues: list[str] = []
+        if before is not None:
+            kept = before.to(change.device, torch.float64)
+            divisors = self._floats.spread(weights)
+            means = torch.where(divisors > 0, values / divisors, kept)
+            self._floats.put(means)
+            if shards > 1 and self._floats.has_rows:
+                queues = self._floats.partly(means != kept, weights.tolist())
+        if counted is not None:
+            first_counts = self._counters.vector()
+            assert first_counts is not None
+            added = added.to(counted.device).round().to(torch.int64)
+            lowered, more, mixed = (mark.to(counted.device) > 0 for mark in marks)
+            for number in self._counters.pointers(queues):
+                lowered[number] = True
+            # Not the same from every shard: counts of 0 and 1, which are to be summed as others.
+            varied = self._counters.any_of((added > 0) & (added < shards))
+            if isinstance(varied, bool):
+                varied = torch.full_like(mixed, varied)
+            summed = self._counters.spread(more | (mixed & varied))
+            counted += torch.where(summed, added, (added > 0).to(torch.int64))
+            is_first = self._counters.spread(lowered)
+            self._counters.put(torch.where(is_first, first_counts, counted))
+        return queues
+
+    @property
+    def _sizes(self) -> list[int]:
+        f, c = len(self._floats.names), len(self._counters.names)
+        return [self._floats.elements, f, self._counters.elements, c, c, c]
+
+    @property
+    def _size(self) -> int:
+        return sum(self._sizes)
+
+
+class _Part:
+    """Some of a model's buffers, as one vector.
+
+    Args:
+        lookups: names, and what finds the buffers now.
+    """
+
+    def __init__(self, lookups: Sequence[tuple[str, _Lookup]]) -> None:
+        self.names = [name for name, _ in lookups]
+        self._lookups = [lookup for _, lookup in lookups]
+        found = self.tensors()
+        self._shapes = [tensor.shape for tensor in found]
+        self._sizes = [tensor.numel() for tensor in found]
+        self.elements = sum(self._sizes)
+        self._owner: dict[torch.device, torch.Tensor] = {}  # (elements,) each one's buffer
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the buffers as they are now, complex ones as pairs of numbers."""
+        return [_real(lookup()) for lookup in self._lookups]
+
+    def vector(self) -> torch.Tensor | None:
+        """Return a copy of all values, (elements,); None if there are no buffers.
+
+        Raises:
+            UserError: a buffer has another size than it had.
+        """
+        found = _together(self.tensors())
+        if not found:
+            return None
+        if [tensor.numel() for tensor in found] != self._sizes:
+            pairs = zip(self.names, self._shapes, found, strict=True)
+            name, was, tensor = next(p for p in pairs if p[1] != p[2].shape)
+            raise UserError(
+                f"buffer {name!r} had shape {tuple(was)} and has {tuple(tensor.shape)} after a "
+                "forward pass: buffers that grow are not carried from shard to shard; call the "
+                "model once on a batch before it is trained, or keep it in a plain attribute"
+            )
+        if found[0].device.type == "mps":  # it has no float64
+            found = [tensor.cpu() for tensor in found]
+        if len({tensor.dtype for tensor in found}) > 1:
+            found = [tensor.to(torch.float64) for tensor in found]
+        return torch.cat([tensor.reshape(-1) for tensor in found])
+
+    def put(self, values: torch.Tensor) -> None:
+        """Take values as ``vector`` gives them, of any dtype."""
+        if targets := self.tensors():
+            parts = torch.split_with_sizes(values, self._sizes)
+            copy_all(targets, [p.view(s) for p, s in zip(parts, self._shapes, strict=True)])
+
+    def any_of(self, flags: torch.Tensor) -> torch.Tensor | bool:
+        """Return for each buffer whether one of its elements is flagged; a bool: alike for all."""
+        if flags.device.type == "cpu":  # elsewhere to ask is to wait
+            if not flags.any():
+                return False
+            if flags.all():
+                return True
+        counts = torch.zeros(len(self.names), dtype=torch.int32, device=flags.device)
+        return counts.index_add_(0, self._owners(flags.device), flags.to(torch.int32)) > 0
+
+    def extremes(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return for each buffer its least and its greatest value; 0 without elements."""
+        low, high = (values.new_zeros(len(self.names)) for _ in range(2))
+        owners = self._owners(values.device)
+        low.scatter_reduce_(0, owners, values, "amin", include_self=False)
+        high.scatter_reduce_(0, owners, values, "amax", include_self=False)
+        return low, high
+
+    def spread(self, per_buffer: torch.Tensor) -> torch.Tensor:
+        """Return each buffer's value for all of its elements."""
+        return per_buffer[self._owners(per_buffer.device)]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a buffer has more than one dimension."""
+        return any(len(shape) > 1 for shape in self._shapes)
+
+    def partly(self, changed: torch.Tensor, weights: Sequence[float]) -> list[str]:
+        """Return the buffers of which some slices along a dimension changed, and some did not.
+
+        Args:
+            changed: which elements did.
+            weights: zero for buffers of which none did.
+        """
+        parts = torch.split_with_sizes(changed, self._sizes)
+        return [
+            name
+            for name, part, shape, weight in zip(
+                self.names, parts, self._shapes, weights, strict=True
+            )
+            if weight and len(shape) > 1 and _is_partly(part.view(shape))
+        ]
+
+    def pointers(self, queues: Sequence[str]) -> list[int]:
+        """Return the numbers of buffers of one element in the modules of queues."""
+        modules = {name.rpartition(".")[0] for name in queues}
+        return [
+            number
+            for number, (name, size) in enumerate(zip(self.names, self._sizes, strict=True))
+            if size == 1 and name.rpartition(".")[0] in modules
+        ]
+
+    def _owners(self, device: torch.device) -> torch.Tensor:
+        if device not in self._owner:
+            sizes = torch.tensor(self._sizes)
+            self._owner[device] = torch.repeat_interleave(sizes).to(device)
+        return self._owner[device]
 
 
 def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
@@ -98,8 +312,20 @@ def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
     if not snapshot:
         return lambda buffers: buffers.copy_(source)
     # The replica's own buffers are the source: what they are now is kept apart.
-    floats, integer_buffers = source.weighted(1.0), source.integer_buffers()
-    return lambda buffers: buffers.set(floats, integer_buffers)
+    values, integer_buffers = source.values(), source.integer_buffers()
+    return lambda buffers: buffers.set(values, integer_buffers)
+
+
+def _real(buffer: torch.Tensor) -> torch.Tensor:
+    tensor = buffer.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _device(values: torch.Tensor | None, counters: _Part) -> torch.device:
+    if values is None:
+        (*_, last) = _together(counters.tensors())
+        return last.device
+    return values.device
 
 
 def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -108,8 +334,14 @@ def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return values if len(devices) <= 1 else [value.cpu() for value in values]
 
 
-def _split(vector: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
-    return torch.split_with_sizes(vector, sizes)
+def _is_partly(changed: torch.Tensor) -> bool:
+    """Return whether whole slices along the first or the last dimension changed, and not all."""
+    for dim in (0, -1):
+        rows = changed.movedim(dim, 0).flatten(1)
+        whole = rows.all(1)
+        if whole.any() and not whole.all() and not rows[~whole].any():
+            return True
+    return False
 
 
 def _itself(parameter: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from quorate.replica.compiled import reason, signature
-from quorate.replica.loss import is_narrow
 from quorate.replica.nested import leaves, mapped, tensors
 from quorate.replica.notes import Notes
 
@@ -99,8 +98,7 @@ class ShardGraphs:
         graph = self._graphs[key]
         if graph is None:
             return None
-        for mine, theirs in zip(tensors(graph.batch), tensors(batch), strict=True):
-            mine.copy_(theirs)
+        _refilled(graph.batch, batch)
         begin()
         graph.replay()
         return graph.step
@@ -123,7 +121,7 @@ class ShardGraphs:
                 for _ in range(WARM_UPS):  # in the first, kernels are made: only the last counts
                     begin()
                     addresses = [tensor.data_ptr() for tensor in self._fixed_tensors()]
-                    made, why = self._record.warm_up(lambda: step(held))
+                    made, why = self._record.warm_up(lambda: step(_refilled(held, batch)))
                     numbers.append(plain(made.returned))
                     why = why or unfit_result(made.returned, device)
                     if [tensor.data_ptr() for tensor in self._fixed_tensors()] != addresses:
@@ -132,12 +130,26 @@ class ShardGraphs:
                     why = "the loss function returns Python numbers that change"
                 if why is None:
                     begin()
-                    made, replay = self._record(lambda: step(held))
+                    made, replay = self._record(lambda: step(mapped(held, _itself)))
                     return _Graph(held, made, replay, owner)
             except Exception as error:  # user code: without a graph it raises again, or works
                 why = f"it cannot be recorded: {reason(error)}"
         self._notes.add(f"shards are computed without a CUDA graph: {why}")
         return None
+
+
+def _refilled(held: Any, batch: Any) -> Any:
+    """Return what a graph reads, with the values of a batch, in containers of its own.
+
+    User code may have written its tensors in place, or taken some out of it.
+    """
+    for mine, theirs in zip(tensors(held), tensors(batch), strict=True):
+        mine.copy_(theirs)
+    return mapped(held, _itself)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def unfit(batch: Any, device: torch.device) -> str | None:
@@ -165,25 +177,15 @@ def plain(returned: Any) -> dict[str, Number]:
     return {str(name): value for name, value in values.items() if isinstance(value, Number)}
 
 
-def forward_backward(
-    returned: Any, rows: int, take_grads: Callable[[], dict[str, torch.Tensor]]
-) -> Step:
+def forward_backward(returned: Any, take_grads: Callable[[], dict[str, torch.Tensor]]) -> Step:
     """Finish a step after the loss function was called, without waiting for the device.
 
     Args:
         returned: by the loss function: see ``quorate.loss``.
-        rows: of the shard, its weight unless the loss function says otherwise.
-        take_grads: takes the gradients by name.
+        take_grads: takes the gradients of the mean by name.
     """
     values = returned if isinstance(returned, Mapping) else {"loss": returned}
-    loss, weight = values["loss"].reshape(()), values.get("weight", rows)
-    if isinstance(weight, torch.Tensor):
-        factor = weight.detach().reshape(()).to(loss.device, loss.dtype)
-    else:
-        factor = torch.full_like(loss, float(weight))
-    if is_narrow(loss):
-        factor = torch.ones_like(loss)
-    torch.autograd.backward(loss, factor)
+    torch.autograd.backward(values["loss"].reshape(()))
     return Step(detached(returned), take_grads())
 
 

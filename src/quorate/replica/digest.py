@@ -20,7 +20,7 @@ class TensorBytes(NamedTuple):
     name: str
     shape: Sequence[int]
     dtype: str  # torch's name: "torch.float32"
-    data: bytes | bytearray | memoryview  # of its elements, in row-major order, little-endian
+    pieces: Iterable[bytes | memoryview]  # its elements' bytes, row-major, little-endian
 
 
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -35,9 +35,10 @@ def digest_of_bytes(tensors: Iterable[TensorBytes]) -> str:
     a NUL, then its elements' bytes in row-major order, whatever the memory format.
     """
     total = hashlib.sha256()
-    for name, shape, dtype, data in tensors:
+    for name, shape, dtype, pieces in tensors:
         total.update(f"{name}\0{tuple(shape)}\0{dtype}\0".encode())
-        total.update(data)
+        for piece in pieces:
+            total.update(piece)
     return total.hexdigest()
 
 
@@ -52,4 +53,4 @@ def content(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def _bytes_of(name: str, tensor: torch.Tensor) -> TensorBytes:
-    return TensorBytes(name, tuple(tensor.shape), str(tensor.dtype), content(tensor).data)
+    return TensorBytes(name, tuple(tensor.shape), str(tensor.dtype), (content(tensor).data,))

@@ -143,8 +143,9 @@ class Flat:
             mine.add_(theirs.to(mine.device, non_blocking=_may_run_ahead(mine)))
         return self
 
-    def fill(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors in; names that are not there become zero."""
+    @torch.no_grad()
+    def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
+        """Copy tensors in, multiplied by a factor; names that are not there become zero."""
         targets, sources = [], []
         for name, view in self.views.items():
             value = values.get(name)
@@ -153,8 +154,18 @@ class Flat:
             else:
                 targets.append(view)
                 sources.append(value.to_dense() if value.is_sparse else value)
-        if targets:
-            copy_all(targets, sources)
+        if factor == 1.0 or self.device.type != "cpu":
+            if targets:
+                copy_all(targets, sources)
+            for vector in self.vectors if factor != 1.0 else ():
+                vector.mul_(factor)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            # In one pass over memory; but in the dtype of the target, which may be the wider one.
+            if (source.dtype, source.device) == (target.dtype, target.device):
+                torch.mul(source, factor, out=target)
+            else:
+                target.copy_(source).mul_(factor)
 
     def runs(self, names: Iterable[str]) -> Iterator[tuple[torch.Tensor, list[str]]]:
         """Yield maximal stretches of the vectors that hold the named tensors and no other.

@@ -32,21 +32,11 @@ class Outcome:
     weight: float
     totals: Counts = field(default_factory=dict)
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the loss's dtype cannot hold a weight."""
-        return is_narrow(self.loss)
-
     def weighted(self) -> dict[str, float]:
         """Return weight * metrics; zero if the weight is, whatever a mean over nothing was."""
         if self.weight == 0:
             return dict.fromkeys(self.metrics, 0.0)
         return {name: self.weight * value for name, value in self.metrics.items()}
-
-
-def is_narrow(loss: torch.Tensor) -> bool:
-    """Return whether a loss's dtype cannot hold a weight: 257 rows are 256 in bfloat16."""
-    return loss.dtype in (torch.float16, torch.bfloat16)
 
 
 def read(returned: object, *, rows: int, training: bool, totals: Collection[str] = ()) -> Outcome:

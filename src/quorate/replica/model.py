@@ -1,15 +1,12 @@
-"""A model's parameters: which of them train, where they lie, and copies that lie elsewhere."""
+"""A model's parameters: which of them train, and where they lie."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from quorate.errors import CopyError
 from quorate.replica.flat import Flat
 from quorate.replica.spread import Scattered
 
@@ -26,6 +23,55 @@ def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if not p.requires_grad}
 
 
+class Modes:
+    """A model's training and evaluation mode, as a plain loop sets them.
+
+    ``train()`` is called if a module has one of its own, which may keep parts of the model in
+    evaluation mode, say. Without one, flags are all there is to it. Parts of a training model that
+    the script put in evaluation mode stay so.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._modules = [*model.modules()]
+        overriding = [module for module in self._modules if _overrides(module)]
+        self._calls_train = bool(overriding)
+        # One that has parameters of its own may merge them for evaluation, and others read them.
+        self._calls_eval = all(not [*m.parameters(recurse=False)] for m in overriding)
+        # A model that is in evaluation mode as a whole was loaded for inference.
+        self._kept = {m for m in self._modules if not m.training} if model.training else set()
+        if self._calls_train or not model.training:
+            model.train()
+        self._flags = {False: [False] * len(self._modules), True: self._trained()}
+        self._training = True
+        self._write(training=True)
+
+    def set(self, training: bool) -> None:
+        """Put the model in a mode, whatever user code did to it meanwhile."""
+        if training != self._training and self._calls_train and self._calls_eval:
+            self._model.train(training)
+            self._flags[training] = self._trained()
+        self._training = training
+        self._write(training=training)
+
+    def _trained(self) -> list[bool]:
+        return [module.training and module not in self._kept for module in self._modules]
+
+    def _write(self, *, training: bool) -> None:
+        for module, flag in zip(self._modules, self._flags[training], strict=True):
+            if module.training is not flag:
+                module.training = flag
+
+
+def settle(model: torch.nn.Module) -> None:
+    """Call a ``train()`` of the model's own, before anything is taken from the model.
+
+    It may freeze parameters, so that it has to be called before they are counted.
+    """
+    if any(_overrides(module) for module in model.modules()):
+        Modes(model)
+
+
 @contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Let a replica be made of the model itself; after the block the model is as it was.
@@ -35,6 +81,8 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in model.modules()]
     lies_in = [(parameter, parameter.data) for parameter in trainable(model).values()]
+    # By their places: a forward pass may put another tensor there, or a buffer where none was.
+    places = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
     before = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -44,8 +92,15 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
             module.training = mode
         for parameter, data in lies_in:
             parameter.data = data
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.data.copy_(value)
+        for module, buffers in places:
+            for name, buffer in [*module.named_buffers(recurse=False)]:
+                if name not in buffers:
+                    delattr(module, name)
+                elif buffer is not buffers[name]:
+                    setattr(module, name, buffers[name])
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.data.copy_(value)
 
 
 def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -> None:
@@ -54,43 +109,10 @@ def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -
         parameter.data = flat.views[name]
 
 
-def copy_of(
-    model: torch.nn.Module,
-    parameters: Mapping[str, torch.Tensor],
-    shares: torch.device | None,
-    mutable_frozen: Collection[int],
-) -> torch.nn.Module:
-    """Return a deep copy of a model whose trainable parameters are the given ones.
-
-    Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
-    that a forward pass writes.
-    """
-    memo: dict[int, Any] = {
-        id(p): p
-        for number, p in enumerate(model.parameters())
-        if p.device == shares and not p.requires_grad and number not in mutable_frozen
-    }
-    for name, parameter in trainable(model).items():
-        # By .data: else writes to any copy would count as writes to all of them.
-        memo[id(parameter)] = torch.nn.Parameter(parameters[name].data)
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module that copy.deepcopy can copy, as every tower has a copy of its own",
-            f"use engine='processes', where none is needed; deepcopy said: {error}",
-        ) from error
-    # A model with a way of its own to be copied may make its parameters anew (Keras).
-    theirs = trainable(copied)
-    if [*theirs] != [*parameters] or any(
-        theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.items()
-    ):
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module whose deep copy has the parameters that deepcopy is told to give it",
-            "use engine='processes', where no copy is needed",
-        )
-    return copied
+def _overrides(module: torch.nn.Module) -> bool:
+    """Return whether a module's ``train()`` or ``eval()`` is not torch's."""
+    names = ("train", "eval")
+    return any(
+        getattr(type(module), name) is not getattr(torch.nn.Module, name) or name in vars(module)
+        for name in names
+    )

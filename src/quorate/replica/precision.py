@@ -19,7 +19,8 @@ function of the shard and the parameters, so any device finds the same bits, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,15 @@ ALL = (
     Precision("bf16", torch.bfloat16),
     Precision("fp16", torch.float16),
 )
+
+
+def overflows(loss: float, grads: Iterable[torch.Tensor]) -> bool:
+    """Return whether a smaller scale may help: the gradient is not finite, the loss is."""
+    if not math.isfinite(loss):
+        return False
+    checks = [torch.isfinite(grad).all() for grad in grads]
+    # One transfer, and so one wait for the device, for all of them.
+    return bool(checks) and not torch.stack([c.to(checks[0].device) for c in checks]).all()
 
 
 def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:

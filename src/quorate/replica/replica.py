@@ -9,11 +9,9 @@ Legend: V shards of a step, P elements of the flat parameter vector.
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -27,19 +25,22 @@ from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
-from quorate.replica.model import bind, copy_of, trainable
+from quorate.replica.model import Modes, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
-from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP
+from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shared import switches
+from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
-from quorate.replica.streams import Stream
-from quorate.replica.transfer import Transfers
+from quorate.replica.streams import Stream, alone_on
+from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Turns
 from quorate.replica.witness.witness import Witness
 
 T = TypeVar("T")
 Reseed = Callable[[int], None]
+Reload = Callable[[], Any]  # the batch of a shard, loaded anew
 Phase = Callable[[str], None]  # told "forward", "backward", ... when that begins
 
 
@@ -107,9 +108,9 @@ class Replica:
             spread.put(self.model, group)
         self._trainable = trainable(self.model)
         bind(self._trainable, self._flat)
-        if not self.model.training:
-            self.model.train()  # as loaded for inference; in a training model, eval() parts stay so
-        self._modes = [(module, module.training) for module in self.model.modules()]
+        self._modes = Modes(self.model)
+        modules = self.model.modules()
+        self._is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
@@ -160,52 +161,59 @@ class Replica:
         *,
         into: Flat | None = None,
         at: Phase = no_phase,
+        reload: Reload | None = None,
     ) -> ShardSum:
         """Compute forward and backward over one shard.
 
+        The loss is derived as it is, a mean; the weight comes in when the gradient is copied. So
+        what user code does to gradients on their way (hooks, functions of its own) sees those of a
+        plain loop.
+
         Args:
-            batch: the collated rows, on the host.
+            batch: the collated rows, on the host. User code may write them, if ``reload`` is given.
             rows: how many they are: the weight, unless the loss function says otherwise.
             stream: the calling thread's.
             seed: of the shard, 64 bits.
             into: where the gradient is written; else into vectors of this replica: give them back
                 with ``recycle``.
             at: told "forward", "backward" and "pushing" when each begins.
+            reload: loads the batch anew, in case it has to be computed again and was written;
+                without it, user code is given copies.
 
         Returns:
             The shard's weighted sums.
         """
         at("forward")
-        batch = self.transfers.take(batch)
 
-        def compute(reseed: Reseed, loss: Loss) -> tuple[Outcome, _Grads, float]:
-            scale = FIRST_SCALE if self._computing.precision.is_scaled else None
+        def compute(
+            reseed: Reseed, loss: Loss, rows_of: FreshBatch
+        ) -> tuple[Outcome, _Grads, float]:
             if (graphs := self._graphs_for(loss)) is not None:
                 step = graphs.run(
-                    batch,
+                    rows_of.batch,
                     self._flat,
                     partial(self._begin, stream, seed, training=True),
-                    partial(self._step, loss, rows),
+                    partial(self._step, loss),
                 )
                 if step is not None:
                     return self._outcome(step, rows)
+            scale = FIRST_SCALE if self._computing.precision.is_scaled else 1.0
             while True:
+                fresh = rows_of.take()
                 reseed(seed)
                 self._begin(stream, seed, training=True)
-                outcome = self._read(loss, batch, rows, training=True)
+                outcome = self._read(loss, fresh, rows, training=True)
                 at("backward")
-                # What the loss is multiplied by before it is derived. A weight is exact, but for a
-                # loss whose dtype cannot hold it: 257 rows are 256 in bfloat16.
-                factor = scale or (1.0 if outcome.is_narrow else outcome.weight)
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
-                    torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(factor))
+                    torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(scale))
                 grads = self._take_grads()
-                if scale is None or scale <= LEAST_SCALE or not _overflows(outcome, grads):
-                    return outcome, grads, factor
+                may_rescale = scale != 1.0 and scale > LEAST_SCALE
+                if not may_rescale or not overflows(outcome.metrics["loss"], grads.values()):
+                    return outcome, grads, scale
                 scale /= SCALE_STEP
 
-        with _alone_on(self.group):
-            outcome, grads, factor = self._run(compute, batch, stream, training=True)
+        with alone_on(self.group):
+            outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
         if outcome.weight > 0 and not grads:
             raise LossError(
                 "the loss has no gradient with respect to the model it was given; use the `model` "
@@ -216,10 +224,7 @@ class Replica:
         gradient = into
         if gradient is None or gradient.device != self._gathers_on:
             gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
-        gradient.fill(grads)
-        if factor != outcome.weight:
-            for vector in gradient.vectors:
-                vector.mul_(outcome.weight / factor)
+        gradient.fill(grads, outcome.weight / scale)
         if into is not None and gradient is not into:
             into.copy_(gradient)
             torch.accelerator.synchronize(self.device)
@@ -229,24 +234,26 @@ class Replica:
             weight=outcome.weight,
             metrics=outcome.weighted(),
             gradient=gradient,
-            buffers=self._buffers.weighted(outcome.weight),
+            buffers=self._buffers.change(outcome.weight),
             integer_buffers=self._buffers.integer_buffers(),
             missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
             written=written,
         )
 
-    def evaluation(self, batch: Any, rows: int, stream: Stream, seed: int) -> ShardSum:
+    def evaluation(
+        self, batch: Any, rows: int, stream: Stream, seed: int, *, reload: Reload | None = None
+    ) -> ShardSum:
         """Compute forward over one shard in evaluation mode, without gradient."""
-        batch = self.transfers.take(batch)
 
-        def compute(reseed: Reseed, loss: Loss) -> Outcome:
+        def compute(reseed: Reseed, loss: Loss, rows_of: FreshBatch) -> Outcome:
+            fresh = rows_of.take()
             reseed(seed)
             self._begin(stream, seed, training=False)
-            return self._read(loss, batch, rows, training=False)
+            return self._read(loss, fresh, rows, training=False)
 
-        with _alone_on(self.group), torch.no_grad():
-            outcome = self._run(compute, batch, stream, training=False)
+        with alone_on(self.group), torch.no_grad():
+            outcome = self._run(compute, batch, reload, stream, training=False)
         self.witness.end(self._flat)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 
@@ -282,23 +289,44 @@ class Replica:
         return isinstance(self._loss, Compiled)
 
     def _run(
-        self, work: Callable[[Reseed, Loss], T], batch: Any, stream: Stream, *, training: bool
+        self,
+        work: Callable[[Reseed, Loss, FreshBatch], T],
+        batch: Any,
+        reload: Reload | None,
+        stream: Stream,
+        *,
+        training: bool,
     ) -> T:
         """Compute with the loss function, compiled or not: more than once, if that is needed."""
         loss = self._loss
 
-        def attempt(reseed: Reseed, watched: bool) -> T:
+        def attempt(fresh: FreshBatch, reseed: Reseed, watched: bool) -> T:
             if not isinstance(loss, Compiled):
-                return work(reseed, loss)
+                return work(reseed, loss, fresh)
             if watched:
-                return work(reseed, loss.plain)
-            return loss.run(batch, training=training, work=partial(work, reseed))
-
-        return self._turns.run(
-            lambda reseed: self._placement.run(
-                partial(attempt, reseed), self.model, stream, training=training
+                return work(reseed, loss.plain, fresh)
+            return loss.run(
+                fresh.batch, training=training, work=lambda each: work(reseed, each, fresh)
             )
-        )
+
+        def alone(fresh: FreshBatch, reseed: Reseed) -> T:
+            named, scripted = self._computing.deterministic, self._is_scripted
+            with switches.of_a_shard(named=named, scripted=scripted):
+                return self._placement.run(
+                    partial(attempt, fresh, reseed), self.model, stream, training=training
+                )
+
+        def run(fresh: FreshBatch) -> T:
+            result = self._turns.run(partial(alone, fresh))
+            if (line := self._turns.news()) is not None:
+                self._notes.add(line)
+            return result
+
+        try:
+            return run(FreshBatch(self.transfers.take(batch), keeps=reload is None))
+        except WrittenError:  # only here: what loads rows may have to wait for its turn
+            assert reload is not None
+            return run(FreshBatch(self.transfers.take(reload()), keeps=True))
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
@@ -310,27 +338,25 @@ class Replica:
         """Return the CUDA graphs, unless operators are watched, or draws are Python's."""
         return self._graphs if isinstance(loss, Compiled) and not self._turns.draws else None
 
-    def _step(self, function: Loss, rows: int, batch: Any) -> Step:
+    def _step(self, function: Loss, batch: Any) -> Step:
         """Compute forward and backward for a CUDA graph."""
         with self._computing.precision.operations(self.group):
             returned = function(self.model, batch)
-        return forward_backward(returned, rows, self._take_grads)
+        return forward_backward(returned, self._take_grads)
 
     def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:
         """Return what a CUDA graph left, as ``gradient`` wants it."""
         outcome = loss.read(step.returned, rows=rows, training=False, totals=self._totals)
-        factor = 1.0 if outcome.is_narrow else outcome.weight
-        return outcome, step.grads if outcome.weight > 0 else {}, factor
+        return outcome, step.grads if outcome.weight > 0 else {}, 1.0
 
     def _begin(self, stream: Stream, seed: int, *, training: bool) -> None:
         """Forget whatever an earlier shard left behind: a shard is computed alone."""
-        for module, trains in self._modes:
-            mode = training and trains
-            if module.training is not mode:
-                module.training = mode
+        self._modes.set(training)
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
         self._set_pulled(self._buffers)
+        if training:
+            self._buffers.begin()
         self.witness.begin(self._flat)
         stream.reseed(seed)
         for device in self.group:
@@ -366,30 +392,3 @@ class Replica:
         for parameter in self._trainable.values():
             parameter.grad = None
         return grads
-
-
-def _overflows(outcome: Outcome, grads: _Grads) -> bool:
-    """Return whether a smaller scale may help: the gradient is not finite, the loss is."""
-    if not math.isfinite(outcome.metrics["loss"]):
-        return False
-    checks = [torch.isfinite(grad).all() for grad in grads.values()]
-    # One transfer, and so one wait for the device, for all of them.
-    return bool(checks) and not torch.stack([c.to(checks[0].device) for c in checks]).all()
-
-
-@contextmanager
-def _alone_on(group: Group) -> Iterator[None]:
-    """Replicas on one accelerator share its generator, and so compute their shards in turn.
-
-    The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
-    """
-    with ExitStack() as stack:
-        for device in sorted(group, key=str):  # replicas of several devices take them in one order
-            if device.type != "cpu":
-                stack.enter_context(_lock_of(device))
-        yield
-
-
-@cache
-def _lock_of(_device: torch.device) -> threading.Lock:
-    return threading.Lock()

@@ -34,7 +34,7 @@ class ShardSum:
     weight: float
     metrics: dict[str, float]  # weighted sums, "loss" first; as float64
     gradient: Flat | None = None  # weighted sums; none in an evaluation
-    buffers: torch.Tensor | None = None  # (floating-point buffers,) float64, weighted sums
+    buffers: torch.Tensor | None = None  # sums of ``Buffers.change``, float64
     integer_buffers: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
     shares: list[Share] = field(default_factory=list)  # of all shards that are in it
@@ -51,11 +51,7 @@ class ShardSum:
         return self
 
     def add(self, right: ShardSum) -> ShardSum:
-        """Return self + right, in place: ``self`` must hold the shards to the left.
-
-        Buffers that are no floating-point numbers (BatchNorm's num_batches_tracked) cannot be
-        averaged; they keep the value of the first shard.
-        """
+        """Return self + right, in place: ``self`` must hold the shards to the left."""
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
                 f"one shard's metrics are {sorted(self.metrics)}, another's "

@@ -22,7 +22,7 @@ class Vectors(NamedTuple):
     """A value for every parameter (itself, or its gradient), and for every buffer."""
 
     flat: Flat
-    floats: torch.Tensor  # (floating-point buffers,) float64
+    floats: torch.Tensor  # as of ``Buffers.values``, float64
     integer_buffers: torch.Tensor  # (bytes of the other buffers,) uint8
     written: Flat | None = None  # parameters that forward writes, see ``writes``
 
@@ -35,7 +35,7 @@ class Vectors(NamedTuple):
 
     def take_buffers(self, buffers: Buffers) -> None:
         """Take the values of buffers."""
-        if (floats := buffers.weighted(1.0)) is not None:
+        if (floats := buffers.values()) is not None:
             self.floats.copy_(floats)
         if (integer_buffers := buffers.integer_buffers()) is not None:
             self.integer_buffers.copy_(integer_buffers)
@@ -88,7 +88,7 @@ class Snapshots:
 def new_vectors(parameters: Flat, buffers: Buffers) -> Vectors:
     """Allocate a slot for a snapshot on the parameters' device."""
     none = torch.empty(0)
-    floats, integer_buffers = buffers.weighted(1.0), buffers.integer_buffers()
+    floats, integer_buffers = buffers.values(), buffers.integer_buffers()
     return Vectors(
         parameters.layout.new(parameters.device),
         none if floats is None else torch.empty_like(floats),

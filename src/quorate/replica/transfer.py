@@ -6,12 +6,16 @@ driver copies it on the host first, and the thread waits. Elsewhere a batch is m
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from collections.abc import Hashable
+from numbers import Number
 from typing import Any
 
 import torch
 
-from quorate.replica.nested import mapped, tensors
+from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
+from quorate.replica.torch_internals import version
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -62,3 +66,73 @@ class Transfers:
         for tensor in tensors(moved):
             tensor.record_stream(current)  # its memory is the side stream's
         return moved
+
+
+class WrittenError(BaseException):
+    """A batch is to be computed from again, and user code has written it: load it anew.
+
+    No ``Exception``: what repeats a computation must not take it for the user's.
+    """
+
+
+class FreshBatch:
+    """A batch that may be computed from several times, and is what it was each time.
+
+    User code may take entries out of a batch, or write its tensors in place: mask labels, say.
+    Containers are new ones each time. Tensors are copied only if ``keeps`` is set; without it
+    nothing is copied, and what was written is found out when it is wanted again.
+
+    Args:
+        batch: on the device.
+        keeps: whether to hand out copies.
+    """
+
+    def __init__(self, batch: Any, *, keeps: bool) -> None:
+        self.batch = batch  # for its shapes; not to be handed to user code
+        self._keeps = keeps
+        self._before: list[Hashable] | None = None
+
+    def take(self) -> Any:
+        """Return the batch for one computation.
+
+        Raises:
+            WrittenError: it is taken again, and the first computation has, or may have, changed it.
+        """
+        if self._keeps:
+            return mapped_leaves(self.batch, copied)
+        now = [_state(leaf) for leaf in leaves(self.batch)]
+        if self._before is not None and now != self._before:
+            raise WrittenError
+        self._before = now
+        return mapped(self.batch, lambda tensor: tensor)
+
+
+def copied(leaf: Any) -> Any:
+    """Return a leaf of a batch that nobody else writes: tensors with the strides they have."""
+    if _is_fixed(leaf):
+        return leaf
+    if not isinstance(leaf, torch.Tensor):
+        try:
+            return copy.deepcopy(leaf)
+        except Exception:  # an object of the user's that has no copy: then it is shared
+            return leaf
+    if leaf.layout is not torch.strided or leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
+        return leaf.clone()
+    # Kernels, and so bits, may go by strides; clone() keeps only those without gaps.
+    extent = sum((n - 1) * step for n, step in zip(leaf.shape, leaf.stride(), strict=True)) + 1
+    if leaf.numel() == 0 or extent == leaf.numel() or extent > 2 * leaf.numel():
+        return leaf.clone()
+    window = leaf.detach().as_strided((extent,), (1,)).clone()
+    return window.as_strided(leaf.shape, leaf.stride())
+
+
+def _state(leaf: Any) -> Hashable:
+    """Return what is another value once a leaf was written, or may have been."""
+    if isinstance(leaf, torch.Tensor):
+        # Of a tensor of inference_mode torch does not count writes.
+        return object() if leaf.is_inference() else version(leaf)
+    return None if _is_fixed(leaf) else object()
+
+
+def _is_fixed(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, (str, bytes, range, Number))

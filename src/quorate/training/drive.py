@@ -70,6 +70,8 @@ def drive(
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
+                    if (line := copied_shards.summary()) is not None:
+                        say(line)
                     return
                 case effect:
                     if isinstance(effect, Compute) and (line := copied_shards.named(effect, now())):

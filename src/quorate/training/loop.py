@@ -129,10 +129,12 @@ class Updates(NamedTuple):
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
             dropped_rows = plan.batch_rows(step) - rows
             state.dropped_rows += dropped_rows
+            for remark in applied.remarks:
+                self.crew.replicas.notes.add(remark)
             self.crew.replicas.tell(self.say)
             if new := applied.missing - named:
                 named |= new
-                self.say(f"no gradient in step {step}, taken as zero: {', '.join(sorted(new))}")
+                self.say(f"no gradient in step {step}, left alone: {', '.join(sorted(new))}")
             if n == coordinator.first_step + 1:
                 begun = coordinator.begun_at or begun  # workers had to start
             if n == coordinator.first_step + 2:

@@ -8,19 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.data.loader_processes import require_loader_memory
 from quorate.data.row_sample import row_sample
 from quorate.data.source import Source
-from quorate.errors import CompileError, UserError
+from quorate.errors import CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
-from quorate.training import resume, saved_state
+from quorate.training import resume
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
 from quorate.training.opening import opening
 from quorate.training.optimizing.update import intra_op_threads
-from quorate.training.prepared import Prepared, newest_checkpoint, planned
+from quorate.training.prepared import Prepared, planned
 from quorate.training.probe import probed
 from quorate.training.state import State
 from quorate.training.stop import Stops
@@ -34,11 +33,12 @@ Say = Callable[[str], None]
 def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State:
     """Return a state to evaluate: before any training that of the run directory, if it has one."""
     if prepared.state is None:
-        prepared.state = _probed(crew, source, say, training=False)
-        newest = newest_checkpoint(crew, prepared)
-        if newest is not None:
-            saved_state.load(newest.path, newest.record, prepared.state)
-            say(f"evaluating step {prepared.state.global_step:,} from {newest.path}")
+        state, path = _probed(crew, source, say, training=False), crew.recipe.run_dir.path
+        if path is not None and not prepared.is_fresh:
+            newest = resume.go_to_newest(Path(path), state, {}, say)
+            if newest is not None:
+                say(f"evaluating step {state.global_step:,} from {newest.path}")
+        prepared.state = state
     return prepared.state
 
 
@@ -72,27 +72,20 @@ def prepare(
         UserError: something cannot work; no worker was started.
     """
     recipe = crew.recipe
-    # 1. The plan; what an earlier run left in the directory is moved aside first, if wanted.
-    if prepared.is_fresh and recipe.run_dir.path is not None:
-        prepared.is_fresh = False
-        if (folder := resume.set_aside(Path(recipe.run_dir.path))) is not None:
-            say(f"the run that was in {recipe.run_dir.path} is in {folder} now")
-    plan = planned(crew, prepared, dataset, shuffle=shuffle)
-    prepared.plan, prepared.shards = plan, plan.shards
-    last_step = duration.last_step(plan)
     with ExitStack() as stack:
+        # 1. The run directory, which is ours from here on; the plan.
+        stack.enter_context(prepared.lock.held(say))
+        if recipe.run_dir.path is not None:
+            resume.begin(Path(recipe.run_dir.path), say, fresh=prepared.is_fresh)
+            prepared.is_fresh = False
+        plan = planned(crew, prepared, dataset, shuffle=shuffle)
+        prepared.plan, prepared.shards = plan, plan.shards
+        last_step = duration.last_step(plan)
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
-        notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
+        notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, notes.append, say)
-        if recipe.loading.processes:
-            require_loader_memory(
-                source.load((0, 0)).data,
-                shards=plan.shards,
-                loader_workers=recipe.loading.processes,
-                feeds=len(crew.groups) if crew.script is not None else 1,
-            )
         # 3. What is said before the first update.
         first = opening(
             plan,
@@ -104,6 +97,8 @@ def prepare(
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
         )
+        if crew.why is not None:
+            first.append(crew.why)
         for line in (*first, *notes):
             say(line)
         crew.replicas.tell(say)
@@ -124,16 +119,13 @@ def prepare(
 def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
-        prepared.state = state = _probed(crew, source, note, training=True, announce=say)
-        prepared.was_trained = True
+        # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
+        prepared.was_trained, prepared.state = False, None
+        state = _probed(crew, source, note, training=True, announce=say)
         if crew.engine == engines.PROCESSES:
             free_cache(crew.devices)
         _restore(crew, prepared, state, source, note)
-        if crew.replicas.takes_turns:
-            note(
-                "the model draws from Python's random or NumPy, which threads share: workers "
-                "compute in turn; with torch's random functions they compute side by side"
-            )
+        prepared.was_trained, prepared.state = True, state
     refuse_half_an_update(prepared.state)
     return prepared.state
 
@@ -146,14 +138,15 @@ def _probed(
     if crew.replicas.computing.compile:
         announce = announce or note
         announce("compiling: the first shard of each shape takes seconds to minutes longer")
-    make_state = partial(
-        State,
-        crew.model,
-        crew.master_device,
-        shared=crew.engine == engines.PROCESSES,
-        optimize=recipe.optimize,
-    )
     while True:
+        has_towers = crew.engine == engines.TOWERS
+        make_state = partial(
+            State,
+            crew.model,
+            crew.master_device,
+            shared=not has_towers,
+            optimize=recipe.optimize,
+        )
         try:
             return probed(
                 crew.model,
@@ -164,8 +157,13 @@ def _probed(
                 notes=crew.replicas.notes,
                 seed=recipe.seed,
                 training=training,
+                watching=partial(crew.replicas.watching, towers=has_towers),
                 say=note,
             )
+        except CopyError as error:
+            if not has_towers:
+                raise
+            crew.give_up_towers(error.reason)
         except CompileError as error:
             note(f"compile is off: {error.why}")
             crew.replicas.give_up_compiling()
@@ -180,7 +178,7 @@ def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: 
     path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
     newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:
-        notes.remember(newest.record.get("doubts", []))
+        notes.remember(resume.doubts_of(newest.record))
         prepared.saved = (state.global_step, newest.path)
         if run_dir.init_from is not None:
             say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")

@@ -7,6 +7,7 @@ Only a training loop pins the number of shards, where the recipe leaves it open.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.services.checkpoints import files
+from quorate.services.run_lock import RunLock
 from quorate.training.crew import Crew
 from quorate.training.facts import facts_of
-from quorate.training.recipe import too_many_shards
+from quorate.training.recipe import Recipe, too_many_shards
+from quorate.training.resume import require_same_run
 from quorate.training.state import State
 
 
@@ -24,6 +27,7 @@ from quorate.training.state import State
 class Prepared:
     """What a trainer has made ready, from its construction on."""
 
+    lock: RunLock  # of the run directory, while a loop is under way
     shards: int | None  # V; None as long as no loop was begun, and the recipe has none
     is_fresh: bool  # what is in the run directory is still to be moved aside
     state: State | None = None
@@ -31,6 +35,13 @@ class Prepared:
     plan: Plan | None = None  # of the last loop
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Prepared:
+        """Return what is ready when only settings are there."""
+        path = recipe.run_dir.path
+        lock = RunLock(None if path is None else Path(path))
+        return cls(lock, recipe.shards, recipe.run_dir.fresh)
 
     def facts(self, crew: Crew, state: State) -> dict[str, Any]:
         """Return what a checkpoint says of the run, beside what it holds."""
@@ -69,5 +80,9 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
 
 def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
     """Return the checkpoint to go on from."""
-    path = crew.recipe.run_dir.path
-    return None if path is None or prepared.is_fresh else files.find(Path(path))
+    path, facts = crew.recipe.run_dir.path, crew.recipe.facts()
+    if path is None or prepared.is_fresh:
+        return None
+    if crew.recipe.shards is None:
+        del facts["shards"]  # it goes on with those of the checkpoint
+    return files.find(Path(path), partial(require_same_run, facts=facts))

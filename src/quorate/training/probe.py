@@ -7,6 +7,7 @@ model draws from generators that threads share, and ``channels_last`` is tried.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -15,12 +16,12 @@ from torch.nn.parameter import is_lazy
 from quorate.coordination.keys import key
 from quorate.coordination.plan import abridged
 from quorate.data.source import Batch
-from quorate.errors import SettingError
+from quorate.errors import CopyError, SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
 from quorate.replica.loss import Loss
-from quorate.replica.model import unchanged
+from quorate.replica.model import settle, unchanged
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
@@ -31,6 +32,7 @@ from quorate.replica.witness.again import Computed, Shard, doubts, result_of
 from quorate.replica.witness.kept import kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.training.state import State
+from quorate.transports.job import exited
 
 
 def make_model(
@@ -65,6 +67,7 @@ def make_model(
         if has_gradient_hooks(parameter):
             expected = "parameters without gradient hooks, which a worker's copy would not have"
             raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
+    settle(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         expected = "at least one parameter that requires a gradient"
         raise SettingError("model", name, expected, "is everything frozen?")
@@ -81,6 +84,7 @@ def probed(
     notes: Notes,
     seed: int,
     training: bool,
+    watching: Callable[[], AbstractContextManager[None]],
     say: Callable[[str], None],
 ) -> State:
     """Make the state and compute one shard with it, whose result is thrown away.
@@ -91,6 +95,7 @@ def probed(
         notes: what is found goes there.
         make_state: may be given ``mutable_frozen``, see ``Buffers``, and ``written``, see
             ``Writes``: what forward writes is found by trying.
+        watching: the context in which that shard is computed.
 
     Raises:
         UserError: the model or the loss cannot be trained.
@@ -107,7 +112,7 @@ def probed(
             replica = make_replica(state)
             work = replica.gradient if training else replica.evaluation
             try:
-                with current(replica.device), Stream() as stream:
+                with current(replica.device), Stream() as stream, watching():
                     shard = Shard(batch.data, len(batch.rows), stream, key("probe", seed))
                     compute = partial(_computed, work, replica, loss, shard)
                     found, first = written_in(replica, compute, known)
@@ -115,6 +120,10 @@ def probed(
                     if training and known.covers(found):  # once more, on the same replica
                         for doubt in doubts(replica, computed[0], compute(), shard):
                             notes.doubt(doubt)
+            except SystemExit as error:
+                raise exited(error, "shard 0 of step 0, which is tried first") from error
+            except CopyError:
+                raise
             except Exception as error:  # the user's code: tried again in the other format
                 if len(formats) == 1:
                     rows = abridged(batch.rows)

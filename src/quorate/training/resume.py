@@ -6,20 +6,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quorate.errors import CheckpointError
+from quorate.errors import MisfitError
+from quorate.machine.printable import printable
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound
+from quorate.services.run_contents import require_usable, set_aside
 from quorate.settings import AtResume
 from quorate.training.recipe import OPTIONS
-from quorate.training.saved_state import load
+from quorate.training.saved_state import Loadable, load, loadable
 from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
 REFUSED = ("rows", "shuffle")
 SAID = ("torch", "device_types", "processors", "schedule")
 
-# What of a run directory is ours.
-OURS = ("checkpoints", "metrics.jsonl", "summaries")
+
+def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
+    """Make sure that a run can be trained in a directory, which is there and locked.
+
+    Args:
+        fresh: what an earlier run left there is moved aside first.
+
+    Raises:
+        SettingError: it cannot.
+    """
+    if fresh and (folder := set_aside(run_dir)) is not None:
+        say(f"the run that was in {run_dir} is in {folder} now")
+    require_usable(run_dir, say)
 
 
 def restore(
@@ -37,26 +50,57 @@ def restore(
         doubt: told of each difference by which bits may be others from here on.
 
     Raises:
-        CheckpointError: every checkpoint is damaged, or it is one of another run.
+        CheckpointError: every checkpoint is damaged, or it is one of another run. The state is as
+            it was.
     """
-    newest = files.find(run_dir)
+    newest = go_to_newest(run_dir, state, facts, say)
     if newest is None:
         return None
-    for wrong in newest.passed_over:
-        say(f"damaged, passed over: {wrong}")
-    for name in (*_recorded(AtResume.REFUSED), *REFUSED):
-        was = newest.record.get(name, False)  # is_ordered: not in those of before it existed
-        if was != facts[name]:
-            raise CheckpointError(
-                f"{newest.path}: it was trained with {name}={was!r}, and this run has "
-                f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
-            )
-    load(newest.path, newest.record, state)
-    state.load_account(newest.record["account"])
     say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
     for difference in differences(newest.record, facts):
         doubt(f"{difference} since step {state.global_step:,}")
     return newest
+
+
+def go_to_newest(
+    run_dir: Path, state: State, facts: dict[str, Any], say: Callable[[str], None]
+) -> Sound | None:
+    """Bring a state to the newest sound checkpoint, and say which were passed over; see above.
+
+    Args:
+        facts: those that are not known yet are left out.
+    """
+    fitting: list[Loadable] = []
+
+    def fits(path: Path, record: dict[str, Any]) -> None:
+        require_same_run(path, record, facts)
+        fitting.append(loadable(path, record, state))
+
+    newest = files.find(run_dir, fits)
+    if newest is None:
+        return None
+    for wrong in newest.passed_over:
+        say(f"passed over: {wrong}")
+    load(fitting[0], state)
+    return newest
+
+
+def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Compare the record of a checkpoint that is sound with the run that is to go on.
+
+    Args:
+        facts: of that run; those that are not known yet are left out.
+
+    Raises:
+        MisfitError: it is one of another run.
+    """
+    for name in (*_recorded(AtResume.REFUSED), *REFUSED):
+        was = record.get(name, False)  # is_ordered: not in those of before it existed
+        if name in facts and was != facts[name]:
+            raise MisfitError(
+                f"{path}: it was trained with {name}={was!r}, and this run has "
+                f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
+            )
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -81,11 +125,17 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         zip(was.get("hyperparameters", []), now["hyperparameters"], strict=False)
     ):
         found += [
-            f"{name} of {_group(number)} was {old.get(name)} and is {new.get(name)} in the script"
+            f"{printable(name)} of {_group(number)} was {printable(old.get(name))} and is "
+            f"{new.get(name)} in the script"
             for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)
         ]
     return found
+
+
+def doubts_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the doubts that a checkpoint says its run had, fit to be shown again."""
+    return [printable(doubt, 4096) for doubt in record.get("doubts", [])]
 
 
 def _group(number: int) -> str:
@@ -100,21 +150,3 @@ def position(global_step: int, steps_per_epoch: int) -> str:
     """``step 12,300 (epoch 3, 41%)``."""
     epoch, done = divmod(global_step, steps_per_epoch)
     return f"step {global_step:,} (epoch {epoch + 1}, {done / steps_per_epoch:.0%})"
-
-
-def set_aside(run_dir: Path) -> Path | None:
-    """Move what an earlier run left into a folder of its own there; None if there is nothing.
-
-    Raises:
-        OSError: it cannot be moved.
-    """
-    there = [path for name in OURS if (path := run_dir / name).exists()]
-    if not there:
-        return None
-    number = 1
-    while (folder := run_dir / f"aside-{number}").exists():
-        number += 1
-    folder.mkdir()
-    for path in there:
-        path.rename(folder / path.name)
-    return folder

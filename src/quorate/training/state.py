@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
+from quorate.replica.shared.copies import deep_copy
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.update import Average, Update
@@ -84,7 +84,7 @@ class State:
         """Return a copy of the model with the averaged parameters, or None without an average."""
         if self.average is None:
             return None
-        model = copy.deepcopy(self.model)
+        model = deep_copy(self.model)
         model.load_state_dict(self.tensors(self.average.shadow), strict=False)
         return model
 

@@ -1,17 +1,28 @@
 """Stops: one object that whoever wants a run to end tells, and the signals that do.
 
-Ctrl-C and SIGTERM ask for an orderly end, a second one ends at once; SIGUSR1 asks for a save. A
-time limit, ``Trainer.stop`` and callbacks ask in the same way. The first reason counts.
+Ctrl-C, SIGTERM and SIGHUP (a closed terminal) ask for an orderly end, a second one ends at once;
+SIGUSR1 asks for a save. A time limit, ``Trainer.stop`` and callbacks ask in the same way. The first
+reason counts.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
+
+# They ask for a stop; SIGHUP is not everywhere.
+STOP_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
+# How long an end at once may take: workers are told, and what was trained is saved.
+AT_ONCE_S = 10.0
 
 
 class Stops:
@@ -65,9 +76,13 @@ class Stops:
 class Signals:
     """While it is entered, signals are what a run is told with.
 
-    The first SIGINT or SIGTERM asks for a stop, the second raises; SIGUSR1 calls ``save``. As long
-    as nothing is ``under_way`` there is nothing to finish, and the first one raises. Python
-    delivers signals to the main thread alone; in another thread this does nothing.
+    The first SIGINT, SIGTERM or SIGHUP asks for a stop, the second raises; SIGUSR1 calls ``save``.
+    As long as nothing is ``under_way`` there is nothing to finish, and the first one raises. A
+    SIGHUP that is ignored (nohup) stays so. Python delivers signals to the main thread alone; in
+    another thread this does nothing.
+
+    Python calls a handler when the main thread is back from what it calls, which may be never. So
+    the process ends ``AT_ONCE_S`` after the second signal in any case, and with the third.
     """
 
     def __init__(self, stops: Stops, save: Callable[[], None]) -> None:
@@ -76,13 +91,14 @@ class Signals:
         self._stops = stops
         self._save = save
         self._before: dict[signal.Signals, Any] = {}
+        self._insistence: _Insistence | None = None
 
     def leave(self) -> None:
         """Leave the process as the signal that was received would have; return if none was.
 
         Raises:
             KeyboardInterrupt: SIGINT was received.
-            SystemExit: SIGTERM was, with the status a shell expects.
+            SystemExit: another was, with the status a shell expects.
         """
         if self.received is signal.SIGINT:
             raise KeyboardInterrupt
@@ -91,15 +107,20 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                n: signal.signal(n, self._stop) for n in (signal.SIGINT, signal.SIGTERM)
-            }
+            for number in STOP_SIGNALS:
+                ignored = signal.getsignal(number) is signal.SIG_IGN
+                if not (ignored and number not in (signal.SIGINT, signal.SIGTERM)):
+                    self._before[number] = signal.signal(number, self._stop)
+            self._insistence = _Insistence(frozenset(self._before))
             with suppress(AttributeError):  # a system without it
                 number = signal.SIGUSR1
                 self._before[number] = signal.signal(number, lambda _number, _frame: self._save())
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._insistence is not None:
+            self._insistence.close()
+            self._insistence = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -109,3 +130,64 @@ class Signals:
         if again or not self.under_way:
             self.leave()
         self._stops.ask(self.received.name)
+
+
+class _Insistence:
+    """Ends the process after a second signal, whatever the main thread is in. ``close`` it.
+
+    The interpreter writes the number of each signal to a pipe when it comes, and not when its
+    handler is called. A thread reads them.
+
+    Args:
+        numbers: the signals that are meant.
+    """
+
+    def __init__(self, numbers: frozenset[signal.Signals]) -> None:
+        self._numbers = numbers
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        # An event loop of asyncio has one too, which gets its numbers on.
+        self._other = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        _written_to.append(self._write)
+        if not _told_of_forks:
+            os.register_at_fork(after_in_child=_forget)
+            _told_of_forks.append(True)
+        self._thread = threading.Thread(target=self._run, name="quorate-signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave signals to their handlers, as before."""
+        signal.set_wakeup_fd(self._other)
+        _written_to.remove(self._write)
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
+
+    def _run(self) -> None:
+        came = 0
+        while select.select([self._read], [], [], AT_ONCE_S if came >= 2 else None)[0]:
+            received = os.read(self._read, 64)
+            if not received:
+                return  # closed
+            if self._other >= 0:
+                with suppress(OSError):
+                    os.write(self._other, received)
+            for number in received:
+                if number in self._numbers:
+                    came, last = came + 1, number
+            if came >= 3:
+                break
+        with suppress(OSError):
+            os.write(2, f"quorate: signal {last} once more: left at once\n".encode())
+        os._exit(128 + last)
+
+
+_written_to: list[int] = []  # by the interpreter, now
+_told_of_forks: list[bool] = []
+
+
+def _forget() -> None:
+    # In a fork: the pipe is the parent's, who would take the fork's signals for its own.
+    if _written_to:
+        with suppress(ValueError):
+            signal.set_wakeup_fd(-1)

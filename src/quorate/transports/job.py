@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged, home_shards
 from quorate.data.feed import CPU, Feed
 from quorate.data.source import Batch, Source, Ticket
+from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
@@ -130,7 +132,27 @@ class Job(ABC):
             feed: of this job.
             snapshot: what it is computed from, if not from ``parameters`` as they are.
             is_only: whether nobody else takes from the feed: the next rows are moved meanwhile.
+
+        Raises:
+            ExitError: user code called ``sys.exit()``.
+            Whatever else user code raises.
         """
+        try:
+            return self._computed(replica, stream, feed, task, snapshot, is_only=is_only)
+        except SystemExit as error:
+            where = f"step {task.step}, shard {task.shard}"
+            raise exited(error, f"worker {task.worker}, {where}") from error
+
+    def _computed(
+        self,
+        replica: Replica,
+        stream: Stream,
+        feed: Feed,
+        task: Task,
+        snapshot: Snapshot | None,
+        *,
+        is_only: bool,
+    ) -> ShardSum:
         task.at("fetching")
         ticket = (task.step, task.shard)
         batch = feed.take(ticket)
@@ -159,9 +181,28 @@ class Job(ABC):
         if text is not None:
             error.add_note(text)
 
+    def _reloaded(self, task: Task) -> Any:
+        """Load a task's batch once more: user code has written the first one."""
+        return self.source.load((task.step, task.shard)).data
+
     @abstractmethod
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         """Compute the rows that were fetched; the replica has the parameters."""
+
+
+def exited(error: SystemExit, where: str) -> ExitError:
+    """Return the error that an end of the program is, where a shard is computed.
+
+    Args:
+        where: which shard that was, and whose.
+    """
+    code = error.code if isinstance(error.code, int) and error.code % 256 else 1
+    given = "" if error.code is None else cut(repr(error.code))
+    message = (
+        f"sys.exit({given}) was called by the code that computes a shard, in {where}; raise an "
+        "exception there, or call stop() of the trainer in a callback"
+    )
+    return ExitError(message, code)
 
 
 def class_name(job: Job) -> str:
@@ -201,7 +242,15 @@ class Training(Job):
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         seed = shard_seed(self.plan, task.step, task.shard)
         rows = len(batch.rows)
-        return replica.gradient(batch.data, rows, stream, seed, into=task.into, at=task.at)
+        return replica.gradient(
+            batch.data,
+            rows,
+            stream,
+            seed,
+            into=task.into,
+            at=task.at,
+            reload=partial(self._reloaded, task),
+        )
 
 
 class Evaluation(Job):
@@ -212,7 +261,8 @@ class Evaluation(Job):
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         task.at("forward")
         seed = key("evaluation", self.plan.seed, task.step, task.shard)
-        return replica.evaluation(batch.data, len(batch.rows), stream, seed)
+        reload = partial(self._reloaded, task)
+        return replica.evaluation(batch.data, len(batch.rows), stream, seed, reload=reload)
 
 
 def data_fingerprint(source: Source) -> str:

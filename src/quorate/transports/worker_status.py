@@ -49,6 +49,13 @@ class Doing(NamedTuple):
     seconds: dict[str, float]
     shards: int
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its phase takes 3 times as long as its shards before this one usually did."""
+        took_s = time.monotonic() - self.since
+        before_s = sum(self.seconds[phase] for phase in PHASES[2:]) - took_s
+        return took_s > 3 * before_s / max(1, self.shards - 1)
+
 
 class Timesheet:
     """What one worker is at and was at, in memory that others may read meanwhile.

@@ -20,13 +20,12 @@ HELP = "Show what devices and limits there are, and whether such a run would wor
     help=HELP,
     short_help="show devices and limits, and what would go wrong",
 )
-@setting_options("devices", "workers", "threads", "loader_workers")
+@setting_options("devices", "workers", "threads")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 def command(
     devices: str | None,
     workers: int | None,
     threads: int | None,
-    loader_workers: int | None,
     as_json: bool,
 ) -> int:
     """Print what there is and what is wrong; return 1 if such a run would fail, else 0.
@@ -45,7 +44,6 @@ def command(
         devices=named_devices(devices) if devices else None,
         workers=None if workers is None else whole("workers", workers, least=1),
         threads=1 if threads is None else whole("threads", threads, least=1),
-        loader_workers=loader_workers and whole("loader_workers", loader_workers, least=0),
     )
     facts = examine()
     listed = verdicts(facts, wanted)

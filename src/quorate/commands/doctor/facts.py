@@ -83,9 +83,6 @@ class Torch:
 class Limits:
     """What the system lets a process have."""
 
-    shm_bytes: int | None  # size of /dev/shm; None if there is no such folder
-    shm_free_bytes: int | None
-    shm_is_writable: bool
     segment_error: str | None  # why workers' shared memory cannot be had
     files: int | None  # descriptors, soft limit; None: no limit
     files_most: int | None  # hard limit: what the user may raise it to
@@ -94,7 +91,6 @@ class Limits:
     temporary: str
     temporary_error: str | None  # why nothing can be written there
     temporary_free_bytes: int | None
-    sockets_error: str | None  # why loader processes cannot have sockets there
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from quorate.commands.doctor.facts import Accelerator, Facts
 from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
-from quorate.commands.doctor.wanted import Wanted
 from quorate.machine import descriptors
 
 MIB = 1 << 20
 FILES = 11 + descriptors.SPARE  # without those for workers
-# Loader processes hand over each tensor as a descriptor.
-FILES_WITH_LOADERS = 256
-# Batches of loader processes: below the first nothing goes, the second is a container's default.
-SHM_LEAST_BYTES, SHM_SMALL_BYTES = 16 * MIB, 256 * MIB
+FILES_OF_SCRIPTS = 256  # what a script may well open itself
 TEMPORARY_LEAST_BYTES = 16 * MIB
 
 
-def on_shared_memory(
-    facts: Facts, wanted: Wanted, chosen: Sequence[Accelerator]
-) -> Iterator[Verdict]:
-    """Judge the shared memory of workers and of loader processes."""
+def on_shared_memory(facts: Facts, chosen: Sequence[Accelerator]) -> Iterator[Verdict]:
+    """Judge the shared memory of workers."""
     limits = facts.limits
     if limits.segment_error is not None:
         what = limits.segment_error.removeprefix("shared memory: ").partition(";")[0]
@@ -34,30 +28,6 @@ def on_shared_memory(
             f"for workers: {what}",
             "ulimit -f unlimited; or --engine towers, which needs none",
         )
-    if wanted.loader_workers == 0 or limits.shm_bytes is None:
-        return
-    if limits.shm_free_bytes is None or not limits.shm_is_writable:
-        yield Verdict(
-            FAILS,
-            "shared memory",
-            "/dev/shm cannot be written to: loader processes hand over rows there",
-            "mount it (mode 1777), or loader_workers=0",
-        )
-        return
-    figure = (
-        f"{limits.shm_free_bytes / MIB:,.1f} of {limits.shm_bytes / MIB:,.1f} MiB are free in "
-        "/dev/shm: each loader process has two shards' rows there"
-    )
-    cure = "docker --shm-size 8g, or mount -o remount,size=8g /dev/shm; or loader_workers=0"
-    if limits.shm_free_bytes < SHM_LEAST_BYTES:
-        yield Verdict(
-            FAILS,
-            "shared memory",
-            f"{figure}, and a run whose rows do not fit is refused",
-            cure,
-        )
-    elif limits.shm_free_bytes < SHM_SMALL_BYTES:
-        yield Verdict(BEWARE, "shared memory", f"{figure}, which images may well fill", cure)
 
 
 def on_descriptors(facts: Facts, processes: int) -> Iterator[Verdict]:
@@ -73,23 +43,23 @@ def on_descriptors(facts: Facts, processes: int) -> Iterator[Verdict]:
     higher = "unlimited" if most is None else f"{most:,}"
     wanted = max(4096, need)
     cure = f"ulimit -n {wanted if most is None else min(most, wanted)} (the most is {higher})"
-    if most is not None and most < max(FILES_WITH_LOADERS, need):
+    if most is not None and most < max(FILES_OF_SCRIPTS, need):
         cure = (
             f"the most is {higher}: raise it in /etc/security/limits.conf, docker --ulimit nofile"
         )
     if limit < need:
         yield Verdict(FAILS, "descriptors", f"{may}, and {needs}", cure)
-    elif limit < FILES_WITH_LOADERS:
+    elif limit < FILES_OF_SCRIPTS:
         yield Verdict(
             BEWARE,
             "descriptors",
-            f"{may}: {needs}, and loader processes take one more per tensor",
+            f"{may}: {needs}, and the script may open some itself",
             cure,
         )
 
 
-def on_temporary_folder(facts: Facts, wanted: Wanted) -> Iterator[Verdict]:
-    """Judge the temporary folder: room, permission, the length of its path."""
+def on_temporary_folder(facts: Facts) -> Iterator[Verdict]:
+    """Judge the temporary folder: room, permission."""
     limits = facts.limits
     free = limits.temporary_free_bytes
     if limits.temporary_error is not None:
@@ -105,11 +75,4 @@ def on_temporary_folder(facts: Facts, wanted: Wanted) -> Iterator[Verdict]:
             "temporary folder",
             f"{free / MIB:,.1f} MiB are free in {limits.temporary}",
             "set TMPDIR to a folder with more room",
-        )
-    if limits.sockets_error is not None and wanted.loader_workers != 0:
-        yield Verdict(
-            FAILS if wanted.loader_workers else BEWARE,
-            "temporary folder",
-            limits.sockets_error.removeprefix("the temporary folder: ").partition(";")[0],
-            "set TMPDIR to a shorter one, or loader_workers=0",
         )

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from quorate.commands.doctor.facts import Limits
 from quorate.errors import UserError
 from quorate.machine import descriptors
 from quorate.machine.shared_memory import MIB, Segment
-from quorate.machine.temporary_folder import require_short_path
 
 # Of the shared memory that is tried: room for a model of some million parameters.
 TRIED_BYTES = 64 * MIB
-# Loader processes hand over descriptors, which takes a socket, but on macOS and Windows. It is
-# torch's choice, and torch is not imported here: it may be what is wrong.
-HAS_SOCKETS = sys.platform not in ("darwin", "win32")
 
 
-def limits(shm: Path = Path("/dev/shm")) -> Limits:
+def limits() -> Limits:
     """Return what there is. A segment and a temporary file are tried, and removed."""
-    size = free = None
-    if shm.is_dir():
-        room = os.statvfs(shm)
-        size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     files = descriptors.limit()
     folder, error = _temporary()
     return Limits(
-        shm_bytes=size,
-        shm_free_bytes=free,
-        shm_is_writable=os.access(shm, os.W_OK | os.X_OK),
         segment_error=_refusal(lambda: Segment(TRIED_BYTES)),
         files=files[0],
         files_most=files[1],
@@ -42,7 +28,6 @@ def limits(shm: Path = Path("/dev/shm")) -> Limits:
         temporary=folder,
         temporary_error=error,
         temporary_free_bytes=None if error else shutil.disk_usage(folder).free,
-        sockets_error=None if error or not HAS_SOCKETS else _refusal(require_short_path),
     )
 
 

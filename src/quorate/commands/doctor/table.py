@@ -149,9 +149,6 @@ def _limits(facts: Facts) -> Iterator[Row]:
     limits = facts.limits
     segments = "as much as memory" if limits.segment_error is None else "not to be had"
     yield Row("shared memory", f"for workers: {segments}")
-    if limits.shm_bytes is not None and limits.shm_free_bytes is not None:
-        free, size = limits.shm_free_bytes / MIB, limits.shm_bytes / MIB
-        yield Row("shared memory", f"for loader processes: {free:,.1f} of {size:,.1f} MiB free")
     most = "no limit" if limits.files_most is None else f"{limits.files_most:,}"
     files = "no limit" if limits.files is None else f"{limits.files:,} (at most {most})"
     yield Row("descriptors", f"{files} per process")
@@ -160,8 +157,6 @@ def _limits(facts: Facts) -> Iterator[Row]:
         text += f", {limits.temporary_free_bytes / GIB:.1f} GiB free"
     if limits.temporary_error is not None:
         text += f", {limits.temporary_error}"
-    if limits.sockets_error is not None:
-        text += ", too long for sockets"
     yield Row("temporary folder", text)
 
 

@@ -24,9 +24,9 @@ def verdicts(facts: Facts, wanted: Wanted) -> list[Verdict]:
         *gpu_verdicts.on_devices(facts, chosen),
         *host_verdicts.on_cores(facts, wanted, chosen, workers),
         *host_verdicts.on_memory(facts, chosen, workers),
-        *limit_verdicts.on_shared_memory(facts, wanted, chosen),
+        *limit_verdicts.on_shared_memory(facts, chosen),
         *limit_verdicts.on_descriptors(facts, 0 if chosen or workers == 1 else workers),
-        *limit_verdicts.on_temporary_folder(facts, wanted),
+        *limit_verdicts.on_temporary_folder(facts),
         *host_verdicts.on_interfaces(facts),
     ]
     return sorted(listed, key=lambda verdict: verdict.level != FAILS)

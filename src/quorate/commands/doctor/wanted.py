@@ -17,7 +17,6 @@ class Wanted(NamedTuple):
     devices: tuple[str, ...] | None = None
     workers: int | None = None
     threads: int = 1
-    loader_workers: int | None = None  # None: there may be some
 
 
 def named_devices(text: str) -> tuple[str, ...]:

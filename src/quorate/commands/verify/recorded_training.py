@@ -63,11 +63,13 @@ class RecordedTraining(Training):
                 time.sleep(WORD_S)
             at("forward")
             note(self._folder, writer, twice_record)
+        loaded = fingerprint(batch.data)  # before user code writes it
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
             result = super()._work(replica, batch, stream, task)
         if replica.is_compiled:  # modules are looked at without, and the bits are of training
             if into is None:
                 replica.recycle(result)
+            batch = batch._replace(data=self._reloaded(task))
             result = super()._work(replica, batch, stream, task)
         assert result.gradient is not None
         record = ShardRecord(
@@ -77,7 +79,7 @@ class RecordedTraining(Training):
             shard=shard,
             rows=batch.rows.tolist(),
             samples=list(batch.samples),
-            batch=fingerprint(batch.data),
+            batch=loaded,
             forward=trace.forward,
             backward=trace.backward,
             metrics={**result.metrics, "weight": result.weight},

@@ -27,7 +27,7 @@ def twice(
     changed = [row for row, text, again in pairs if text != again]
     hashes = [fingerprint(batch.data) for batch in batches]
     (calls, once), (calls_again, again) = (
-        traced(replica, batches[0].data, len(rows), stream, seed, fill) for fill in range(2)
+        traced(replica, batches[0].data, stream, seed, fill) for fill in range(2)
     )
     results = paired(once, again)
     return TwiceRecord(

@@ -25,6 +25,7 @@ from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, length_in
 from quorate.errors import DataError
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.environment import cache_dir
+from quorate.machine.regular_file import read_regular
 
 _PIECE_BYTES = 1 << 14  # read at a time while looking for lengths: large records are jumped over
 
@@ -146,7 +147,9 @@ def _places(path: Path) -> tuple[Path, Path]:
 def _read(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:
     """Read the offsets in an index file; None if there is none that fits, or it is damaged."""
     try:
-        content = place.read_bytes()
+        # A record takes OVERHEAD_BYTES at least, and its offset 8.
+        most = _TOP.size + 8 * (stat.st_size // OVERHEAD_BYTES + 1)
+        content = read_regular(place, most)
         magic, size, changed_ns, records, crc = _TOP.unpack_from(content)
     except (OSError, struct.error):
         return None

@@ -95,8 +95,7 @@ def _blamed(replica: Replica, shard: Shard) -> str | None:
     """Return the operator that two more computations part at, in words."""
     try:
         (calls, once), (calls_again, again) = (
-            traced(replica, shard.data, shard.rows, shard.stream, shard.seed, fill)
-            for fill in range(2)
+            traced(replica, shard.data, shard.stream, shard.seed, fill) for fill in range(2)
         )
         blamed = culprit(calls, calls_again, paired(once, again))
     except Exception:  # user code that does not bear to be watched

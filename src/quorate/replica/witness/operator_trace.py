@@ -59,7 +59,10 @@ class OperatorTrace(TorchDispatchMode):
         self._is_over = name == "pushing"
 
     def watch(self, loss: Loss) -> Loss:
-        """Return the loss function, before which all is forgotten: a shard may be begun again."""
+        """Return the loss function, before which all is forgotten: a shard may be begun again.
+
+        Its weight is 1: gradients are then handed over as autograd made them.
+        """
 
         def begin(model: torch.nn.Module, batch: Any) -> Any:
             self.calls.clear()
@@ -68,6 +71,8 @@ class OperatorTrace(TorchDispatchMode):
             self._is_over = True
             self.returned = list(pieces(returned))
             self._is_over = False
+            if isinstance(returned, Mapping) and "weight" in returned:
+                return {**returned, "weight": 1}
             return returned
 
         return begin
@@ -126,20 +131,20 @@ class OperatorTrace(TorchDispatchMode):
 
 
 def traced(
-    replica: Replica, data: Any, rows: int, stream: Stream, seed: int, fill: int
+    replica: Replica, data: Any, stream: Stream, seed: int, fill: int
 ) -> tuple[list[Call], dict[str, str]]:
     """Compute a shard; return the calls of operators, and the results by name.
 
     Args:
         data: the batch.
-        rows: how many it has.
         stream: the calling thread's.
         seed: of the shard.
         fill: see ``OperatorTrace``.
     """
     trace = OperatorTrace(replica.model, stream, fill)
     with replica.watched(trace.watch), trace:
-        result = replica.gradient(data, rows, stream, seed, at=trace.phase)
+        # Of weight 1: what is handed over is what autograd made, by which calls are found.
+        result = replica.gradient(data, 1, stream, seed, at=trace.phase)
     assert result.gradient is not None
     results = {name: repr(value) for name, value in result.metrics.items()}
     results |= {name: tensor_text(view) for name, view in result.gradient.views.items()}

@@ -8,7 +8,10 @@
         complete                the SHA-256 of state.json; written last
 
 A checkpoint is written into a temporary directory, flushed to the disk, and renamed; then it gets
-its marker. Reading checks every byte. Nothing is pickled.
+its marker. Nothing is pickled. Reading checks every byte, and believes nothing of what checksums
+cover either: the record is compared with its schema (``record``), tensor files with their headers
+(``tensor_file``), and both with each other. Each tensor file has the checksum of the record in its
+header, so that files of two checkpoints are not taken for one.
 
 What the tensors are to a training is in ``quorate.training.saved_state``. Checking, listing and
 digests need no torch, whose import takes longer than they do.
@@ -24,32 +27,27 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safetensors import SafetensorError, deserialize
-
-from quorate.errors import CheckpointError
+from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.atomic_file import flush_folder, write_atomically
+from quorate.machine.most_memory import too_large
+from quorate.machine.regular_file import read_regular
 from quorate.replica.digest import TensorBytes, digest_of_bytes
+from quorate.services.checkpoints import record as records
+from quorate.services.checkpoints import tensor_file
+from quorate.services.run_contents import require_seen
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 2
 TEMPORARY = ".saving-"
 RECORD, MARKER = "state.json", "complete"
-
-# From safetensors' names of dtypes to torch's.
-TORCH_NAMES = {
-    **{"BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64"},
-    **{"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "C64": "complex64"},
-    **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
-    **{"F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz"},
-    **{"F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
-}
+# In the header of each tensor file: the checksum of the record that it was saved with.
+RECORD_SHA256 = "record_sha256"
 
 
 class Contents(NamedTuple):
@@ -99,6 +97,7 @@ def write(run_dir: Path, saved: Contents) -> Path:
     Raises:
         OSError: the disk is full, or the directory cannot be written to. It names the path and
             the bytes; the older checkpoints are as they were.
+        ValueError: the record could not be read again.
     """
     folder = run_dir / "checkpoints"
     try:
@@ -115,11 +114,14 @@ def _write(folder: Path, saved: Contents) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder))
     try:
         # 1. The files, and a record that has their checksums.
-        sums = {}
-        for name, part in saved.files.items():
-            sums[name] = _write_tensors(temporary / name, part)
-        record = {**saved.record, "saved_at": time.time(), "files": sums}
+        record = {"format": records.FORMAT, **saved.record, "saved_at": time.time()}
+        metadata = {"format": "pt", RECORD_SHA256: records.body_sha256(record)}
+        record["files"] = {
+            name: _write_tensors(temporary / name, part, metadata)
+            for name, part in saved.files.items()
+        }
         text = (json.dumps(record, indent=1) + "\n").encode()
+        records.parsed(text)  # what could not be read again is not saved
         write_atomically(temporary / RECORD, text)
         # 2. In its place, as a whole.
         if final.exists():  # damaged, or of a run that was passed over: out of the way as a whole
@@ -151,18 +153,36 @@ def remove(path: Path) -> None:
         shutil.rmtree(temporary)
 
 
-def find(run_dir: Path) -> Sound | None:
+def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = None) -> Sound | None:
     """Return the newest checkpoint that is sound; None if there is none at all.
 
+    Args:
+        fits: raises ``MisfitError`` for one (its directory and record) that is sound and of another
+            run. It is passed over too, if an older one fits.
+
     Raises:
-        CheckpointError: there are checkpoints, and each is damaged; it says what is wrong.
+        CheckpointError: there are checkpoints, and each is damaged: it says what is wrong. Or none
+            of those that are sound fits: it is what ``fits`` raised for the newest.
     """
     wrong: list[str] = []
+    misfit: MisfitError | None = None
     for path, step in newest_first(run_dir):
         try:
-            return Sound(path, check(path, step), wrong)
+            record = _check_at(path, step)
         except CheckpointError as error:
+            if path.exists():  # else it was one too many for the run that is under way here
+                wrong.append(str(error))
+            continue
+        try:
+            if fits is not None:
+                fits(path, record)
+        except MisfitError as error:
+            misfit = misfit or error
             wrong.append(str(error))
+            continue
+        return Sound(path, record, wrong)
+    if misfit is not None:
+        raise misfit
     if wrong:
         raise CheckpointError(
             f"no sound checkpoint in {run_dir}: {'; '.join(wrong)}; begin anew with --fresh, which "
@@ -172,98 +192,181 @@ def find(run_dir: Path) -> Sound | None:
 
 
 def listing(run_dir: Path) -> list[Listed]:
-    """Check all checkpoints of a run, and list them, the newest first."""
+    """Check all checkpoints of a run, and list them, the newest first.
+
+    The run may go on meanwhile: a checkpoint that it deletes is not listed.
+    """
     listed = []
     for path, step in newest_first(run_dir):
         wrong = saved_at = None
         try:
-            saved_at = check(path, step)["saved_at"]
+            saved_at = _check_at(path, step)["saved_at"]
         except CheckpointError as error:
             wrong = str(error)
-        nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        listed.append(Listed(path, step, nbytes, saved_at, wrong))
+        with suppress(FileNotFoundError):
+            nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+            listed.append(Listed(path, step, nbytes, saved_at, wrong))
     return listed
 
 
 def record_of(path: Path) -> dict[str, Any]:
-    """Read the record of a checkpoint that is sound."""
-    record: dict[str, Any] = json.loads((path / RECORD).read_bytes())
-    return record
+    """Read the record of a checkpoint that is sound.
+
+    Raises:
+        CheckpointError: it is not any more.
+    """
+    try:
+        return records.parsed(read_regular(path / RECORD, records.MOST_BYTES))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / RECORD}: {_reason(error)}") from error
 
 
 def tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
-    """Read the tensors in a file of a checkpoint that is sound."""
+    """Read the tensors in a file of a checkpoint that is sound.
+
+    Raises:
+        CheckpointError: it is not any more.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
-    return load((path / name).read_bytes())
+    try:
+        nbytes = tensor_file.header(path / name).nbytes
+        if reason := too_large(2 * nbytes):  # the file's bytes, and tensors of them
+            raise CheckpointError(f"{path / name}: reading it takes {reason}")
+        return load(read_regular(path / name, nbytes))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path / name}: {_reason(error)}") from error
 
 
 def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
     """Return the digest of the tensors in a file, without torch.
 
-    It is ``quorate.replica.digest.digest`` of the same tensors: equal digests, equal bits.
+    It is ``quorate.replica.digest.digest`` of the same tensors: equal digests, equal bits. Memory
+    does not depend on their size.
 
     Args:
         order: their names, as the checkpoint's record has them under "order".
+
+    Raises:
+        CheckpointError: the checkpoint is not sound any more.
     """
-    data = (path / name).read_bytes()
-    parts = dict(deserialize(data))  # type: ignore[no-untyped-call]
-    return digest_of_bytes(
-        TensorBytes(
-            tensor,
-            parts[tensor]["shape"],
-            f"torch.{TORCH_NAMES[parts[tensor]['dtype']]}",
-            parts[tensor]["data"],
+    file = path / name
+    try:
+        stored = tensor_file.header(file).tensors
+        return digest_of_bytes(
+            TensorBytes(
+                tensor,
+                stored[tensor].shape,
+                f"torch.{stored[tensor].dtype}",
+                tensor_file.pieces(file, stored[tensor]),
+            )
+            for tensor in order
         )
-        for tensor in order
-    )
+    except OSError as error:
+        raise CheckpointError(f"{file}: {_reason(error)}") from error
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List the directories of checkpoints, sound or not, with the steps that their names say."""
+    """List the directories of checkpoints, sound or not, with the steps that their names say.
+
+    Raises:
+        SettingError: nobody can tell what there is.
+    """
+    require_seen(run_dir)
     paths = (run_dir / "checkpoints").glob("step-*")
     steps = [(p, int(p.name[5:])) for p in paths if p.name[5:].isdecimal() and p.is_dir()]
     return sorted(steps, key=lambda item: -item[1])
 
 
-def check(path: Path, step: int) -> dict[str, Any]:
+def is_ours(path: Path, step: int) -> bool:
+    """Whether a directory has the name that the checkpoint of a step has.
+
+    There is one form: "step-7", or digits of another script, are somebody else's.
+    """
+    return path.name == checkpoint_of(path.parent.parent, step).name
+
+
+def check(path: Path, step: int | None) -> dict[str, Any]:
     """Read every byte of a checkpoint, and return its record.
 
+    Args:
+        step: what its directory's name says; None: nothing.
+
     Raises:
-        CheckpointError: something is missing, is not what was written, or is of another step.
+        CheckpointError: something is missing, is not what was written, is of another step, or
+            contradicts the rest.
     """
     try:
         return _check(path, step)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or path}: {error.strerror or error}") from error
+        raise CheckpointError(f"{error.filename or path}: {_reason(error)}") from error
 
 
-def _check(path: Path, step: int) -> dict[str, Any]:
-    if not (path / MARKER).exists():
-        raise CheckpointError(f"{path}: no file {MARKER!r}: it was cut off while it was saved")
-    text = (path / RECORD).read_bytes()
-    if (marker := _marker(text)) != (expected := (path / MARKER).read_bytes()):
+def _check_at(path: Path, step: int) -> dict[str, Any]:
+    if not is_ours(path, step):
+        expected = checkpoint_of(path.parent.parent, step).name
+        raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")
+    return check(path, step)
+
+
+def check_named(path: Path) -> dict[str, Any]:
+    """Check a directory that is said to be a checkpoint, whatever its name.
+
+    Whoever copied it may have renamed it. If the name says a step, it is compared too.
+
+    Raises:
+        CheckpointError: see ``check``.
+    """
+    name = path.resolve().name
+    if name.startswith("step-") and name[5:].isascii() and name[5:].isdecimal():
+        return check(path, int(name[5:]))
+    return check(path, None)
+
+
+def _check(path: Path, step: int | None) -> dict[str, Any]:
+    # 1. The record: its checksum, then what it says.
+    try:
+        expected = read_regular(path / MARKER, len(_marker(b"")))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: no file {MARKER!r}: it was cut off while it was saved"
+        ) from None
+    text = read_regular(path / RECORD, records.MOST_BYTES)
+    if (marker := _marker(text)) != expected:
         raise CheckpointError(
             f"{path / RECORD}: got SHA-256 {marker!r}, expected {expected!r} as {MARKER!r} says"
         )
-    record: dict[str, Any] = json.loads(text)  # as it was written
-    if (format_ := record.get("format")) != FORMAT:
-        raise CheckpointError(f"{path / RECORD}: got format {format_}, expected {FORMAT}")
-    if record["global_step"] != step:
+    try:
+        record = records.parsed(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path / RECORD}: {error}") from error
+    if step is not None and record["global_step"] != step:
         raise CheckpointError(
             f"{path}: it holds step {record['global_step']}, and its name says {step}"
         )
+    # 2. The tensor files: what their headers say, which bounds what is read; then each byte.
+    body = records.body_sha256(record)
     for name, sha256 in record["files"].items():
-        if (got := _sha256(path / name)) != sha256:
+        header = tensor_file.header(path / name)
+        if (got := tensor_file.sha256(path / name)) != sha256:
             raise CheckpointError(f"{path / name}: got SHA-256 {got}, expected {sha256}")
+        if (bound := header.metadata.get(RECORD_SHA256, body)) != body:  # none: of before there was
+            raise CheckpointError(
+                f"{path / name}: it was saved with a record of SHA-256 {records.abridged(bound)}, "
+                f"and this one has {body}"
+            )
+        if wrong := records.contradicts(record, name, header.tensors):
+            raise CheckpointError(f"{path / name}: {wrong}")
     return record
 
 
-def _write_tensors(path: Path, part: dict[str, torch.Tensor]) -> str:
+def _write_tensors(path: Path, part: dict[str, torch.Tensor], metadata: dict[str, str]) -> str:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        save_file(part, path)
+        save_file(part, path, metadata)
     except SafetensorError as error:  # it has the system's error in its text alone
         number = re.search(r"os error (\d+)", str(error))
         code = int(number[1]) if number else errno.EIO
@@ -271,13 +374,12 @@ def _write_tensors(path: Path, part: dict[str, torch.Tensor]) -> str:
         raise OSError(code, reason, str(path)) from error
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return _sha256(path)
+    return tensor_file.sha256(path)
 
 
 def _marker(record: bytes) -> bytes:
     return f"{hashlib.sha256(record).hexdigest()}\n".encode()
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeVar
+from pickletools import genops
+from typing import IO, Any, TypeVar
+from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from quorate.errors import CheckpointError
-from quorate.services.checkpoints import files
+from quorate.machine.most_memory import too_large
+from quorate.machine.printable import printable
+from quorate.machine.regular_file import open_regular, size_of
+from quorate.services.checkpoints import files, tensor_file
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -29,25 +36,35 @@ LOG = logging.getLogger("quorate").warning
 def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LOG) -> Model:
     """Give a model the weights of a file, a checkpoint's directory, or a run directory.
 
+    Of a checkpoint each byte is compared with its checksum; of a run directory it is the newest
+    sound one.
+
     Args:
         model: any module; it is changed, and returned.
         path: .safetensors, or what ``torch.save`` made of a state dict (read with weights_only).
-        say: shows a line to the user: that prefixes were taken off.
+        say: shows a line to the user: that prefixes were taken off, that values were brought to
+            another dtype, which checkpoints were passed over.
 
     Returns:
         The model.
 
     Raises:
         CheckpointError: it cannot be read, or is of another model: each key that does not fit is
-            named, with both shapes.
+            named, with both shapes. The model is as it was.
     """
-    weights = _read(Path(path))
+    path = Path(path)
+    own = {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+    file = _file_in(path, say) if path.is_dir() else path
+    # 1. Which tensors there are: by the header alone, where there is one.
+    weights = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+    names = {name: name for name in weights}
     for prefix in _prefixes_of(weights):
         say(f"{path}: the prefix {prefix!r} was taken off every name")
-        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
-    own = {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+        names = {name.removeprefix(prefix): there for name, there in names.items()}
+    weights = {name: weights[there] for name, there in names.items()}
     wrong = [
-        f"{name}: the file has {_shape(weights.get(name))}, the model {_shape(own.get(name))}"
+        f"{printable(name)}: the file has {_shape(weights.get(name))}, "
+        f"the model {_shape(own.get(name))}"
         for name in sorted(own.keys() | weights.keys())
         if _shape(own.get(name)) != _shape(weights.get(name))
     ]
@@ -56,36 +73,126 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
         raise CheckpointError(
             f"weights of {path}: {'; '.join(wrong[:5])}{more}; give weights of this model"
         )
+    # 2. Their values.
+    if file.suffix == ".safetensors":
+        with _readable(file):
+            read = load_file(file)
+        weights = {name: read[there] for name, there in names.items()}
+    for line in _conversions(weights, own):
+        say(f"{path}: {line}")
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
     return model
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    if path.is_dir():
-        path = _file_in(path)
+def _file_in(folder: Path, say: Callable[[str], None]) -> Path:
+    """Return the weights' file in a checkpoint's directory, or in that of a run: checked."""
+    file = "model.safetensors"
+    if (folder / files.MARKER).exists() or (folder / files.RECORD).exists():
+        files.check_named(folder)
+        return folder / file
+    sound = files.find(folder)
+    if sound is None:
+        raise CheckpointError(f"weights of {folder}: there is no checkpoint in it; give a file")
+    for wrong in sound.passed_over:
+        say(f"passed over: {wrong}")
+    return sound.path / file
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn whatever a reader raises into one line.
+
+    Raises:
+        CheckpointError: it raised. Readers of damaged files raise KeyError, IndexError,
+            AssertionError, UnicodeDecodeError, ... : there is no list of them.
+    """
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, SafetensorError, UnpicklingError, EOFError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = printable(getattr(error, "strerror", None) or error or type(error).__name__)
+        if not isinstance(error, (OSError, RuntimeError, SafetensorError, UnpicklingError)):
+            reason = f"{type(error).__name__}: {reason}"
         raise CheckpointError(
             f"weights of {path}: got {reason}; expected a .safetensors file, or a state dict of "
             "tensors by torch.save"
         ) from error
-    return _state_dict(content, path)
 
 
-def _file_in(folder: Path) -> Path:
-    """Return the weights' file in a checkpoint's directory, or in that of a run."""
-    if (folder / files.MARKER).exists():
-        return folder / "model.safetensors"
-    sound = files.find(folder)
-    if sound is None:
-        raise CheckpointError(f"weights of {folder}: there is no checkpoint in it; give a file")
-    return sound.path / "model.safetensors"
+def _safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return tensors without memory, of the names, shapes and dtypes that a file has."""
+    with _readable(path):
+        return {
+            name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device="meta")
+            for name, stored in tensor_file.header(path).tensors.items()
+        }
+
+
+def _pickled(path: Path) -> dict[str, torch.Tensor]:
+    with _readable(path):
+        with open_regular(path) as file:
+            _require_bounded(path, file)
+            file.seek(0)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        return _state_dict(content, path)
+
+
+def _require_bounded(path: Path, file: BufferedReader) -> None:
+    """Refuse what a file makes more memory of than it has bytes, or than there is.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    size = size_of(file)
+    if reason := too_large(size):
+        raise CheckpointError(f"weights of {path}: reading it takes {reason}")
+    if not is_zipfile(file):  # as torch.save wrote it before 1.6: pickles, then the elements
+        file.seek(0)
+        pickles: list[IO[bytes]] = [file] * 5
+    else:
+        with ZipFile(file) as archive:
+            parts = archive.infolist()
+            # torch.save stores; a part of zeros that is compressed is a thousandth of them, and
+            # one that many names refer to is read as often.
+            if any(part.compress_type != ZIP_STORED for part in parts) or size < sum(
+                part.file_size for part in parts
+            ):
+                raise CheckpointError(
+                    f"weights of {path}: got compressed parts, expected what torch.save writes"
+                )
+            pickles = [
+                BytesIO(archive.read(part)) for part in parts if part.filename.endswith(".pkl")
+            ]
+    for pickle in pickles:
+        for operation, argument, _ in genops(pickle):
+            # It takes a number of bytes, which weights_only lets through.
+            if operation.name == "GLOBAL" and str(argument).endswith(" bytearray"):
+                raise CheckpointError(
+                    f"weights of {path}: got a bytearray, expected tensors by name"
+                )
+
+
+def _conversions(
+    weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+) -> Iterator[str]:
+    """Yield what is said of tensors of another dtype; raise for those that cannot be copied."""
+    others: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
+    for name in own:
+        value = weights[name]
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise CheckpointError(f"weights: {name} is no dense tensor with values; save it as one")
+        if value.dtype != own[name].dtype:
+            if not torch.can_cast(value.dtype, own[name].dtype):
+                raise CheckpointError(
+                    f"weights: {name} is {value.dtype}, and the model has {own[name].dtype}, which "
+                    "cannot hold it"
+                )
+            others.setdefault((value.dtype, own[name].dtype), []).append(name)
+    for (was, now), names in others.items():
+        yield f"{len(names)} tensors, {names[0]} the first, were {was} and are {now}"
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:

@@ -4,11 +4,18 @@ Such an optimizer does the same to an element whatever tensor it lies in. So the
 optimizer object gets, in the place of a group's parameters, the stretches of the flat vectors that
 hold them, and one fused kernel updates all of them. Other optimizers (Muon, Adafactor, ...) keep
 the ordinary parameters.
+
+A parameter without a gradient is left alone, as torch does with one whose ``grad`` is None. A
+stretch that holds such parameters and others is cut between them, once: from there on each piece
+has its own count of steps. Cutting changes no bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+from math import inf
 from typing import Any
 
 import torch
@@ -109,16 +116,40 @@ class FlatOptimizer:
         """The learning rate of the first group."""
         return float(self.inner.param_groups[0]["lr"])
 
-    def step(self, gradient: Flat) -> None:
-        """Update the parameters in place from a gradient of their layout."""
+    def step(self, gradient: Flat, missing: Collection[str] = ()) -> None:
+        """Update the parameters in place from a gradient of their layout.
+
+        Args:
+            missing: parameters that have no gradient: no decay, no momentum, no step is counted.
+        """
+        if missing:
+            self._cut_where(lambda name: name in missing)
         for tensor, names in self._held.items():
             first = gradient.layout.sections[names[0]]
-            if self.flat:
+            if names[0] in missing:
+                tensor.grad = None
+            elif self.flat:
                 vector = gradient.vectors[first.vector]
                 tensor.grad = vector[first.start : first.start + tensor.numel()]
             else:
                 tensor.grad = gradient.views[names[0]]
+        if type(self.inner) is torch.optim.SGD:
+            self._fill_momenta()
         self.inner.step()
+
+    def _fill_momenta(self) -> None:
+        """Give zeros to fused SGD for momenta that are not there yet, next to others that are.
+
+        It takes all of them or none. From zeros the first one becomes the gradient, as from none.
+        """
+        for group in self.inner.param_groups:
+            if not (group["fused"] and group["momentum"]):
+                continue
+            updated = [tensor for tensor in group["params"] if tensor.grad is not None]
+            late = [t for t in updated if self.inner.state[t].get("momentum_buffer") is None]
+            if len(late) < len(updated):
+                for tensor in late:
+                    self.inner.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Per parameter name what torch's own state_dict would hold for it.
@@ -132,27 +163,100 @@ class FlatOptimizer:
                 state[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
         return state
 
-    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
-        """Take what ``state`` gave, into tensors of this optimizer.
+    def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
+        """Return what ``load`` takes, of what ``state`` gave. Nothing is changed.
+
+        Parameters that were updated together may have different kinds of state: some of them had no
+        gradient in a step, or were frozen. Then they are cut apart, which changes no bit.
 
         Raises:
-            CheckpointError: the groups were others: parameters that are now updated together have
-                different kinds of state.
+            CheckpointError: an entry is missing, or is of another shape or dtype than this
+                optimizer's.
         """
+        loadable = {}
+        if self.flat:
+            for group in self.inner.param_groups:
+                for tensor in group["params"]:
+                    self._require_state_of(self._held[tensor], state, tensor, group)
+        self._cut_where(lambda name: _kind(state[name]))
         for group in self.inner.param_groups:
             for tensor in group["params"]:
                 names = self._held[tensor]
                 first = state[names[0]]
-                for name in names:
-                    if _kind(state[name]) != _kind(first):
-                        raise CheckpointError(
-                            f"optimizer state: {name!r} has {_kind(state[name])}, {names[0]!r} has "
-                            f"{_kind(first)}, and they are in one group now; use the groups and "
-                            "the frozen parameters of the first run"
-                        )
                 values = {entry: self._whole(entry, state, tensor, names, group) for entry in first}
                 if values:
-                    self.inner.state[tensor] = values
+                    loadable[tensor] = values
+        return loadable
+
+    def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
+        """Take what ``loadable`` gave, and nothing else."""
+        for tensor in self._held:
+            self.inner.state.pop(tensor, None)
+        self.inner.state.update(loadable)
+
+    def _require_state_of(
+        self,
+        names: list[str],
+        state: dict[str, dict[str, Any]],
+        tensor: torch.Tensor,
+        group: dict[str, Any],
+    ) -> None:
+        """Compare the state of parameters with what the optimizer would make for them."""
+        expected = _entries_of(type(self.inner), tensor, group)
+        for name in names:
+            entries, section = state[name], self.parameters.layout.sections[name]
+            for entry in (*expected, *entries) if entries else ():
+                value, of_one = entries.get(entry), entry in COUNTERS
+                shape = () if of_one else section.shape
+                if entry not in expected and not isinstance(value, torch.Tensor):
+                    continue
+                if not isinstance(value, torch.Tensor) or value.shape != shape:
+                    got = (
+                        str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
+                    )
+                    expects = f"a tensor of {shape}"
+                elif value.dtype != tensor.dtype and not (of_one and value.is_floating_point()):
+                    got, expects = str(value.dtype), str(tensor.dtype)
+                elif of_one and not 0 <= float(value) < inf:
+                    got, expects = str(float(value)), "a number from 0 on"
+                else:
+                    continue
+                raise CheckpointError(
+                    f"optimizer state: {entry!r} of {name!r}: got {got}, and this run has "
+                    f"{expects}; use the optimizer of the first run"
+                )
+
+    def _cut_where(self, kind: Callable[[str], object]) -> None:
+        """Cut the stretches, and their state with them, where parameters of another kind begin."""
+        for group in self.inner.param_groups:
+            pieces: list[torch.Tensor] = []
+            for tensor in group["params"]:
+                runs = [list(names) for _, names in groupby(self._held[tensor], kind)]
+                pieces += [tensor] if len(runs) == 1 else self._pieces(tensor, runs)
+            group["params"][:] = pieces
+        self._held = {
+            tensor: self._held[tensor]
+            for group in self.inner.param_groups
+            for tensor in group["params"]
+        }
+
+    def _pieces(self, tensor: torch.Tensor, runs: Sequence[list[str]]) -> list[torch.Tensor]:
+        sections = self.parameters.layout.sections
+        state = self.inner.state.pop(tensor, {})
+        sizes = [sum(sections[name].span for name in names) for names in runs]
+        pieces: list[torch.Tensor] = []
+        start = 0
+        for names, size in zip(runs, sizes, strict=True):
+            piece = torch.nn.Parameter(tensor.detach()[start : start + size])
+            self._held[piece] = names
+            if state:
+                self.inner.state[piece] = {
+                    entry: _piece(entry, value, tensor, start, size)
+                    for entry, value in state.items()
+                }
+            pieces.append(piece)
+            start += size
+        return pieces
 
     def _whole(
         self,
@@ -200,7 +304,31 @@ class FlatOptimizer:
 def _leaves_it_open(group: dict[str, Any]) -> bool:
     """Whether a group's options leave the choice of the kernel to us."""
     chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
+    if group.get("dampening"):  # not for the first gradient: see ``_fill_momenta``
+        return False
     return not chosen and not any(tensor.is_complex() for tensor in group["params"])
+
+
+def _piece(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
+    """Return the part of an entry of a tensor's state that belongs to a piece of the tensor."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if entry in COUNTERS or value.shape != tensor.shape:
+        return value.clone()
+    return value[start : start + size]
+
+
+def _entries_of(
+    kind: type[Optimizer], tensor: torch.Tensor, group: dict[str, Any]
+) -> frozenset[str]:
+    """Return the entries that an optimizer keeps for a tensor of a group, by a step with one."""
+    example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
+    example.grad = torch.zeros_like(example)
+    options = {name: value for name, value in group.items() if name != "params"}
+    optimizer = kind([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
+    optimizer.step()
+    made = optimizer.state[example].items()
+    return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
 
 
 def _kind(entries: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Applied:
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # of each shard
     totals: Counts  # over all shards
+    remarks: list[str] = field(default_factory=list)  # for the user
     not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
 
@@ -135,9 +136,12 @@ class Update:
         with self._cores():
             for vector in gradient.vectors:
                 vector.div_(total.weight)
-        if total.buffers is not None:
-            total.buffers.div_(total.weight)
-        self._buffers.set(total.buffers, total.integer_buffers)
+        remarks = [
+            f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
+            "what several shards write becomes their mean: with shards=1 it is what plain torch "
+            "would make of it"
+            for name in self._buffers.take(total.buffers, total.integer_buffers, present)
+        ]
         if total.written is not None:
             writes.put(total.written, self.optimizer.parameters)
         # 4. Clip, by the norm of the mean gradient of the whole batch.
@@ -148,7 +152,7 @@ class Update:
         # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
         with self._cores():
-            self.optimizer.step(gradient)
+            self.optimizer.step(gradient, total.missing or ())
             if self.average is not None:
                 self.average.update(n)
         if self.scheduler is not None:
@@ -162,6 +166,7 @@ class Update:
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
+            remarks=remarks,
         )
 
     def skip(self) -> None:

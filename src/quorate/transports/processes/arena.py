@@ -3,7 +3,7 @@
 The coordinator writes parameters and buffers, and only while no worker has to read them. A worker
 writes the slot that it was given for a shard, and its own timesheet.
 
-Legend: N workers, V shards, P elements of the parameters, F of the floating-point buffers.
+Legend: N workers, V shards, P elements of the parameters, F of what ``Buffers.values`` returns.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Arena:
         """
         buffers = Buffers(model, mutable_frozen)
         floats, integer_buffers = (
-            _or_empty(buffers.weighted(1.0)),
+            _or_empty(buffers.values()),
             _or_empty(buffers.integer_buffers()),
         )
         layout = Layout(_frozen(model, mutable_frozen).items())

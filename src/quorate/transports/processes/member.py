@@ -52,7 +52,8 @@ class Attempt:
     started_at: float
     tells_exit: bool  # whether its exit is reported without asking for it
     is_here: bool = False
-    asked: dict[int, float] = field(default_factory=dict)  # job -> when, or when last heard of
+    # Jobs that it owes an answer, those that are over too -> when asked, or when last heard of.
+    asked: dict[int, float] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)  # jobs that it may join
     joined: set[int] = field(default_factory=set)  # jobs
     silent_since: float | None = None
@@ -132,6 +133,11 @@ class Member:
         if self.attempt is not None:
             self.attempt.asked = dict.fromkeys(self.attempt.asked, now)
 
+    def not_asked(self, job: int) -> None:
+        """Note that the question whether it joins a job did not reach it, and will not."""
+        if self.attempt is not None:
+            self.attempt.asked.pop(job, None)
+
     def refused(self, reason: str) -> None:
         """Note that it cannot take part."""
         if self.attempt is not None:
@@ -184,8 +190,8 @@ class Member:
         if attempt.kill_reason is None:
             due = self._answers_due(attempt, is_computing=is_computing)
             if any(at <= now for at in due):
-                took = f"took more than worker_timeout_s={self._timeout_s:g} s to start"
-                return self.kill(took)
+                what = "answer" if attempt.is_here else "start"
+                return self.kill(f"took more than worker_timeout_s={self._timeout_s:g} s to {what}")
         return []
 
     def still_there(self, now: float) -> list[Decision]:

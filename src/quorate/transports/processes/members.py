@@ -72,10 +72,11 @@ class Members:
         for member in self._members:
             attempt = member.attempt
             # It may be computing for another job still, and come to this one only later.
+            # It owes its answer to this one too, so that its time to answer goes on: one that does
+            # not is lost, however short the jobs are.
             if attempt is not None and (
                 job in attempt.asked or job in attempt.ready or job in attempt.joined
             ):
-                attempt.asked.pop(job, None)
                 attempt.ready.discard(job)
                 attempt.joined.discard(job)
                 decisions.append(Close(member.number, job))
@@ -93,9 +94,10 @@ class Members:
     def ready(self, number: int, job: int, now: float) -> list[Decision]:
         """Decide when a member may join a job that it was asked to."""
         member = self._members[number]
-        if member.attempt is None or job not in member.attempt.asked:
-            return []  # the job is over
-        del member.attempt.asked[job]
+        if member.attempt is None or member.attempt.asked.pop(job, None) is None:
+            return []
+        if job not in self._jobs:
+            return []  # it is over
         member.attempt.ready.add(job)
         decisions = self.let_join(now)
         if member.lost_at is not None:

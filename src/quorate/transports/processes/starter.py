@@ -20,6 +20,7 @@ from typing import IO, Protocol
 
 from quorate.machine import dies_with_parent
 from quorate.machine.environment import child_environment
+from quorate.machine.standard_streams import inherited_by_children
 from quorate.transports.processes import fork_server, worker
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.wire import Wire
@@ -58,6 +59,9 @@ class Starter(Protocol):
             OSError: it cannot be started.
         """
 
+    def flush(self) -> None:
+        """Pass on what it was asked for and could not pass on yet. Does not block."""
+
     def close(self) -> None:
         """End what it keeps running; its processes must have ended."""
 
@@ -94,6 +98,9 @@ class Spawner:
         fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
         return _Spawned(_run(worker.__name__, fds, self._script, spins=self._spins))
 
+    def flush(self) -> None:
+        """Do nothing: nothing waits."""
+
     def close(self) -> None:
         """Do nothing: it keeps nothing running."""
 
@@ -118,13 +125,19 @@ class ForkServer:
         try:
             # If the server dies now, what was sent is closed with it, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
-            self._wire.send({"path": _path()}, fds)
+            # It may be stopped, or have a hundred forks to make yet.
+            self._wire.post({"path": _path()}, fds)
         except BaseException:
             report.close()
             raise
         finally:
             theirs.close()
         return _Forked(self._popen, report)
+
+    def flush(self) -> None:
+        """Ask for the forks that the server had no room to be asked for. Does not block."""
+        if self._wire is not None:
+            self._wire.flush()
 
     def close(self) -> None:
         """End the server."""
@@ -252,6 +265,7 @@ def _run(
     module: str, fds: dict[str, int], script: Script, *, spins: bool
 ) -> subprocess.Popen[bytes]:
     """Start a process that dies with this one, and runs a module with descriptors."""
+    stdout, stderr = inherited_by_children()
     return subprocess.Popen(
         [
             sys.executable,
@@ -263,6 +277,8 @@ def _run(
             json.dumps(fds),
         ],
         stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
         pass_fds=list(fds.values()),
         cwd=script.folder,
         env=child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"}),

@@ -57,6 +57,9 @@ from quorate.transports.worker_status import WorkerStatus
 # How long workers may take to end when they are told to; then they are killed.
 GRACE_S = 0.5
 
+# How often workers are looked at whose job is interrupted by another.
+LOOK_S = 1.0
+
 
 class Processes:
     """A process per device entry.
@@ -168,10 +171,10 @@ class Processes:
         self._do(self.members.close(channel.number))
 
     def tell(self, worker: int, message: Message) -> None:
-        """Send a message to a worker. Does not block."""
+        """Send a message to a worker. Does not block: it may be stopped."""
         process = self._processes[worker]
         if process is not None:  # else it has ended, and the coordinator will hear of it
-            process.wire.send(message)
+            process.post(message)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
@@ -192,6 +195,8 @@ class Processes:
         now = time.monotonic()
         due_s = [max(0.0, at - now) for at in self.members.due(self._computing())]
         limits = due_s if timeout_s is None else [*due_s, timeout_s]
+        if len(self._channels) > 1:
+            limits.append(LOOK_S)  # at those that compute for the job that is interrupted
         for key, _ in self._selector.select(min(limits, default=None)):
             key.data()
         self._tick()
@@ -200,7 +205,7 @@ class Processes:
         """End all workers: those that wait end at once, the others are killed."""
         processes = [process for process in self._processes if process is not None]
         for process in processes:
-            process.wire.send({"kind": "end"})
+            process.post({"kind": "end"})
         # After a second Ctrl-C nobody waits.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         deadline = time.monotonic() + (0.0 if at_once else GRACE_S)
@@ -227,11 +232,11 @@ class Processes:
                     self._restart(number)
                 case Welcome(number):
                     answer: Message = {"kind": "arena", "compile": self._compiles}
-                    self._process(number).wire.send(answer, [self._description.fd, *self._fds])
+                    self._process(number).post(answer, self._description.fd, *self._fds)
                 case Ask(number, job):
                     self._ask(self._process(number), self._channels[job])
                 case Close(number, job):
-                    self.tell(number, {"kind": "close", "job": job})
+                    self._close_job(self._process(number), job)
                 case Join(number, job):
                     self._channels[job].joined(number)
                 case Leave(number, job, reason, crashed):
@@ -256,9 +261,7 @@ class Processes:
         process = WorkerProcess(number, self._script, self._starter)
         self._processes[number] = process
         hear, look = lambda: self._hear(number), lambda: self._look(number)
-        self._selector.register(process.wire.socket, selectors.EVENT_READ, hear)
-        if process.exit is not None:
-            self._selector.register(process.exit, selectors.EVENT_READ, look)
+        process.watch(self._selector, hear, look)
         self.members[number].started(time.monotonic(), tells_exit=process.exit is not None)
 
     def _restart(self, number: int) -> None:
@@ -273,7 +276,7 @@ class Processes:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
         job = channel.job
         is_first = self.members.is_gathering
-        process.wire.send(
+        process.post(
             {
                 "kind": "open",
                 "job": channel.number,
@@ -287,6 +290,14 @@ class Processes:
             }
         )
 
+    def _close_job(self, process: WorkerProcess, job: int) -> None:
+        # To a worker that is stopped, job after job may be opened and closed: of those that it was
+        # not told of it need not know, so that what waits for it does not grow.
+        if process.wire.withdraw(kind="open", job=job):
+            self.members[process.number].not_asked(job)
+        else:
+            process.post({"kind": "close", "job": job})
+
     def _await_end(self, number: int) -> None:
         if self._process(number).wait(GRACE_S):
             self._ended(number)
@@ -298,10 +309,6 @@ class Processes:
         process, self._processes[number] = self._processes[number], None
         if process is None:
             return
-        with suppress(KeyError):  # its wire was cut, and is not registered any more
-            self._selector.unregister(process.wire.socket)
-        if process.exit is not None:
-            self._selector.unregister(process.exit)
         process.close()
         self.arena.tell(number, "starting")  # it writes no more, and the next one not yet
 
@@ -315,11 +322,12 @@ class Processes:
         process = self._processes[number]
         if process is None or self.members[number].is_silent:
             return  # its exit was handled in the same round
+        process.flush()
         for message in process.wire.arrived():
             self._handle(number, process, message)
         if process.wire.is_cut:
             # Its process is about to end, and its exit code says why.
-            self._selector.unregister(process.wire.socket)
+            process.deaf()
             self.members[number].wire_cut(time.monotonic())
 
     def _handle(self, number: int, process: WorkerProcess, message: Message) -> None:
@@ -333,10 +341,11 @@ class Processes:
                 self._notes.put(Note(message["text"], message["is_doubt"]))
             case "refuses":
                 member.refused(message["message"])
-            case "ready" if channel is not None:
-                is_first = self.members.is_gathering
-                self._agreement.check(channel.job, process.agreed, message, is_first=is_first)
-                self._do(self.members.ready(number, channel.number, now))
+            case "ready":
+                if channel is not None:
+                    is_first = self.members.is_gathering
+                    self._agreement.check(channel.job, process.agreed, message, is_first=is_first)
+                self._do(self.members.ready(number, message["job"], now))
             case "done":
                 member.computed()
                 if channel is not None:
@@ -364,11 +373,22 @@ class Processes:
     # --- what is due at a time --------------------------------------------------------------------
 
     def _computing(self) -> frozenset[int]:
-        """Return the workers that have been given a shard, and have not answered."""
-        numbers, channels = range(len(self._processes)), self._channels.values()
-        return frozenset(n for n in numbers if any(c.is_computing(n) for c in channels))
+        """Return the workers that were given a shard, and whose coordinator looks after them.
+
+        That is the one of the newest job: an evaluation interrupts the training loop. Of an
+        interrupted job's workers those are meant that are not far behind their usual time.
+        """
+        newest = max(self._channels, default=0)
+        return frozenset(
+            worker
+            for number, channel in self._channels.items()
+            for worker in range(len(self._processes))
+            if channel.is_computing(worker)
+            and (number == newest or not self.arena.doing(worker).is_late)
+        )
 
     def _tick(self) -> None:
+        self._starter.flush()
         now, computing = time.monotonic(), self._computing()
         self._do(self.members.tick(now))
         for member in self.members:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ Message = dict[str, Any]
 _HEADER = struct.Struct("<I")
 _CHUNK = 1 << 16
 _FDS_SPACE = socket.CMSG_SPACE(8 * array.array("i").itemsize)
+# Else a script that has SIGPIPE's default action back ends when the other end has.
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Wire:
@@ -28,6 +32,7 @@ class Wire:
         self.fds: list[int] = []  # received, and not yet taken
         self.is_cut = False  # nothing more will come: the other end is closed
         self._received = bytearray()
+        self._outbox: deque[_Unsent] = deque()
 
     @classmethod
     def pair(cls) -> tuple[Wire, Wire]:
@@ -36,19 +41,57 @@ class Wire:
         return cls(ours), cls(theirs)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message. It blocks only if the other end has left some 100 kB unread.
+        """Send a message. It blocks if the other end has left some 100 kB unread.
 
         A message to a process that is gone is lost without an error: its end is seen elsewhere.
         """
-        payload = json.dumps(message).encode()
-        data = _HEADER.pack(len(payload)) + payload
+        data = _framed(message)
         try:
             if fds:
-                sent = socket.send_fds(self.socket, [data], list(fds))
-                data = data[sent:]
-            self.socket.sendall(data)
+                data = data[self._sent(data, fds, 0) :]
+            self.socket.sendall(data, _NO_SIGNAL)
         except (BrokenPipeError, ConnectionResetError):
             pass  # and what it sent before is still to be read
+
+    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message, or as much of it as the other end takes now. Does not block.
+
+        The other end may be a process that is stopped. What it does not take waits, with copies of
+        the descriptors, for ``flush`` or ``withdraw``. Do not mix with ``send``.
+        """
+        self._outbox.append(_Unsent(message, [os.dup(fd) for fd in fds]))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the other end takes it. Does not block."""
+        while self._outbox:
+            first = self._outbox[0]
+            try:
+                sent = self._sent(first.data, first.fds, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self._forget_outbox()  # nobody will read it
+                return
+            first.close()  # descriptors go with the first byte
+            del first.data[:sent]
+            first.is_begun = True
+            if not first.data:
+                self._outbox.popleft()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something that was posted waits until the other end takes it."""
+        return bool(self._outbox)
+
+    def withdraw(self, **fields: object) -> bool:
+        """Take back the message with these fields, if nothing of it was sent; return whether."""
+        for unsent in self._outbox:
+            if not unsent.is_begun and fields.items() <= unsent.message.items():
+                self._outbox.remove(unsent)
+                unsent.close()
+                return True
+        return False
 
     def receive(self) -> Message | None:
         """Return the next message, or None when the other end is closed. Blocks."""
@@ -70,7 +113,17 @@ class Wire:
 
     def close(self) -> None:
         """Close this end; the other one is cut when it has read what was sent."""
+        self._forget_outbox()
         self.socket.close()
+
+    def _sent(self, data: bytes | bytearray, fds: Sequence[int], flags: int) -> int:
+        """Send the beginning of what there is, and descriptors with it; return how much."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        return self.socket.sendmsg([data], rights, flags | _NO_SIGNAL)
+
+    def _forget_outbox(self) -> None:
+        while self._outbox:
+            self._outbox.popleft().close()
 
     def _read(self, flags: int) -> None:
         fds = array.array("i")
@@ -98,3 +151,22 @@ class Wire:
         message: Message = json.loads(bytes(self._received[_HEADER.size : end]))
         del self._received[:end]
         return message
+
+
+class _Unsent:
+    """A message that was posted, as far as it is not sent. It owns the descriptors."""
+
+    def __init__(self, message: Message, fds: list[int]) -> None:
+        self.message = message
+        self.data = bytearray(_framed(message))
+        self.fds = fds
+        self.is_begun = False
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def _framed(message: Message) -> bytes:
+    payload = json.dumps(message).encode()
+    return _HEADER.pack(len(payload)) + payload

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from typing import IO
 
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import Starter
-from quorate.transports.processes.wire import Wire
+from quorate.transports.processes.wire import Message, Wire
 
 _TAIL = 2000  # characters of its output that are shown
 
@@ -27,6 +30,7 @@ class WorkerProcess:
     """
 
     def __init__(self, number: int, script: Script, starter: Starter) -> None:
+        self.number = number
         self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  up to the training loop
         self.wire, theirs = Wire.pair()
@@ -38,7 +42,42 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-        self.wire.send({"number": number, "script": asdict(script)})
+        self._selector: BaseSelector | None = None
+        self.post({"number": number, "script": asdict(script)})
+
+    def watch(
+        self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
+    ) -> None:
+        """Have a selector tell when it was heard from, or takes what waits, and when it ended."""
+        self._selector = selector
+        selector.register(self.wire.socket, EVENT_READ, hear)
+        if self.exit is not None:
+            selector.register(self.exit, EVENT_READ, look)
+        self.flush()
+
+    def deaf(self) -> None:
+        """Look at its wire no more: it is cut."""
+        if self._selector is not None:
+            with suppress(KeyError):
+                self._selector.unregister(self.wire.socket)
+
+    def post(self, message: Message, *fds: int) -> None:
+        """Send it a message, now or when it takes it. Does not block: it may be stopped."""
+        self.wire.post(message, fds)
+        self._look_at_wire()
+
+    def flush(self) -> None:
+        """Send what waits, as far as it takes it. Does not block."""
+        self.wire.flush()
+        self._look_at_wire()
+
+    def _look_at_wire(self) -> None:
+        key = None
+        if self._selector is not None:
+            key = self._selector.get_map().get(self.wire.socket)
+        events = EVENT_READ | (EVENT_WRITE if self.wire.has_unsent else 0)
+        if self._selector is not None and key is not None and key.events != events:
+            self._selector.modify(self.wire.socket, events, key.data)
 
     @property
     def pid(self) -> int | None:
@@ -70,6 +109,9 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Kill it if it lives, wait for its exit, and close what belonged to it."""
+        self.deaf()
+        if self._selector is not None and self.exit is not None:
+            self._selector.unregister(self.exit)
         self._process.kill()
         self._process.wait()
         self._process.close()

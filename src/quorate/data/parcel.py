@@ -1,0 +1,205 @@
+"""Parcels: a batch through a socket, from a loader process to its parent.
+
+What is large, tensors' and arrays' bytes, is sent from where it lies into fresh memory; the rest is
+a pickle, which only ever comes from a process that this one has started. Tensors that share memory
+still do, and all keep their strides and how they lie in 64 bytes: the bits that kernels return may
+depend on these.
+
+A parcel: the number of buffers, their sizes in bytes, then they themselves. The first is a pickle.
+Where they are more than a socket holds at once they come in memory without a name, whose descriptor
+comes with the number.
+"""
+
+from __future__ import annotations
+
+import array
+import io
+import itertools
+import os
+import pickle
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+_NUMBER = struct.Struct("<q")
+_ALIGNMENT = 64  # bytes: torch's, of what it allocates
+_SMALL_BYTES = 1 << 17  # parcels that go through the socket
+_CLOSED_IN_CHILDREN = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
+
+
+def pack(end: socket.socket, batch: Any) -> None:
+    """Send a batch, or why it cannot be sent. Blocks until the other end has taken it.
+
+    Raises:
+        OSError: the other end is closed.
+    """
+    try:
+        buffers = _pickled((batch, None))
+    except Exception as error:  # the user's: whatever is in the batch may not be made for it
+        text = str(error).partition("\n")[0][:200]
+        buffers = _pickled((None, f"{type(error).__name__}: {text}"))
+    sizes = b"".join(_NUMBER.pack(buffer.nbytes) for buffer in buffers)
+    memory = _filled(buffers) if sum(b.nbytes for b in buffers) > _SMALL_BYTES else None
+    if memory is None:
+        end.sendall(_NUMBER.pack(len(buffers)))
+    else:
+        try:
+            socket.send_fds(end, [_NUMBER.pack(len(buffers))], [memory])
+        finally:
+            os.close(memory)
+    end.sendall(sizes)
+    for buffer in buffers if memory is None else ():
+        end.sendall(buffer)
+
+
+def unpack(end: socket.socket) -> tuple[Any, str | None]:
+    """Return the next batch, or None and why it could not be sent. Blocks.
+
+    Raises:
+        EOFError, OSError: the other end is closed.
+    """
+    number, rights, _, _ = end.recvmsg(_NUMBER.size, _ONE_FD, _CLOSED_IN_CHILDREN)
+    memory = int.from_bytes(rights[0][2], sys.byteorder) if rights else None
+    try:
+        (count,) = _NUMBER.unpack(bytes(number) + bytes(_received(end, _NUMBER.size - len(number))))
+        sizes = np.frombuffer(_received(end, _NUMBER.size * count), dtype="<q").tolist()
+        if memory is None:
+            data, *buffers = [_received(end, size) for size in sizes]
+        else:
+            data, *buffers = _mapped(memory, sizes)
+    finally:
+        if memory is not None:
+            os.close(memory)
+    unpacked: tuple[Any, str | None] = pickle.loads(data, buffers=buffers)
+    return unpacked
+
+
+def _filled(buffers: list[memoryview]) -> int | None:
+    """Return memory without a name that holds them, by its descriptor; None if there is no such."""
+    if not os.path.exists("/proc/self/fd"):  # noqa: PTH110  by which it is mapped
+        return None
+    try:
+        memory = os.memfd_create("quorate-rows", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):  # another system; too many files
+        return None
+    try:
+        at = 0
+        for buffer in buffers:
+            written = 0
+            while written < buffer.nbytes:
+                written += os.pwrite(memory, buffer[written:], at + written)
+            at += _up(buffer.nbytes)
+        os.ftruncate(memory, at)
+    except OSError:  # a limit on the size of files, and it counts as one
+        os.close(memory)
+        return None
+    return memory
+
+
+def _mapped(memory: int, sizes: list[int]) -> list[memoryview]:
+    """Return what a process filled memory with. The memory is theirs, and takes no descriptor."""
+    name, nbytes = f"/proc/self/fd/{memory}", sum(_up(size) for size in sizes)
+    whole = torch.from_file(name, shared=True, size=nbytes, dtype=torch.uint8).numpy().data
+    ends = [*itertools.accumulate(_up(size) for size in sizes)]
+    return [whole[end - _up(size) :][:size] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _received(end: socket.socket, nbytes: int) -> memoryview:
+    # torch's memory is aligned, and a bytearray's is not.
+    memory = torch.empty(nbytes, dtype=torch.uint8).numpy().data
+    got = 0
+    while got < nbytes:
+        now = end.recv_into(memory[got:])
+        if not now:
+            raise EOFError
+        got += now
+    return memory
+
+
+def _pickled(value: Any) -> list[memoryview]:
+    """Return a pickle and the buffers that it refers to."""
+    stream, buffers = io.BytesIO(), list[memoryview]()
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            view = buffer.raw()
+        except BufferError:  # an array that is not contiguous
+            return True  # is copied into the pickle
+        buffers.append(view)
+        return False
+
+    _Pickler(stream, keep).dump(value)
+    return [stream.getbuffer(), *buffers]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=keep)
+        # By where it begins and what it spans: a pickle refers to an object that comes again.
+        self._memories: dict[tuple[int, int, int], _Memory] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+            raise pickle.PicklingError("a tensor that was computed from others, with a gradient")
+        # Others (a subclass, sparse, quantized) have their own way, by value.
+        if (
+            type(value) is not torch.Tensor
+            or value.layout is not torch.strided
+            or value.device.type != "cpu"
+            or value.is_quantized
+            or value.is_conj()
+            or value.is_neg()
+            or value.__dict__
+        ):
+            return NotImplemented
+        storage, size = value.untyped_storage(), value.element_size()
+        first = int(value.storage_offset()) * size
+        spans = [(n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)]
+        last = first + (int(sum(spans)) + 1) * size if value.numel() else first
+        start, stop = 0, int(storage.nbytes())
+        if stop > 4 * (last - first):  # a few rows of a large dataset
+            start, stop = first // _ALIGNMENT * _ALIGNMENT, last
+        key = (storage.data_ptr(), start, stop)
+        if key not in self._memories:
+            self._memories[key] = _Memory(storage, start, stop)
+        lies = (value.dtype, (first - start) // size, tuple(value.shape), value.stride())
+        return _tensor, (self._memories[key], *lies, value.requires_grad)
+
+
+class _Memory:
+    """A part of a storage, as a pickle wants it."""
+
+    def __init__(self, storage: torch.UntypedStorage, start: int, stop: int) -> None:
+        view = torch.empty(0, dtype=torch.uint8).set_(storage, start, (stop - start,), (1,))
+        self._bytes = view.numpy().data
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return _memory, (pickle.PickleBuffer(self._bytes),)
+
+
+def _memory(buffer: Any) -> torch.Tensor:
+    if memoryview(buffer).nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _tensor(
+    memory: torch.Tensor,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, stride)
+    return tensor.requires_grad_(requires_grad)

@@ -1,0 +1,267 @@
+"""The record of a checkpoint: what state.json may say, and what in it has to agree.
+
+A checksum says that a record is the one that was written, and not that this program wrote it. So
+it is compared with a schema, at every key and level, before anything in it is used, and with what
+follows from its other entries. What was not understood is not used: an unknown entry is an error.
+
+**To save more**, declare it here and nowhere else: a field of ``Record`` or ``Account``, optional
+if checkpoints of before it have to stay readable::
+
+    same_bits: SameBits | None = None  # SameBits: a Struct of its own, forbid_unknown_fields=True
+
+and if it has to agree with other entries, a line in ``_contradictions``. A record is checked when
+it is written too, so that an entry that was forgotten here fails the first save. A further file of
+tensors is a name in ``File``, and a comparison in ``files.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Collection, Iterator
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, ValidationError, convert
+
+from quorate.coordination import rules
+from quorate.coordination.epochs import steps_per_epoch
+from quorate.errors import SettingError
+from quorate.machine.printable import printable
+
+FORMAT = 2
+MOST_BYTES = 64 << 20  # of a record: 200,000 parameters with 100 bytes each are 20 MB
+MOST_DEPTH = 32  # of brackets in brackets
+_SAVED_BY = 253_402_300_799.0  # seconds since the epoch: the end of the year 9999
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
+# Of a setting, or found out by us: never with control characters.
+Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+File = Literal["model.safetensors", "averaged.safetensors", "optimizer.safetensors"]
+Number = bool | int | float | str | None  # what an optimizer keeps beside tensors
+
+
+class Tally(Struct, forbid_unknown_fields=True):
+    """What became of the shards of each worker; see ``quorate.coordination.tally``."""
+
+    fresh: list[Count]
+    stale: list[Count]
+    dropped: list[Count]
+    copies: list[Count]
+    staleness: tuple[Count, Count]  # sum, max
+
+
+class Best(Struct, forbid_unknown_fields=True):
+    """The best evaluation so far."""
+
+    metric: str
+    value: float
+    global_step: Count
+
+
+class Account(Struct, forbid_unknown_fields=True):
+    """What became of the shards so far, and which are left; see ``State.account``."""
+
+    left_open: list[Count]
+    tally: Tally
+    dropped_rows: Count
+    not_finite: Count
+    evaluated_at: Count
+    best: Best | None
+
+
+class Record(Struct, forbid_unknown_fields=True):
+    """state.json. What has a default may be missing: in records of before it was saved."""
+
+    format: Literal[2]
+    global_step: Count
+    epoch: Count
+    seed: Annotated[int, Meta(ge=0)]
+    shards: Positive
+    batch_size: Positive
+    rows: Positive
+    shuffle: bool
+    update: Word
+    account: Account
+    order: list[str]  # names in model.safetensors, in the order of the model
+    optimizer: Word
+    optimizer_numbers: dict[str, dict[str, Number]]  # by parameter and entry
+    saved_at: Annotated[float, Meta(ge=0, le=_SAVED_BY)]  # seconds since the epoch
+    files: dict[File, Sha256]
+    is_ordered: bool = False
+    is_augmented: bool = False
+    engine: Word = ""
+    devices: list[Word] = []
+    device_types: list[Word] = []
+    workers: Positive | None = None
+    threads: Positive | None = None
+    precision: Word = ""
+    compile: bool = False
+    deterministic: bool | None = None
+    schedule: Word | None = None
+    clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
+    ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    torch: Word = ""
+    python: Word = ""
+    processors: list[Word] = []
+    row_sample: dict[str, str | None] | None = None  # hashes by row number; see data.row_sample
+    hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
+    doubts: list[str] = []  # why the bits may not be those of another number of workers
+
+
+def parsed(text: bytes) -> dict[str, Any]:
+    """Return the record in a state.json.
+
+    Raises:
+        ValueError: it is no JSON, has a key twice, or is not a record that could have been saved;
+            the message is one line.
+    """
+    record = parsed_json(text)
+    if isinstance(record, dict) and (found := record.get("format")) != FORMAT:
+        raise ValueError(f"got format {abridged(found)}, expected {FORMAT}")
+    require_valid(record)
+    valid: dict[str, Any] = record
+    return valid
+
+
+def parsed_json(text: bytes) -> Any:
+    """Parse JSON that anybody may have written.
+
+    Raises:
+        ValueError: it is no JSON, is too deep, has a key twice, or a number of too many digits.
+    """
+    if (depth := _depth(text)) > MOST_DEPTH:  # the parser is recursive: it would end the process
+        raise ValueError(f"got {depth:,} brackets in each other, expected at most {MOST_DEPTH}")
+    try:
+        # Decoded here: the parser would take UTF-16 too, in which brackets were not counted.
+        return json.loads(text.decode(), object_pairs_hook=_without_duplicates)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"got bytes that are no UTF-8 at byte {error.start:,}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"got no JSON: {error}") from error
+
+
+def require_valid(record: Any) -> None:
+    """Check a record, as it is written and as it is read.
+
+    Raises:
+        ValueError: it does not fit the schema, or contradicts itself.
+    """
+    try:
+        valid = convert(record, Record, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"got a record that is none: {printable(error)}") from error
+    for contradiction in _contradictions(valid):
+        raise ValueError(contradiction)
+
+
+def body_sha256(record: dict[str, Any]) -> str:
+    """Return the SHA-256 of a record but for its "files": each tensor file has it in its header."""
+    body = {name: value for name, value in record.items() if name != "files"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> str:
+    """Return what is wrong with the names of a file's tensors, or an empty text.
+
+    Args:
+        record: a valid one.
+    """
+    if file == "optimizer.safetensors":  # "exp_avg.conv1.weight"
+        odd = [name for name in names if not all(name.partition("."))]
+        return f"got {abridged(odd[0])}, expected entry.parameter" if odd else ""
+    if differing := set(record["order"]) ^ set(names):
+        name = min(differing)
+        where = "the file" if name in names else "the record"
+        return f"{abridged(name)} is in {where} alone"
+    return ""
+
+
+def abridged(value: object, most: int = 60) -> str:
+    """Return a value of a record for a message: on one line, printable, not too long."""
+    return printable(repr(value), most)
+
+
+def _contradictions(record: Record) -> Iterator[str]:
+    """Yield what in a record cannot be, as it has the right types."""
+    step, account = record.global_step, record.account
+    # 1. The settings, and the position that follows from them.
+    try:
+        rule = rules.parse(record.update)
+    except SettingError as error:
+        yield printable(error)
+        return
+    batch_size = min(record.batch_size, record.rows)
+    if not rule.least_shards <= record.shards <= batch_size:
+        yield (
+            f"got shards={record.shards:,}, expected {rule.least_shards:,} to {batch_size:,} under "
+            f"{rule.name} with batches of {batch_size:,} rows"
+        )
+    per_epoch = steps_per_epoch(record.rows, batch_size, record.shards, by_shard=rule.by_shard)
+    if record.epoch != step // per_epoch:
+        yield (
+            f"got epoch {record.epoch:,} at step {step:,}, expected {step // per_epoch:,}: "
+            f"an epoch has {per_epoch:,} steps"
+        )
+    # 2. The steps left open: none but under rules that apply steps out of their order, and never
+    # the last one that was begun.
+    left, end = account.left_open, step + len(account.left_open)
+    if left and not rule.staleness:
+        yield f"got left_open={abridged(left)}, expected none under {rule.name}"
+    if left != sorted(set(left)) or (left and left[-1] >= end - 1):
+        yield f"got left_open={abridged(left)}, expected steps before {end - 1:,} in order"
+    # 3. What became of shards and evaluations.
+    tally = account.tally
+    if len({len(tally.fresh), len(tally.stale), len(tally.dropped), len(tally.copies)}) != 1:
+        yield "got a tally of other workers in each column"
+    if tally.staleness[1] > tally.staleness[0]:
+        yield f"got a greatest staleness above their sum: {abridged(tally.staleness)}"
+    if account.not_finite > step + 1:  # one may be counted before its step is
+        yield f"got not_finite={account.not_finite:,}, expected at most {step:,}"
+    if account.evaluated_at > step:
+        yield f"got evaluated_at={account.evaluated_at:,}, expected at most {step:,}"
+    if (best := account.best) is not None:
+        if best.global_step > step:
+            yield f"got the best at step {best.global_step:,}, expected at most {step:,}"
+        if math.isnan(best.value):
+            yield "got NaN as the best value"
+    # 4. The files.
+    if len(set(record.order)) != len(record.order):
+        yield "got a name twice in order"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        if name not in record.files:
+            yield f"got no checksum of {name}"
+    if (record.ema_decay is not None) != ("averaged.safetensors" in record.files):
+        yield (
+            f"got ema_decay={record.ema_decay} and files {', '.join(sorted(record.files))}: "
+            "averaged.safetensors is there if weights are averaged"
+        )
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        name = next(n for n, _ in pairs if n in seen or seen.add(n))  # type: ignore[func-returns-value]
+        raise ValueError(f"got {abridged(name)} twice")
+    return found
+
+
+_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+
+
+def _depth(text: bytes) -> int:
+    """Return how deep brackets are in each other, outside of strings."""
+    depth = deepest = 0
+    for found in _BRACKETS.finditer(text):
+        mark = found[0]
+        if mark in (b"[", b"{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in (b"]", b"}"):
+            depth -= 1
+    return deepest

@@ -1,0 +1,153 @@
+"""Tensor files: what the header of a .safetensors file says, checked before its data are read.
+
+    8 bytes   n, little-endian uint64
+    n bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+    data      the tensors' elements, one behind the other, row-major, little-endian
+
+So the size of a file follows from its header, and a file of another size is none: a sparse one of a
+terabyte is found before it is read. No torch: its import takes longer than a look at a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple
+
+from quorate.errors import CheckpointError
+from quorate.machine.regular_file import open_regular, size_of
+from quorate.services.checkpoints.record import abridged, parsed_json
+
+MOST_HEADER_BYTES = 64 << 20
+_MOST_DIMENSIONS = 64  # what torch's kernels can take
+_PIECE_BYTES = 1 << 20
+
+# From safetensors' names of dtypes to torch's, and how many bytes an element has.
+TORCH_NAMES = {
+    **{"BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64"},
+    **{"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "C64": "complex64"},
+    **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz"},
+    **{"F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
+}
+_BYTES = {
+    **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1},
+    **{"U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4},
+    **{"U64": 8, "I64": 8, "F64": 8, "C64": 8},
+}
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    dtype: str  # torch's name: "float32"
+    shape: tuple[int, ...]
+    start: int  # bytes, from the beginning of the file
+    stop: int
+
+
+class Header(NamedTuple):
+    """What a file holds."""
+
+    tensors: dict[str, Stored]
+    metadata: dict[str, str]
+    nbytes: int  # of the file
+
+
+def header(path: Path) -> Header:
+    """Read the header of a file, and check it against the file's size.
+
+    Raises:
+        CheckpointError: it is no safetensors file, or a damaged one.
+        OSError: it cannot be read, or is no regular file.
+    """
+    with open_regular(path) as file:
+        return _header(path, file)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a regular file. Memory does not depend on its size.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pieces(path: Path, stored: Stored) -> Iterator[bytes]:
+    """Yield the bytes of a tensor, a piece at a time.
+
+    Raises:
+        CheckpointError: the file ends before it.
+    """
+    with open_regular(path) as file:
+        file.seek(stored.start)
+        left = stored.stop - stored.start
+        while left:
+            piece = file.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise CheckpointError(f"{path}: it was cut while it was read")
+            left -= len(piece)
+            yield piece
+
+
+def _header(path: Path, file: BufferedReader) -> Header:
+    size = size_of(file)
+    if size < 8:
+        raise CheckpointError(f"{path}: got {size} bytes, expected a safetensors file")
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, MOST_HEADER_BYTES):
+        raise CheckpointError(
+            f"{path}: got a header of {length:,} bytes in a file of {size:,}, expected at most "
+            f"{min(size - 8, MOST_HEADER_BYTES):,}"
+        )
+    try:
+        entries = parsed_json(file.read(length))
+        if not isinstance(entries, dict):
+            raise ValueError(f"got a {type(entries).__name__}, expected an object")
+        metadata = entries.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            raise ValueError("got metadata that are no strings by name")
+        tensors = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
+    except ValueError as error:
+        raise CheckpointError(f"{path}: its header: {error}") from error
+    # The data are the tensors, one behind the other: no gap, nothing twice, nothing behind them.
+    at = 8 + length
+    for name, stored in sorted(tensors.items(), key=lambda item: item[1][2:]):
+        if stored.start != at:
+            raise CheckpointError(
+                f"{path}: its header: {abridged(name)} begins at byte {stored.start:,}, expected "
+                f"{at:,}"
+            )
+        at = stored.stop
+    if at != size:
+        raise CheckpointError(f"{path}: got {size:,} bytes, expected {at:,} as its header says")
+    return Header(tensors, metadata, size)
+
+
+def _is_size(number: object) -> bool:
+    return type(number) is int and 0 <= number < 1 << 63  # True is an int too
+
+
+def _stored(name: str, entry: object, data_at: int) -> Stored:
+    """Return a tensor that a header describes. Raises ``ValueError``."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{abridged(name)}: got {abridged(entry)}, expected dtype, shape, offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BYTES:
+        raise ValueError(f"{abridged(name)}: got dtype {abridged(dtype)}")
+    for numbers, most in ((shape, _MOST_DIMENSIONS), (offsets, 2)):
+        if not isinstance(numbers, list) or len(numbers) > most or not all(map(_is_size, numbers)):
+            raise ValueError(f"{abridged(name)}: got {abridged(numbers)}, expected whole numbers")
+    # Strides are computed with sizes of 0 taken as 1, so an empty shape can overflow too.
+    if not _is_size(math.prod(max(size, 1) for size in shape) * _BYTES[dtype]):
+        raise ValueError(f"{abridged(name)}: got {abridged(shape)}, expected fewer elements")
+    if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _BYTES[dtype]:
+        raise ValueError(
+            f"{abridged(name)}: got {abridged(offsets)}, expected the {dtype} of {abridged(shape)}"
+        )
+    return Stored(TORCH_NAMES[dtype], tuple(shape), data_at + offsets[0], data_at + offsets[1])
