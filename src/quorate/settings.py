@@ -180,13 +180,13 @@ def _has_defaults(group: type[Settings]) -> bool:
 # --- checks: from a name for messages and a value to the value as it is kept ----------------------
 
 
-def whole(name: str, value: object, *, least: int) -> int:
+def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Check a whole number.
 
     Raises:
-        SettingError: it is no integer, or too small.
+        SettingError: it is no integer, too small or too large.
     """
-    expected = f"a whole number >= {least}"
+    expected = f"a whole number >= {least}" + ("" if most is None else f" and <= {most}")
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
@@ -195,12 +195,14 @@ def whole(name: str, value: object, *, least: int) -> int:
         raise SettingError(name, value, expected, f"pass {name} as an int")
     if number < least:
         raise SettingError(name, value, expected, "choose a larger one")
+    if most is not None and number > most:
+        raise SettingError(name, value, expected, "choose a smaller one")
     return number
 
 
-def at_least(least: int) -> Callable[[str, Any], int]:
+def at_least(least: int, most: int | None = None) -> Callable[[str, Any], int]:
     """Return the check of a whole number."""
-    return lambda name, value: whole(name, value, least=least)
+    return lambda name, value: whole(name, value, least=least, most=most)
 
 
 def real(name: str, value: object, *, above: float, below: float = float("inf")) -> float:

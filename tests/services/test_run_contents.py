@@ -15,7 +15,7 @@ from support.small import DATA, trainer
 
 import quorate
 from quorate.commands.main import main
-from quorate.errors import SettingError
+from quorate.errors import CheckpointError, SettingError
 from quorate.services.checkpoints import files
 from quorate.services.report import Report
 from quorate.services.run_contents import require_seen, require_usable
@@ -125,6 +125,30 @@ def test_checkpoints_that_cannot_be_seen_are_not_taken_for_none(
     assert after.keys() - before.keys() <= {"run.lock"}
     assert all(after[name] == before[name] for name in before if name != "run.lock")
     back()
+    resumed(run_dir)
+
+
+def test_a_checkpoint_that_cannot_be_seen_is_not_taken_for_none(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest, older = sorted((run_dir / "checkpoints").iterdir(), reverse=True)
+    dangling(newest)
+    (newest.parent / "not mounted").rename(run_dir / "newest")
+    found = files.find(run_dir)
+    assert found is not None
+    assert found.path == older
+    assert "a link that leads nowhere" in found.passed_over[0]
+    shutil.rmtree(older)
+    before = tree(run_dir)
+    with pytest.raises(
+        CheckpointError, match=r"no sound checkpoint in .*a link that leads nowhere"
+    ):
+        trainer(run_dir).fit(DATA, steps=6)
+    assert tree(run_dir) | {"run.lock": b""} == before | {"run.lock": b""}
+    assert main(["inspect", str(run_dir)]) == 2
+    newest.unlink()
+    (run_dir / "newest").rename(newest)
+    capsys.readouterr()
     resumed(run_dir)
 
 

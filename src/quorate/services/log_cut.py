@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from quorate.machine.atomic_file import write_atomically
+from quorate.machine.regular_file import open_regular
 
 BLOCK_BYTES = 1 << 18
 
@@ -66,7 +67,7 @@ def cut(path: Path, global_step: int) -> Cut:
             middle, it is as it was.
     """
     # 1. Where the first line is that has to go, and whether one after it has to stay.
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first, is_mixed, damaged, last = None, False, 0, b"\n"
         for lines in _read(file, global_step):
             if lines is None:
@@ -158,7 +159,7 @@ def _fate(line: bytes, global_step: int) -> str:
 
 
 def _after(path: Path, first: int, global_step: int) -> Iterator[_Lines]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for lines in _read(file, global_step, first):
             if lines is not None:
                 yield lines
@@ -166,7 +167,7 @@ def _after(path: Path, first: int, global_step: int) -> Iterator[_Lines]:
 
 def _kept(path: Path, first: int, global_step: int) -> Iterator[bytes]:
     """Yield what stays of a log."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         left = first
         while left and (block := file.read(min(BLOCK_BYTES, left))):
             left -= len(block)

@@ -109,7 +109,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     What a checkpoint of before says nothing of is not compared.
     """
     found = [
-        f"{name} was {was[name]} and is {now[name]}"
+        f"{name} was {printable(was[name])} and is {now[name]}"
         for name in (*_recorded(AtResume.SAID), *SAID)
         if name in was and was[name] != now[name]
     ]

@@ -170,7 +170,7 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
         try:
             record = _check_at(path, step)
         except CheckpointError as error:
-            if path.exists():  # else it was one too many for the run that is under way here
+            if os.path.lexists(path):  # else it was one too many for the run that is under way here
                 wrong.append(str(error))
             continue
         try:
@@ -275,7 +275,12 @@ def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
     """
     require_seen(run_dir)
     paths = (run_dir / "checkpoints").glob("step-*")
-    steps = [(p, int(p.name[5:])) for p in paths if p.name[5:].isdecimal() and p.is_dir()]
+    steps = [
+        (path, int(path.name[5:]))
+        for path in paths
+        # A link that leads nowhere is a checkpoint that cannot be seen, and not none.
+        if path.name[5:].isdecimal() and (path.is_dir() or path.is_symlink())
+    ]
     return sorted(steps, key=lambda item: -item[1])
 
 
@@ -304,6 +309,8 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def _check_at(path: Path, step: int) -> dict[str, Any]:
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"{path}: a link that leads nowhere: is a disk not mounted?")
     if not is_ours(path, step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")

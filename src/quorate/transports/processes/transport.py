@@ -29,7 +29,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-from quorate.transports.job import Job, Training, class_name
+from quorate.transports.job import Job, Training
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
@@ -108,7 +108,9 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
-        self._agreement = Agreement(model, probe, groups, datasets, threads=threads, say=say)
+        self._agreement = Agreement(
+            model, arena, buffers, probe, groups, datasets, threads=threads, say=say
+        )
         self._script = script
         self._sources = script.sources()
         self._compiles = compiles
@@ -145,7 +147,8 @@ class Processes:
         self._jobs += 1
         number, gather_s = self._jobs, None
         is_first = number == 1 and isinstance(job, Training)
-        self._agreement.expect(job, is_first=is_first)
+        # What is not repeatable in the coordinator itself, which was said, cannot be compared.
+        self._agreement.expect(job, is_first=is_first and not self._notes.doubts)
         if is_first:
             # Whoever wants to know what differs wants all of them to take part.
             gather_s = GATHER_S if job.is_compared else self._timeout_s
@@ -231,8 +234,9 @@ class Processes:
                 case Start(number):
                     self._restart(number)
                 case Welcome(number):
-                    answer: Message = {"kind": "arena", "compile": self._compiles}
-                    self._process(number).post(answer, self._description.fd, *self._fds)
+                    fds = [self._description.fd, *self._fds]
+                    answer = {"kind": "arena", "compile": self._compiles, "fds": len(fds)}
+                    self._process(number).post(answer, *fds)
                 case Ask(number, job):
                     self._ask(self._process(number), self._channels[job])
                 case Close(number, job):
@@ -274,21 +278,9 @@ class Processes:
 
     def _ask(self, process: WorkerProcess, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
-        job = channel.job
-        is_first = self.members.is_gathering
-        process.post(
-            {
-                "kind": "open",
-                "job": channel.number,
-                "work": class_name(job),
-                "dataset": self._agreement.name_of(job.source.dataset),
-                "checks": self._agreement.checks(job, process.agreed, is_first=is_first),
-                "averaged": job.parameters is self.arena.average,
-                "plan": job.plan.to_json(),
-                "steps": [job.steps.start, job.steps.stop],
-                "options": job.options(),
-            }
-        )
+        name = self._agreement.name_of(channel.job.source.dataset)
+        checks, fds = self._agreement.checks(channel.job, process.agreed)
+        process.post({**channel.invitation(), "dataset": name, "checks": checks}, *fds)
 
     def _close_job(self, process: WorkerProcess, job: int) -> None:
         # To a worker that is stopped, job after job may be opened and closed: of those that it was
@@ -342,10 +334,12 @@ class Processes:
             case "refuses":
                 member.refused(message["message"])
             case "ready":
-                if channel is not None:
-                    is_first = self.members.is_gathering
-                    self._agreement.check(channel.job, process.agreed, message, is_first=is_first)
-                self._do(self.members.ready(number, message["job"], now))
+                agreed = process.agreed
+                if channel is None or self._agreement.check(channel.job, agreed, message, number):
+                    self._do(self.members.ready(number, message["job"], now))
+                else:
+                    process.post({"kind": "close", "job": channel.number})
+                    self._ask(process, channel)
             case "done":
                 member.computed()
                 if channel is not None:

@@ -127,7 +127,7 @@ class Worker:
         answer = self._wire.receive()
         if answer is None:
             return
-        description, *fds = self._wire.fds
+        description, *fds = (self._wire.fds.pop(0) for _ in range(answer["fds"]))
         text = Segment(os.fstat(description).st_size, description)
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
         turns = Turns(side_by_side=True)
