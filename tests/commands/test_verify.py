@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from quorate.commands.main import main
 from quorate.commands.options import as_typed
-from quorate.commands.verify import calls, differences, records, words
+from quorate.commands.verify import differences, records, words
 from quorate.commands.verify.differences import Difference, Sighting, alike, first_difference
 from quorate.commands.verify.recorder import RecordedChannel
 from quorate.commands.verify.records import (
@@ -45,6 +45,7 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
+from quorate.replica.witness import calls
 from quorate.replica.witness.calls import culprit
 from quorate.replica.witness.module_trace import ModuleTrace
 from quorate.replica.witness.values import tensor_text, value_hash
