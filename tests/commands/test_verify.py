@@ -20,10 +20,8 @@ from torch.utils.data import default_collate
 
 from quorate.commands.main import main
 from quorate.commands.options import as_typed
-from quorate.commands.verify import calls, differences, records, words
-from quorate.commands.verify.calls import culprit
+from quorate.commands.verify import differences, records, words
 from quorate.commands.verify.differences import Difference, Sighting, alike, first_difference
-from quorate.commands.verify.module_trace import ModuleTrace
 from quorate.commands.verify.recorder import RecordedChannel
 from quorate.commands.verify.records import (
     Call,
@@ -35,7 +33,6 @@ from quorate.commands.verify.records import (
     UpdateRecord,
 )
 from quorate.commands.verify.twice import twice
-from quorate.commands.verify.values import tensor_text, value_hash
 from quorate.commands.verify.verdict import Run, verdict
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Compute, Done, Joined, Left
@@ -48,6 +45,10 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
+from quorate.replica.witness import calls
+from quorate.replica.witness.calls import culprit
+from quorate.replica.witness.module_trace import ModuleTrace
+from quorate.replica.witness.values import tensor_text, value_hash
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.state import State
 from quorate.transports.workers import Workers

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from quorate.commands.verify.values import pieces
 from quorate.replica.compiled import described, signature
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
+from quorate.replica.witness.values import pieces
 
 Pair = namedtuple("Pair", ["left", "right"])
 A, B = torch.tensor([1.0, 2.0]), torch.tensor([[3]])

@@ -84,6 +84,12 @@ class Source:
         self._draws = False  # from torch's generator
         self.hashes_samples = False  # whether batches tell what each row held
 
+    def hashing(self) -> Source:
+        """Return a source of the same, whose batches tell what each row held."""
+        source = Source(self.dataset, self.plan, self._collate, self._augment)
+        source._tensors, source.hashes_samples = self._tensors, True
+        return source
+
     def load(self, ticket: Ticket) -> Batch:
         """Fetch, collate and augment one shard's rows; may raise whatever user code raises."""
         rows = self.plan.shard(*ticket)

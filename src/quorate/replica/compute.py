@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quorate.settings import AtResume, Settings, about, switch
+from quorate.settings import AtResume, Settings, about, at_least, switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,9 @@ class Compute(Settings):
         strict: whether the run ends with an error where something is found by which its bits would
             be others on another number of workers, or after a resume. Otherwise that is said, and
             stands in the metrics and the checkpoints.
+        spot_check_every: updates between two spot checks, in which all workers compute one and the
+            same shard, twice, and the results are compared. Default: so many that they take about
+            0.5% of the time. 0: no spot checks. Only where the bits do not depend on timing.
     """
 
     compile: bool = field(
@@ -61,5 +64,14 @@ class Compute(Settings):
         default=False,
         metadata=about(
             "end with an error where the same bits cannot be kept", kind=bool, check=switch
+        ),
+    )
+    spot_check_every: int | None = field(
+        default=None,
+        metadata=about(
+            "updates between two checks that all workers compute the same (0: none)",
+            kind=int,
+            metavar="N",
+            check=at_least(0),
         ),
     )

@@ -10,7 +10,7 @@ import torch
 from quorate.replica.flat import Flat
 from quorate.replica.spread import Scattered
 
-MOST_KEPT = 1 << 20
+MOST_KEPT = 1 << 23
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -23,7 +23,6 @@ from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
-from quorate.replica.deterministic import refusals
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
 from quorate.replica.model import Modes, bind, laid_out
@@ -34,9 +33,10 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared import switches
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
-from quorate.replica.streams import Stream, alone_on
+from quorate.replica.streams import Stream, alone_on, reseed_all
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Turns
+from quorate.replica.witness.witness import Witness
 
 T = TypeVar("T")
 Reseed = Callable[[int], None]
@@ -59,6 +59,7 @@ class Replica:
         parameters: its trainable parameters. A replica on the same device reads them where they
             are: they change only while no replica computes.
         mutable_frozen: see ``Buffers``.
+        written: names of trained parameters that the forward pass writes; see ``Writes``.
         own: whether it may use the model itself and need not copy it: nobody else does.
         set_buffers: gives them the coordinator's values, before every shard. Default: those of the
             model now, or of the model that was copied as it then is.
@@ -77,6 +78,7 @@ class Replica:
         *,
         spread: Spread | None = None,
         mutable_frozen: Collection[int] = (),
+        written: Collection[str] = (),
         own: bool = False,
         set_buffers: Callable[[Buffers], None] | None = None,
         loss: Loss,
@@ -89,6 +91,7 @@ class Replica:
         self.device = group[0]  # where batches go
         self.transfers = Transfers(self.device)
         self._spread = spread
+        self.plain_loss = loss
         self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
         self._totals = totals
         self._computing = computing
@@ -96,8 +99,7 @@ class Replica:
         self._layout = parameters.layout  # of gradients
         self._flat = self._working_copy(model, parameters)
         self._is_copy = self._flat is not parameters
-        # What a copy that is spread shared with the model would be moved away under it.
-        shares = self.device if spread is None else None
+        shares = self.device if spread is None else None  # else it would be moved away under it
         self.model = model if own else copy_of(model, self._flat.views, shares, mutable_frozen)
         if spread is None:
             self.model.to(self.device)
@@ -111,16 +113,20 @@ class Replica:
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
+        self.witness = Witness(
+            self.model, parameters, written=written, mutable_frozen=mutable_frozen, notes=notes
+        )
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
         # A loss that is scaled may have to be scaled anew, which is found out on the host.
-        may_record = spread is None and not computing.precision.is_scaled
+        # What forward writes lies elsewhere for each shard.
+        may_record = spread is None and not computing.precision.is_scaled and not written
         if computing.compile and self.device.type == "cuda" and may_record:
-            record = CudaRecord(self.device)
-            self._graphs = ShardGraphs(record, lambda: [*self.model.buffers()], notes)
+            buffers = self.model.buffers
+            self._graphs = ShardGraphs(CudaRecord(self.device), lambda: [*buffers()], notes)
 
     def pull(
         self,
@@ -213,6 +219,7 @@ class Replica:
                 "argument of the loss function and not a model from outside it"
             )
         at("pushing")
+        written = self.witness.end(self._flat)
         gradient = into
         if gradient is None or gradient.device != self._gathers_on:
             gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
@@ -230,6 +237,7 @@ class Replica:
             integer_buffers=self._buffers.integer_buffers(),
             missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
+            written=written,
         )
 
     def evaluation(
@@ -245,6 +253,7 @@ class Replica:
 
         with alone_on(self.group), torch.no_grad():
             outcome = self._run(compute, batch, reload, stream, training=False)
+        self.witness.end(self._flat)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
@@ -310,11 +319,8 @@ class Replica:
             )
 
         def alone(fresh: FreshBatch, reseed: Reseed) -> T:
-            with (
-                refusals(named=self._computing.deterministic),
-                switches.of_this_thread(),
-                switches.as_written(scripted=self._is_scripted),
-            ):
+            named, scripted = self._computing.deterministic, self._is_scripted
+            with switches.of_a_shard(named=named, scripted=scripted):
                 return self._placement.run(
                     partial(attempt, fresh, reseed), self.model, stream, training=training
                 )
@@ -360,11 +366,8 @@ class Replica:
         self._set_pulled(self._buffers)
         if training:
             self._buffers.begin()
-        stream.reseed(seed)
-        for device in self.group:
-            if device.type != "cpu":
-                with torch.accelerator.device_index(device.index or 0):
-                    torch.get_device_module(device).manual_seed(seed)
+        self.witness.begin(self._flat)
+        reseed_all(stream, self.group, seed)
 
     @property
     def _gathers_on(self) -> torch.device:

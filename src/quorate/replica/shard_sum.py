@@ -15,6 +15,7 @@ from quorate.coordination.tree import Node
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
 from quorate.replica.totals import Counts, add
+from quorate.replica.witness import writes
 
 
 class Share(NamedTuple):
@@ -38,6 +39,7 @@ class ShardSum:
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
     shares: list[Share] = field(default_factory=list)  # of all shards that are in it
     totals: Counts = field(default_factory=dict)
+    written: Flat | None = None  # parameters that forward wrote, see ``writes``
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""
@@ -64,6 +66,8 @@ class ShardSum:
             self.gradient.add_(right.gradient)
         if self.buffers is not None and right.buffers is not None:
             self.buffers.add_(right.buffers.to(self.buffers.device))
+        if self.written is not None and right.written is not None:
+            writes.add(self.written, right.written)
         if self.missing is None or right.missing is None:
             self.missing = right.missing if self.missing is None else self.missing
         else:

@@ -24,6 +24,7 @@ class Vectors(NamedTuple):
     flat: Flat
     floats: torch.Tensor  # as of ``Buffers.values``, float64
     integer_buffers: torch.Tensor  # (bytes of the other buffers,) uint8
+    written: Flat | None = None  # parameters that forward writes, see ``writes``
 
     def set(self, buffers: Buffers) -> None:
         """Give buffers the values that are here."""

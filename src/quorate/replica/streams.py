@@ -233,3 +233,12 @@ def alone_on(group: Group) -> Iterator[None]:
 @cache
 def _lock_of(_device: torch.device) -> threading.Lock:
     return threading.Lock()
+
+
+def reseed_all(stream: Stream, group: Group, seed: int) -> None:
+    """Seed a thread's stream, and the generators of the accelerators that it computes on."""
+    stream.reseed(seed)
+    for device in group:
+        if device.type != "cpu":
+            with torch.accelerator.device_index(device.index or 0):
+                torch.get_device_module(device).manual_seed(seed)

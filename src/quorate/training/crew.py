@@ -14,7 +14,7 @@ import torch
 from quorate.coordination import rules
 from quorate.data.source import Source
 from quorate.errors import CopyError
-from quorate.machine.devices import Group, worker_devices
+from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
 from quorate.replica.replica import Replica
@@ -23,11 +23,12 @@ from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
-from quorate.transports.amendments import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
+from quorate.transports.spot_check import SpotCheck
+from quorate.transports.spot_checks import SpotChecks
 from quorate.transports.towers import Towers
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
@@ -158,6 +159,7 @@ class Crew:
             state.parameters,
             None if state.average is None else state.average.shadow,
             mutable_frozen=state.mutable_frozen,
+            written=state.written,
             results=self.most_open if self.rule.by_shard else source.plan.shards,
             on_snapshots=self.on_snapshots,
             workers=len(self.groups),
@@ -178,6 +180,22 @@ class Crew:
             amendments=lambda: state.user_changes.amendments,
         )
 
+    def spot_checks(self, state: State, source: Source, transport: Transport) -> SpotChecks | None:
+        """Return the spot checks of a training loop; None where bits differ for a known reason."""
+        every, plan = self.recipe.compute.spot_check_every, source.plan
+        are_alike = rules.keeps_bits(self.rule, plan.shards) and len(kinds(self.groups)) == 1
+        if every == 0 or not are_alike:
+            return None
+
+        def job(step: int, number: int, closer: bool) -> SpotCheck:
+            ticket = (step, number % plan.shards_of(step))
+            threads = self.recipe.workers.threads
+            return SpotCheck(
+                source, state.parameters, range(0), ticket=ticket, closer=closer, threads=threads
+            )
+
+        return SpotChecks(transport, len(self.groups), job, every, self.replicas.notes)
+
     def evaluators(self, state: State) -> Transport:
         """Return workers for an evaluation outside of a training loop; the caller closes them."""
         try:
@@ -193,7 +211,7 @@ class Crew:
                 lambda group: make(group[0]),
                 state.buffers,
                 threads=self.recipe.workers.threads,
-                original=_original(state),
+                original=state.user_changes.original,
             )
 
     def probe_replica(self, state: State) -> Replica:
@@ -203,10 +221,5 @@ class Crew:
 
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
-        original = _original(state)
+        original = state.user_changes.original
         return Towers(self.groups, make, state.buffers, threads=threads, original=original, say=say)
-
-
-def _original(state: State) -> Original:
-    changes = state.user_changes
-    return Original(lambda: changes.amendments, changes.frozen)

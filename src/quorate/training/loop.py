@@ -28,6 +28,9 @@ from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Training
+from quorate.transports.spot_checks import SpotChecks
+
+PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
 
 
 class Loop(NamedTuple):
@@ -62,8 +65,10 @@ def looping(
     changes.look()  # since the last loop
     changes.refuse()
     with ExitStack() as stack:
-        workers = observed(crew.workers(state, source, say), state, facts)
-        transport = stack.enter_context(closing(workers))
+        workers = crew.workers(state, source, say)
+        transport = stack.enter_context(closing(observed(workers, state, facts)))
+        # Whoever looks at a loop, or reaches its workers in another way, compares for itself.
+        checks = crew.spot_checks(state, source, transport) if transport is workers else None
         job = Training(
             source,
             state.parameters,
@@ -87,7 +92,7 @@ def looping(
             most_open=crew.most_open,
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        updates = Updates(state, source, crew, loop.last_step, say)
+        updates = Updates(state, source, crew, loop.last_step, say, checks)
         with closing(updates.reports(coordinator, channel)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 
@@ -100,6 +105,7 @@ class Updates(NamedTuple):
     crew: Crew
     last_step: int
     say: Callable[[str], None]
+    spot_checks: SpotChecks | None = None
 
     def reports(self, coordinator: Coordinator, channel: Channel) -> Generator[Report]:
         """Make updates until the coordinator has enough of them; yield a report of each.
@@ -124,6 +130,7 @@ class Updates(NamedTuple):
 
         for ready, applied in drive(coordinator, channel, apply, say=self.say):
             step, n = ready.step, state.global_step
+            checked_s = self._spot_check(n, time.monotonic() - begun)
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
             dropped_rows = plan.batch_rows(step) - rows
             state.dropped_rows += dropped_rows
@@ -138,7 +145,7 @@ class Updates(NamedTuple):
                 begun = coordinator.begun_at or begun  # workers had to start
             if n == coordinator.first_step + 2:
                 pace.forget()  # and to warm up
-            pace.add(time.monotonic() - begun, rows)
+            pace.add(time.monotonic() - begun - checked_s, rows)
             ends_epoch = n % plan.steps_per_epoch == 0
             epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
             if ends_epoch and state.dropped_rows:
@@ -182,6 +189,13 @@ class Updates(NamedTuple):
         """Take in what user code did to the model, before the next shard is dealt."""
         self.state.user_changes.look()
         self.state.user_changes.refuse()
+
+    def _spot_check(self, step: int, update_s: float) -> float:
+        """Compare what workers compute of the next step, if it is time; return the time it took."""
+        begun = time.monotonic()
+        if self.spot_checks is not None and step < self.last_step:
+            self.spot_checks.updated(step, PATIENCE_S + 10 * update_s)
+        return time.monotonic() - begun
 
     def _not_finite(self, step: int, applied: Applied) -> None:
         """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""

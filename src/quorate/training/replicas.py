@@ -146,6 +146,7 @@ class Replicas:
             group,
             spread=self.spread if len(group) > 1 else None,
             mutable_frozen=state.mutable_frozen,
+            written=state.written,
             own=own,
             loss=self._recipe.loss,
             totals=self.totals.names,

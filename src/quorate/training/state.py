@@ -26,6 +26,7 @@ class State:
     Args:
         model: the user's; its trainable parameters become views of flat vectors on ``device``.
         mutable_frozen: see ``Buffers``.
+        written: names of trained parameters that the forward pass writes; see ``Writes``.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
         notes: for the user.
@@ -38,6 +39,7 @@ class State:
         *,
         shared: bool,
         mutable_frozen: frozenset[int] = frozenset(),
+        written: frozenset[str] = frozenset(),
         optimize: Optimize,
         notes: Notes | None = None,
     ) -> None:
@@ -58,7 +60,7 @@ class State:
         bind(parameters, self.parameters)
         for follow in followers:
             follow()
-        self.mutable_frozen = mutable_frozen
+        self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
         self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)
         self.average = (

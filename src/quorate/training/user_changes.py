@@ -16,7 +16,7 @@ from quorate.errors import UserError
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
-from quorate.transports.amendments import Amendments, Simple
+from quorate.transports.amendments import Amendments, Original, Simple
 
 # What every module has: hooks, tables, and the mode, which replicas have of their own.
 _INTERNAL = frozenset(vars(torch.nn.Module()))
@@ -95,6 +95,11 @@ class UserChanges:
     def frozen(self) -> Mapping[str, torch.Tensor]:
         """Return the values of the parameters that are not trained."""
         return {place.name: place.home for place in self._frozen}
+
+    @property
+    def original(self) -> Original:
+        """Return the model as towers follow it."""
+        return Original(lambda: self.amendments, self.frozen)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Amend the model as it was when a checkpoint was written."""

@@ -53,6 +53,7 @@ class Job(ABC):
 
     name: str
     is_compared = True  # whether workers that do not compute the same are refused at the start
+    augments = False  # whether its rows are augmented
 
     def __init__(
         self,
@@ -246,6 +247,7 @@ class Training(Job):
     """Gradients of the loss, shard by shard."""
 
     name = "training"
+    augments = True
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         seed = shard_seed(self.plan, task.step, task.shard)

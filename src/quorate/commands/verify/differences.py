@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from quorate.commands.verify.records import Event, Recording, ShardRecord
+from quorate.commands.verify.records import Recording, ShardRecord
+from quorate.replica.witness.module_trace import Event
 
 # Causes.
 WEIGHTS = "weights"  # the model is made with other weights

@@ -11,16 +11,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from quorate.commands.verify.module_trace import ModuleTrace
 from quorate.commands.verify.records import ShardRecord, note
 from quorate.commands.verify.twice import twice
-from quorate.commands.verify.values import tensor_text, value_hash
 from quorate.data.source import Batch, Source
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
+from quorate.replica.witness.module_trace import ModuleTrace
+from quorate.replica.witness.values import tensor_text, value_hash
 from quorate.transports.job import Task, Training, shard_seed
 
 WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from quorate.commands.verify.recorded_training import RecordedTraining
 from quorate.commands.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
-from quorate.commands.verify.values import tensor_text
 from quorate.coordination import rules
 from quorate.coordination.protocol import (
     Cancel,
@@ -31,6 +30,7 @@ from quorate.coordination.protocol import (
 )
 from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
+from quorate.replica.witness.values import tensor_text
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Job, Training

@@ -7,24 +7,16 @@ digests are of tensors, they are texts by ``tensor_text``; equal texts, equal bi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.replica.witness.calls import Call, CallRecord
+from quorate.replica.witness.module_trace import Event
+
 COORDINATOR = "coordinator"
 ENDED = "ended"  # a file that is there when the recording is over
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something in the course of one shard."""
-
-    what: str  # "in": a module was called; "out": it returned; "grad": of what it returned
-    path: str  # the module's name in the model; "" is the model itself
-    kind: str  # its class
-    number: int  # of the call, from 0; with "grad" of the tensor it returned there
-    hash: str
 
 
 @dataclass(frozen=True)
@@ -54,40 +46,6 @@ class UpdateRecord:
     lr: float  # of the next one
     tensors: dict[str, str]  # the model's state dict, in its order
     computed_by: dict[int, int] = field(default_factory=dict)  # shard -> worker whose copy counted
-
-
-@dataclass(frozen=True)
-class Call:
-    """One operator, as it was called. Values are texts by ``pieces``."""
-
-    operator: str
-    inputs: Sequence[str]  # values and numbers, in order, but for what it only writes
-    outputs: Sequence[str]  # what it returned, and what it wrote
-    module: str = ""  # the innermost module of the model that it was called in; "" is the model
-    kind: str = ""  # its class; "" outside of any module
-    line: str = ""  # of the script or a library: "train.py:31"
-    source: str = ""
-    is_empty: bool = False  # it returns memory as it was found
-    is_random: bool = False  # it draws
-    own_generator: bool = False  # it was given a generator that is not the shard's stream
-    in_backward: bool = False
-
-
-@dataclass(frozen=True)
-class CallRecord:
-    """An operator that two computations of one shard parted at, or the call that it was given."""
-
-    why: str  # see ``calls``
-    operator: str
-    other: str  # that was called in the second computation; the same but for "another operator"
-    module: str
-    kind: str  # the module's class
-    line: str  # "train.py:31"
-    source: str  # the text of that line
-    values: tuple[str, str]  # what differed
-    is_random: bool  # whether it draws
-    own_generator: bool  # whether it drew from a generator that the script made
-    in_backward: bool
 
 
 @dataclass(frozen=True)

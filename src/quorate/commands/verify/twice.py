@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from quorate.commands.verify.calls import culprit, paired
-from quorate.commands.verify.operator_trace import OperatorTrace
-from quorate.commands.verify.records import Call, TwiceRecord
-from quorate.commands.verify.values import tensor_text
-from quorate.data.source import Batch, Source, Ticket
+from quorate.commands.verify.records import TwiceRecord
+from quorate.data.source import Source, Ticket
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
+from quorate.replica.witness.calls import culprit, paired
+from quorate.replica.witness.operator_trace import traced
 
 
 def twice(
@@ -27,8 +26,9 @@ def twice(
     pairs = zip(rows, *(batch.samples for batch in batches), strict=True)
     changed = [row for row, text, again in pairs if text != again]
     hashes = [fingerprint(batch.data) for batch in batches]
-    traces = [_computed(replica, batches[0], stream, seed, fill) for fill in range(2)]
-    (calls, once), (calls_again, again) = traces
+    (calls, once), (calls_again, again) = (
+        traced(replica, batches[0].data, stream, seed, fill) for fill in range(2)
+    )
     results = paired(once, again)
     return TwiceRecord(
         worker=worker,
@@ -43,19 +43,3 @@ def twice(
         results=once,
         batch_differs=not changed and hashes[0] != hashes[1],
     )
-
-
-def _computed(
-    replica: Replica, batch: Batch, stream: Stream, seed: int, fill: int
-) -> tuple[list[Call], dict[str, str]]:
-    """Return the calls of operators, and the results: metrics, gradient by parameter, loss."""
-    trace = OperatorTrace(replica.model, stream, fill)
-    with replica.watched(trace.watch), trace:
-        # Of weight 1: what is handed over is what autograd made, by which calls are found.
-        result = replica.gradient(batch.data, 1, stream, seed, at=trace.phase)
-    assert result.gradient is not None
-    results = {name: repr(value) for name, value in result.metrics.items()}
-    results |= {name: tensor_text(view) for name, view in result.gradient.views.items()}
-    results |= {f"loss function {n}": text for n, text in enumerate(trace.returned)}
-    replica.recycle(result)
-    return trace.calls, results

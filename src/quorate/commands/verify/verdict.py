@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quorate.commands.verify import words
-from quorate.commands.verify.calls import culprit, paired
 from quorate.commands.verify.differences import (
     BATCH,
     ROW,
@@ -16,8 +15,9 @@ from quorate.commands.verify.differences import (
     changed_rows,
     first_difference,
 )
-from quorate.commands.verify.records import CallRecord, Recording
+from quorate.commands.verify.records import Recording
 from quorate.errors import UserError
+from quorate.replica.witness.calls import CallRecord, culprit, paired
 
 
 class Run(NamedTuple):

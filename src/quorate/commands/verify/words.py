@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorate.commands.verify import calls, differences
+from quorate.commands.verify import differences
 from quorate.commands.verify.differences import Difference, Sighting
-from quorate.commands.verify.records import CallRecord, TwiceRecord
+from quorate.commands.verify.records import TwiceRecord
+from quorate.replica.witness.calls import CallRecord
+from quorate.replica.witness.words import call, module_text
 
 
 def difference(parting: Difference, labels: tuple[str, str]) -> list[str]:
@@ -41,7 +43,7 @@ def difference(parting: Difference, labels: tuple[str, str]) -> list[str]:
 
 
 def _cause(parting: Difference) -> str:
-    module = _module(parting.module, parting.kind)
+    module = module_text(parting.module, parting.kind)
     after = (
         "" if parting.after is None else f"; the last that was the same is {_quoted(parting.after)}"
     )
@@ -126,53 +128,6 @@ def operator(blamed: CallRecord) -> list[str]:
     return [f"  the operator that they part at: {first}", *(f"    {line}" for line in rest)]
 
 
-def call(
-    blamed: CallRecord,
-    both: str = "{}, then {}",
-    origins: str = "the clock, or a generator or a state of the script's own",
-) -> list[str]:
-    """Say which operator is to blame, why, in which module, on which line.
-
-    Args:
-        both: how two values are put into words.
-        origins: where a value may come from that no operator made.
-    """
-    first, second = blamed.values
-    match blamed.why:
-        case calls.NUMBER:
-            reason = (
-                f"{blamed.operator} was given {both.format(first, second)}, which no operator "
-                f"made: {origins}"
-            )
-        case calls.TENSOR:
-            reason = (
-                f"{blamed.operator} was given another tensor, which no operator made "
-                f"({_plain(first)}): it came from outside of torch, or was kept from before"
-            )
-        case calls.OPERATOR:
-            reason = "another operator was called: " + both.format(blamed.operator, blamed.other)
-        case calls.MEMORY:
-            reason = f"what {blamed.operator} returned was read, and it is not initialised"
-        case _ if blamed.own_generator:
-            reason = f"{blamed.operator} drew from a generator that the script made, which goes on"
-        case _ if blamed.is_random:
-            reason = (
-                f"{blamed.operator} drew other numbers: the script seeds torch's generator, with "
-                "another number each time (torch.manual_seed, torch.seed)"
-            )
-        case _:
-            reason = f"{blamed.operator} made other results of the same inputs"
-    where = _module(blamed.module, blamed.kind) if blamed.kind else "outside of the model's modules"
-    back = "in the backward pass of " if blamed.in_backward else ""
-    lines = [
-        reason,
-        f"{back}{where}" if back and blamed.kind else f"in {where}" if blamed.kind else where,
-    ]
-    if blamed.line:
-        lines.append(f"{blamed.line}: {blamed.source}")
-    return lines
-
-
 def alike(pairs: Sequence[tuple[Sighting, Sighting]], where: str) -> list[str]:
     """Say which rows of one epoch have the same content, if any have: lines.
 
@@ -204,14 +159,5 @@ def _parameters(parting: Difference) -> str:
     return f"{parting.parameter!r}" + (f" and {more} more" if more > 0 else "")
 
 
-def _module(path: str | None, kind: str) -> str:
-    return f"module {path!r} ({kind})" if path else f"the model ({kind})"
-
-
 def _quoted(path: str) -> str:
     return f"{path!r}" if path else "the model"
-
-
-def _plain(text: str) -> str:
-    """Return the dtype and shape of a tensor's text, without the hash."""
-    return text.partition("]")[0] + "]"

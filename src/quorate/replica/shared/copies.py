@@ -76,7 +76,8 @@ def _copied(
     model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], memo: dict[int, Any]
 ) -> torch.nn.Module:
     for name, parameter in laid_out(model, parameters).items():
-        memo[id(parameter)] = torch.nn.Parameter(parameters[name], parameter.requires_grad)
+        # By .data: else writes to any copy would count as writes to all of them.
+        memo[id(parameter)] = torch.nn.Parameter(parameters[name].data, parameter.requires_grad)
     for number, stands_in in _stand_ins(model).items():
         memo.setdefault(number, stands_in)
     try:

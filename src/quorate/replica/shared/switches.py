@@ -16,6 +16,7 @@ import torch
 from torch.nn.attention import sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from quorate.replica.deterministic import refusals
 from quorate.replica.shared.code import is_module_of, user_line
 
 if TYPE_CHECKING:
@@ -94,6 +95,18 @@ def as_written(*, scripted: bool) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = jit.optimized_execution(False)
         return context
     return nullcontext()
+
+
+@contextmanager
+def of_a_shard(*, named: bool, scripted: bool) -> Iterator[None]:
+    """Compute a shard within the block, whatever it does to the thread's modes.
+
+    Args:
+        named: see ``refusals``.
+        scripted: see ``as_written``.
+    """
+    with refusals(named=named), of_this_thread(), as_written(scripted=scripted):
+        yield
 
 
 @contextmanager

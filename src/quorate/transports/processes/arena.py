@@ -8,6 +8,7 @@ Legend: N workers, V shards, P elements of the parameters, F of what ``Buffers.v
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Collection, Iterable
@@ -22,6 +23,7 @@ from quorate.replica.channels_last import set_format
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, trainable
 from quorate.replica.snapshots import Vectors
+from quorate.replica.witness import writes
 from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
@@ -38,6 +40,7 @@ class Arena:
         average: likewise, if the parameters are averaged.
         frozen: likewise, those that are not trained.
         mutable_frozen: see ``Buffers``; these are no frozen ones here.
+        written: names of parameters that the forward pass writes; see ``Writes``.
         floats: F.
         integer_buffers: bytes of all other buffers.
         slots: how many there are.
@@ -53,6 +56,7 @@ class Arena:
         frozen: Flat,
         *,
         mutable_frozen: Collection[int],
+        written: Collection[str] = (),
         floats: int,
         integer_buffers: int,
         slots: int,
@@ -63,7 +67,8 @@ class Arena:
         self.parameters, self.average, self.frozen = parameters, average, frozen
         self.slots = slots - snapshots
         self.snapshots = range(slots - snapshots, slots)
-        self.mutable_frozen = frozenset(mutable_frozen)
+        self.mutable_frozen, self.written = frozenset(mutable_frozen), frozenset(written)
+        self._writes = writes.layout(parameters.views, written)
         self._slots: dict[int, Vectors] = {}
         self._sizes = {
             "floats": floats,
@@ -79,9 +84,10 @@ class Arena:
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
         self._ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
         self._slots_at = _up(self._ahead_at + workers * _AHEAD.size, _PAGE)
-        self.slot_bytes = _up(
-            _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, _PAGE
+        self._written_at = _up(  # within a slot
+            _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, 64
         )
+        self.slot_bytes = _up(self._written_at + self._writes.nbytes, _PAGE)
         nbytes = self._slots_at + slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
         self.current = Vectors(
@@ -107,6 +113,7 @@ class Arena:
         average: Flat | None,
         *,
         mutable_frozen: Collection[int],
+        written: Collection[str] = (),
         results: int,
         on_snapshots: bool,
         workers: int,
@@ -132,6 +139,7 @@ class Arena:
         snapshots = workers + 1 if on_snapshots else 0
         used = min(results + workers, workers * (levels + 2)) + snapshots
         slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + integer_buffers.numel()
+        slot_bytes += writes.layout(parameters.views, written).nbytes
         require(
             layout.nbytes + (used + 1) * slot_bytes,  # and one for parameters at the start
             f"gradients of {results} shards on {workers} workers",
@@ -143,6 +151,7 @@ class Arena:
             average,
             frozen,
             mutable_frozen=mutable_frozen,
+            written=written,
             floats=floats.numel(),
             integer_buffers=integer_buffers.numel(),
             # Per worker one that is being computed, and one that is done and not decided on.
@@ -155,6 +164,14 @@ class Arena:
         arena._bind_frozen(model)
         return arena
 
+    def described(self) -> tuple[Segment, list[int]]:
+        """Return what ``handed_over`` does, with the description in shared memory."""
+        text, fds = self.handed_over()
+        payload = json.dumps(text).encode()
+        segment = Segment(len(payload))
+        segment.map[:] = payload
+        return segment, fds
+
     def handed_over(self) -> tuple[dict[str, Any], list[int]]:
         """Return what ``attach`` needs: a description in JSON, and descriptors."""
         segments = [self.parameters.segment, self.frozen.segment, self._segment]
@@ -166,6 +183,7 @@ class Arena:
             "parameters": _described(self.parameters.layout),
             "frozen": _described(self.frozen.layout),
             "mutable_frozen": sorted(self.mutable_frozen),
+            "written": sorted(self.written),
             **self._sizes,
         }, fds
 
@@ -258,6 +276,7 @@ class Arena:
             self.parameters.layout.over(segment, start),
             segment.tensor(torch.float64, floats, floats_at),
             segment.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
+            self._writes.over(segment, start + self._written_at) if self.written else None,
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:

@@ -232,6 +232,7 @@ class ProcessesChannel:
                 if slot is not None and slot.integer_buffers.numel()
                 else None,
                 missing=None if missing is None else frozenset(missing),
+                written=None if slot is None else slot.written,
                 totals=totals.from_json(message["totals"]),
             ).computed_by(worker, shard),
             number,

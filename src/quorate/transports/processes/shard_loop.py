@@ -25,7 +25,6 @@ from quorate.transports.job import (
     Job,
     NotWanted,
     Task,
-    Training,
     class_of,
     data_fingerprint,
     probe_fingerprint,
@@ -109,7 +108,7 @@ class ShardLoop:
         kind = class_of(message["work"])
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
-        augment = self._program.augment if issubclass(kind, Training) else None
+        augment = self._program.augment if kind.augments else None
         source = Source(dataset, plan, self._program.collate, augment)
         self._jobs[message["job"]] = _OpenJob(
             kind(source, parameters, range(*message["steps"]), **message["options"]),
@@ -170,6 +169,8 @@ class ShardLoop:
                 into.floats.copy_(result.buffers)
             if into is not None and result.integer_buffers is not None:
                 into.integer_buffers.copy_(result.integer_buffers)
+            if into is not None and into.written is not None and result.written is not None:
+                into.written.copy_(result.written)
         except NotWanted:
             self._wire.send({"kind": "left off", **answer})
             return

@@ -138,6 +138,7 @@ class Worker:
             program.group,
             spread=program.spread,
             mutable_frozen=arena.mutable_frozen,
+            written=arena.written,
             own=True,
             set_buffers=arena.read,
             loss=program.loss,

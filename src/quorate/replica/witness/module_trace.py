@@ -7,15 +7,26 @@ that reaches it, so that a model with operations in place is left as it is.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from quorate.commands.verify.records import Event
-from quorate.commands.verify.values import tensor_text, value_hash
 from quorate.replica.loss import Loss
 from quorate.replica.nested import tensors
+from quorate.replica.witness.values import tensor_text, value_hash
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something in the course of one shard."""
+
+    what: str  # "in": a module was called; "out": it returned; "grad": of what it returned
+    path: str  # the module's name in the model; "" is the model itself
+    kind: str  # its class
+    number: int  # of the call, from 0; with "grad" of the tensor it returned there
+    hash: str
 
 
 class ModuleTrace:

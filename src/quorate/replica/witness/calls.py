@@ -10,8 +10,7 @@ inputs is to blame; so is one that was given something that no operator made.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-
-from quorate.commands.verify.records import Call, CallRecord
+from dataclasses import dataclass
 
 RESULT = "result"  # other results from the same inputs
 MEMORY = "memory"  # what it returned was read before it was written
@@ -20,6 +19,40 @@ TENSOR = "tensor"  # ... another tensor
 OPERATOR = "operator"  # another operator was called in its place
 
 Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator, as it was called. Values are texts by ``pieces``."""
+
+    operator: str
+    inputs: Sequence[str]  # values and numbers, in order, but for what it only writes
+    outputs: Sequence[str]  # what it returned, and what it wrote
+    module: str = ""  # the innermost module of the model that it was called in; "" is the model
+    kind: str = ""  # its class; "" outside of any module
+    line: str = ""  # of the script or a library: "train.py:31"
+    source: str = ""
+    is_empty: bool = False  # it returns memory as it was found
+    is_random: bool = False  # it draws
+    own_generator: bool = False  # it was given a generator that is not the shard's stream
+    in_backward: bool = False
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """An operator that two computations of one shard parted at, or the call that it was given."""
+
+    why: str  # see ``calls``
+    operator: str
+    other: str  # that was called in the second computation; the same but for "another operator"
+    module: str
+    kind: str  # the module's class
+    line: str  # "train.py:31"
+    source: str  # the text of that line
+    values: tuple[str, str]  # what differed
+    is_random: bool  # whether it draws
+    own_generator: bool  # whether it drew from a generator that the script made
+    in_backward: bool
 
 
 def paired(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, Pair]:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from quorate.commands.verify.records import Call
-from quorate.commands.verify.values import extent_text, pieces, tensor_text
-from quorate.replica import replica
+from quorate.replica import replica as replica_module
 from quorate.replica.loss import Loss
 from quorate.replica.placement.call_site import CallSites
 from quorate.replica.placement.schema import arguments
+from quorate.replica.replica import Replica
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
 from quorate.replica.torch_internals import (
     TorchDispatchMode,
@@ -21,6 +20,8 @@ from quorate.replica.torch_internals import (
     current_backward_call,
     is_same_generator,
 )
+from quorate.replica.witness.calls import Call
+from quorate.replica.witness.values import extent_text, pieces, tensor_text
 
 # What these return is memory as it was found. In two traces it is made to differ.
 EMPTY = {
@@ -51,7 +52,7 @@ class OperatorTrace(TorchDispatchMode):
         self._stream = stream
         self._fill = fill
         self._is_over = False
-        self._call_sites = CallSites(model, until=replica.__file__)
+        self._call_sites = CallSites(model, until=replica_module.__file__)
 
     def phase(self, name: str) -> None:
         """Hear what phase of the shard begins: what comes after backward is not noted."""
@@ -96,7 +97,8 @@ class OperatorTrace(TorchDispatchMode):
         parts = list(_parts(written)) if is_forward else []
         inputs += [text for whole, extent in parts for text in (extent, tensor_text(whole))]
         own = self._is_own(kwargs.get("generator"))
-        returned = func(*args, **kwargs)
+        with self._stream.lent():  # it is called with the keys off that draws are found by
+            returned = func(*args, **kwargs)
         if name in EMPTY:
             returned.fill_(self._fill)
         outputs = [*pieces(returned), *(piece for value in written for piece in pieces(value))]
@@ -126,6 +128,29 @@ class OperatorTrace(TorchDispatchMode):
             return False
         stream = self._stream
         return not stream.drawn or not is_same_generator(generator, stream.generator)
+
+
+def traced(
+    replica: Replica, data: Any, stream: Stream, seed: int, fill: int
+) -> tuple[list[Call], dict[str, str]]:
+    """Compute a shard; return the calls of operators, and the results by name.
+
+    Args:
+        data: the batch.
+        stream: the calling thread's.
+        seed: of the shard.
+        fill: see ``OperatorTrace``.
+    """
+    trace = OperatorTrace(replica.model, stream, fill)
+    with replica.watched(trace.watch), trace:
+        # Of weight 1: what is handed over is what autograd made, by which calls are found.
+        result = replica.gradient(data, 1, stream, seed, at=trace.phase)
+    assert result.gradient is not None
+    results = {name: repr(value) for name, value in result.metrics.items()}
+    results |= {name: tensor_text(view) for name, view in result.gradient.views.items()}
+    results |= {f"loss function {n}": text for n, text in enumerate(trace.returned)}
+    replica.recycle(result)
+    return trace.calls, results
 
 
 def _parts(values: Sequence[Any]) -> Iterator[tuple[torch.Tensor, str]]:

@@ -1,0 +1,1 @@
+"""The witness: whether shards change what only updates may, and whether they come out the same."""

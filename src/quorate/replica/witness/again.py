@@ -1,0 +1,132 @@
+"""A shard computed again: is the result the same, and is what a model keeps?
+
+What changes the first time and never again is a cache that is filled; it is one as long as the
+result is the same before and after. What changes each time is a state that workers do not share.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.replica.fingerprint import fingerprint
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.streams import Stream
+from quorate.replica.witness import words
+from quorate.replica.witness.calls import OPERATOR, culprit, paired
+from quorate.replica.witness.kept import Kept, changed
+from quorate.replica.witness.operator_trace import traced
+
+MOST_NAMED = 3  # attributes that one look names
+CURE = "each worker has its own, and no checkpoint has it"
+
+
+class Computed(NamedTuple):
+    """What a shard gave, and what the model kept before and after it."""
+
+    result: str  # fingerprint
+    before: Kept
+    after: Kept
+
+
+class Shard(NamedTuple):
+    """What is needed to compute a shard once more."""
+
+    data: Any
+    rows: int
+    stream: Stream
+    seed: int
+
+
+def result_of(shard_sum: ShardSum, *, with_buffers: bool = True) -> str:
+    """Return a hash over what a shard gave. Metrics but the loss may be seconds, and do not count.
+
+    Args:
+        with_buffers: and over the buffers after it, and the parameters that it wrote.
+    """
+    total = shard_sum
+    values: list[object] = [total.weight, total.metrics["loss"]]
+    if total.gradient is not None:
+        values.append(total.gradient.vectors)
+    if with_buffers:
+        values += [total.buffers, total.integer_buffers]
+        values.append(None if total.written is None else total.written.vectors)
+    return fingerprint(values)
+
+
+def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | None) -> list[str]:
+    """Return why two computations of one shard are not the same, or the next one may not be.
+
+    Args:
+        replica: that computed them.
+        first: computation.
+        last: the one that was made when caches were filled.
+        shard: what to compute for the name of the operator that is to blame; None: to name none.
+    """
+    model = replica.model
+    if names := changed(last.before, last.after):
+        return [
+            f"{_place(model, name)} changes in each forward pass: {CURE}; make it a buffer "
+            "(register_buffer), or leave it out"
+            for name in names[:MOST_NAMED]
+        ]
+    if first.result == last.result:
+        return []
+    if names := changed(first.before, first.after):
+        return [
+            f"{_place(model, name)} is set in the first forward pass, and the result is another "
+            f"from then on: {CURE}; make it a buffer (register_buffer)"
+            for name in names[:MOST_NAMED]
+        ]
+    found = None if shard is None else _blamed(replica, shard)
+    return [
+        found
+        or "the same shard gave other results when it was computed again: the clock, or a "
+        "generator or a state of the script's own"
+    ]
+
+
+def _blamed(replica: Replica, shard: Shard) -> str | None:
+    """Return the operator that two more computations part at, in words."""
+    try:
+        (calls, once), (calls_again, again) = (
+            traced(replica, shard.data, shard.stream, shard.seed, fill) for fill in range(2)
+        )
+        blamed = culprit(calls, calls_again, paired(once, again))
+    except Exception:  # user code that does not bear to be watched
+        return None
+    if blamed is None:
+        return None
+    # Without the values, which are others each time: what is said once is known by its text.
+    both = "{}, then {}" if blamed.why == OPERATOR else "another value each time"
+    reason, *where = words.call(blamed, both)
+    return f"the same shard gives other results each time: {reason}, {', '.join(where)}"
+
+
+def _place(model: torch.nn.Module, name: str) -> str:
+    """Return a name with the line that sets the attribute, where that is found."""
+    match = re.fullmatch(r"(?:(.*)\.)?(\w+) \((\w+)\)", name)
+    if match is None:
+        return name
+    path, attribute, _ = match.groups()
+    try:
+        kind = type(model.get_submodule(path or ""))
+        lines, start = inspect.getsourcelines(kind)
+        file = inspect.getfile(kind).rpartition("/")[2]
+    except (AttributeError, OSError, TypeError):
+        return name
+    if (number := _line(lines, attribute)) is None:
+        return name
+    return f"{name[:-1]}, {file}:{start + number})"
+
+
+def _line(lines: Sequence[str], attribute: str) -> int | None:
+    """Return the number of the last line that sets an attribute or calls something of it."""
+    sets = re.compile(rf"\.{attribute}\b\s*([-+*/|&^%@]|//|\*\*)?=[^=]|\.{attribute}\b[.\[]")
+    found = [number for number, line in enumerate(lines) if sets.search(line)]
+    return found[-1] if found else None

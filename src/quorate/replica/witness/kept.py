@@ -1,0 +1,315 @@
+"""What a model and a loss function keep beside parameters and buffers, by name, as hashes.
+
+Attributes of modules and of their classes, what a function closes over and which variables of its
+script it names. Workers share none of it, and no checkpoint has it. Sizes are bounded: of what is
+large a part is hashed, of what is deep the outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import itertools
+import operator
+import random
+import sysconfig
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from quorate.replica.digest import content
+from quorate.replica.nested import parts
+from quorate.replica.placement.call_site import LIBRARIES
+
+Kept = dict[str, str]  # by name: a hash
+
+MOST_DEEP = 6
+MOST_ITEMS = 512  # of a container, from its front and its back
+MOST_VALUES = 50_000  # in all
+MOST_ELEMENTS = 1 << 18  # of a tensor; of a larger one every so many
+
+_PATHS = (sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+_OF_OTHERS = (*LIBRARIES, *_PATHS)  # files that no script of the user's is in
+_INTERNALS = frozenset(vars(torch.nn.Module()))
+_HOOKS = tuple(name for name in sorted(_INTERNALS) if name.endswith("_hooks"))
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath, np.generic, Enum)
+_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
+
+
+def kept(model: torch.nn.Module, function: Callable[..., Any]) -> Kept:
+    """Return a hash of everything that they keep, by a name for people.
+
+    Args:
+        function: the loss function.
+    """
+    return _Look(model).all(function)
+
+
+def changed(before: Kept, after: Kept) -> list[str]:
+    """Return the names of what is new, gone, or another."""
+    names = [*after, *(name for name in before if name not in after)]
+    return [name for name in names if before.get(name) != after.get(name)]
+
+
+class _Look:
+    """One look at all of it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        # What is carried: elsewhere it counts as what it is called, not by its values.
+        named = itertools.chain(model.named_parameters(), model.named_buffers())
+        self._carried = {id(tensor): name for name, tensor in named}
+        self._carried |= {id(module): f"module {n}" for n, module in model.named_modules()}
+        self._values = 0
+        self._known: dict[int, tuple[Any, bytes]] = {}
+        self._functions: set[int] = set()
+        self._found: Kept = {}
+
+    def all(self, function: Callable[..., Any]) -> Kept:
+        kinds: dict[type, None] = {}
+        for path, module in self._model.named_modules():
+            dot, kind = f"{path}." if path else "", type(module).__name__
+            for name, value in vars(module).items():
+                if name not in _INTERNALS:
+                    self._note(f"{dot}{name} ({kind})", value)
+            for name in _HOOKS:
+                for hook in vars(module).get(name, {}).values():
+                    self._function(f"a hook of {path or 'the model'}", hook)
+            for name, buffer in module.named_buffers(recurse=False):
+                shape = f"buffer {tuple(buffer.shape)} {buffer.dtype}"
+                self._found[f"{dot}{name} ({kind})"] = shape
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+                with suppress(Exception):  # user code, which is not asked for anything here
+                    self._note(f"{dot}get_extra_state() ({kind})", module.get_extra_state())
+            kinds[type(module)] = None
+        for kind_of_module in kinds:
+            self._class(kind_of_module)
+        self._function("the loss function", function)
+        return self._found
+
+    def _note(self, name: str, value: Any) -> None:
+        try:
+            self._found[name] = self._hash(value, 0).hex()
+        except Exception:  # another thread changes it just now, or an attribute of it raises
+            self._found[name] = ""
+
+    def _class(self, kind: type) -> None:
+        """Note what a class of the user's keeps, and what its forward names."""
+        for base in kind.__mro__:
+            if _is_of_others(base):
+                continue
+            for name, value in vars(base).items():
+                if not name.startswith("__") and not _is_code(value):
+                    self._note(f"{base.__name__}.{name} (of the class)", value)
+            for value in vars(base).values():
+                if isinstance(value, types.FunctionType):
+                    self._function(f"{base.__name__}.{value.__name__}", value)
+
+    def _function(self, name: str, function: Any, depth: int = 0) -> None:
+        """Note what a function closes over, its defaults, and what it names of its script."""
+        if id(function) in self._functions or depth > MOST_DEEP:
+            return
+        self._functions.add(id(function))
+        if isinstance(function, functools.partial):
+            self._note(f"an argument of {name}", (function.args, function.keywords))
+            self._function(name, function.func, depth + 1)
+        elif isinstance(function, types.MethodType):
+            if id(function.__self__) not in self._carried:
+                self._note(
+                    f"the object of {name} ({type(function.__self__).__name__})", function.__self__
+                )
+            self._function(name, function.__func__, depth + 1)
+        elif isinstance(function, types.FunctionType):
+            self._code(name, function, depth)
+        elif not isinstance(function, _NAMES) and id(function) not in self._carried:
+            self._note(f"the object that is {name} ({type(function).__name__})", function)
+            called = vars(type(function)).get("__call__")
+            if isinstance(called, types.FunctionType):
+                self._function(f"{type(function).__name__}.__call__", called, depth + 1)
+
+    def _code(self, name: str, function: types.FunctionType, depth: int) -> None:
+        code = function.__code__
+        if code.co_filename.startswith((*_OF_OTHERS, "<frozen")):
+            return
+        closure = zip(code.co_freevars, function.__closure__ or (), strict=False)
+        for variable, cell in closure:
+            try:
+                value = cell.cell_contents
+            except ValueError:  # nothing yet
+                continue
+            self._variable(f"{variable!r} that {name} closes over", value, depth)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._variable(f"a default value of {name}", value, depth)
+        file = Path(code.co_filename).name
+        for variable in _names_of(code):
+            if variable in function.__globals__:
+                value = function.__globals__[variable]
+                self._variable(f"{variable!r} ({file})", value, depth)
+
+    def _variable(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, _FUNCTIONS):
+            own = getattr(value, "__name__", None) or "a function"
+            self._function(own, value, depth + 1)
+        elif isinstance(value, torch.nn.Module) or not (
+            isinstance(value, _NAMES) or (_is_of_others(type(value)) and not _is_data(value))  # type: ignore[arg-type]
+        ):
+            self._note(name, value)
+
+    def _hash(self, value: Any, depth: int) -> bytes:
+        self._values += 1
+        kind = f"{type(value).__name__};"
+        if id(value) in self._carried:
+            return f"{kind}{self._carried[id(value)]};".encode()
+        if isinstance(value, _PLAIN + _OF_TORCH):
+            return f"{kind}{value!r};".encode()
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if depth > MOST_DEEP or self._values > MOST_VALUES:
+            return kind.encode()
+        self._known[id(value)] = value, kind.encode()  # of one that holds itself
+        hashed = hashlib.blake2b(kind.encode(), digest_size=8)
+        if isinstance(value, torch.Tensor):
+            _feed_tensor(hashed, value)
+        elif isinstance(value, np.ndarray) and value.dtype != object:
+            hashed.update(f"{value.dtype} {value.shape};".encode())
+            hashed.update(np.ascontiguousarray(value.reshape(-1)[_every(value.size)]).tobytes())
+        elif (text := _state_text(value)) is not None:
+            hashed.update(text.encode())
+        else:
+            for part in _parts(value):
+                hashed.update(self._hash(part, depth + 1))
+        # The value is held too: an id is free again when its object is gone.
+        self._known[id(value)] = value, hashed.digest()
+        return hashed.digest()
+
+
+def _feed_tensor(hashed: Any, tensor: torch.Tensor) -> None:
+    hashed.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+    try:
+        flat = tensor.detach().reshape(-1)[_every(tensor.numel())]
+        hashed.update(content(flat).data)
+    except (RuntimeError, NotImplementedError, TypeError):  # on meta, sparse, nested
+        pass
+
+
+def _every(elements: int) -> slice:
+    return slice(None, None, -(-elements // MOST_ELEMENTS) or 1)
+
+
+def _state_text(value: Any) -> str | None:
+    """Return the state of a generator or an iterator; None of anything else."""
+    if isinstance(value, torch.Generator):
+        return hashlib.blake2b(content(value.get_state()).data).hexdigest()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if isinstance(value, Iterator):
+        try:
+            return f"{operator.length_hint(value)} left"
+        except Exception:  # of the user's
+            return ""
+    return None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield what a value consists of, as far as it can be compared."""
+    if isinstance(value, Set):
+        yield sorted(map(repr, value)) if len(value) <= MOST_ITEMS else len(value)
+    elif isinstance(value, Mapping):
+        yield len(value)
+        for key, part in _ends(value.items(), len(value)):
+            yield key
+            yield part
+    elif (inner := parts(value)) is not None:
+        yield len(value)
+        for _, part in _ends(inner, len(value)):
+            yield part
+    elif isinstance(value, functools.partial):
+        yield from (value.args, value.keywords, value.func)
+    elif isinstance(value, types.MethodType):
+        yield value.__func__.__qualname__
+    elif isinstance(value, types.FunctionType):
+        yield value.__qualname__
+    elif isinstance(value, torch.nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+        for module in value.modules():
+            yield from (part for name, part in vars(module).items() if name not in _INTERNALS)
+    elif not isinstance(value, _NAMES) and not _is_standard(type(value)):  # type: ignore[arg-type]
+        yield from getattr(value, "__dict__", {}).values()
+        for kind in type(value).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                yield getattr(value, name, None)
+
+
+def _ends(items: Any, count: int) -> Iterator[Any]:
+    if count <= MOST_ITEMS:
+        yield from items
+        return
+    half = MOST_ITEMS // 2
+    yield from itertools.islice(items, half)
+    yield from itertools.islice(items, max(0, count - 2 * half), None)
+
+
+def _names_of(code: types.CodeType) -> Iterator[str]:
+    """Names of variables of the script that a function, and those within it, may read or set."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names_of(inner)
+
+
+def _is_code(value: Any) -> bool:
+    descriptors = (property, staticmethod, classmethod, functools.cached_property)
+    return isinstance(value, (*_FUNCTIONS, *_NAMES, *descriptors)) or inspect.isdatadescriptor(
+        value
+    )
+
+
+def _is_data(value: Any) -> bool:
+    """Whether an object of a library's class is one that holds values, and can be compared."""
+    known = (*_PLAIN, *_OF_TORCH, torch.Tensor, np.ndarray, Set)
+    return isinstance(value, known) or parts(value) is not None or _state_text(value) is not None
+
+
+@functools.cache
+def _is_of_others(kind: Hashable) -> bool:
+    """Whether a class is torch's, Python's, or of a package that is installed."""
+    assert isinstance(kind, type)
+    if kind.__module__ == "builtins":
+        return True
+    try:
+        file = inspect.getfile(kind)
+    except (TypeError, OSError):
+        return kind.__module__ != "__main__"
+    return file.startswith(_OF_OTHERS)
+
+
+@functools.cache
+def _is_standard(kind: Hashable) -> bool:
+    """Whether a class is Python's own, torch's or ours: locks, loggers, files."""
+    assert isinstance(kind, type)
+    if kind.__module__ == "builtins":
+        return True
+    try:
+        file = inspect.getfile(kind)
+    except (TypeError, OSError):
+        return kind.__module__ not in ("__main__", "types", "argparse")
+    site = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+    in_standard = file.startswith(sysconfig.get_paths()["stdlib"]) and not file.startswith(site)
+    return in_standard or file.startswith(LIBRARIES)

@@ -1,0 +1,118 @@
+"""The trial: one shard is computed before training, and it is looked what it writes.
+
+Values are compared here, of all parameters: a write by ``.data`` is one that torch counts nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from quorate.replica.model import frozen, trainable
+from quorate.replica.replica import Replica
+from quorate.replica.torch_internals import version
+from quorate.replica.witness.guard import parameter_text, written_by_kind
+
+T = TypeVar("T")
+
+MOST_COPIED = 1 << 23  # elements of a frozen parameter; of a larger one a sum is compared
+
+
+class Written(NamedTuple):
+    """What the forward pass of a model writes that is no buffer."""
+
+    trained: frozenset[str]  # names of trained parameters
+    frozen: frozenset[int]  # numbers of frozen ones, in the model's order
+
+    def joined(self, other: Written) -> Written:
+        """Return both."""
+        return Written(self.trained | other.trained, self.frozen | other.frozen)
+
+    def covers(self, other: Written) -> bool:
+        """Return whether the other has nothing that is not here."""
+        return other.trained <= self.trained and other.frozen <= self.frozen
+
+
+NOTHING = Written(frozenset(), frozenset())
+
+
+class _Seen(NamedTuple):
+    parameter: torch.nn.Parameter
+    data: torch.Tensor  # where it lies
+    version: int
+    value: torch.Tensor
+
+
+def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tuple[Written, T]:
+    """Compute a shard; return what of the parameters it wrote or writes at times, and its result.
+
+    Parameters are afterwards as they were.
+
+    Args:
+        replica: that it is computed with.
+        compute: computes it.
+        known: what is carried already, and need not be looked for.
+    """
+    model, replica.witness.is_silent = replica.model, True
+    trained = {n: p for n, p in trainable(model).items() if n not in known.trained}
+    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    still = {n: p for n, p in frozen(model).items() if numbers[n] not in known.frozen}
+    before = _looked_at(trained), _looked_at(still)
+    result = compute()
+    replica.witness.is_silent = False
+    changed = [{name for name, seen in each.items() if _was_written(seen)} for each in before]
+    for each, names in zip(before, changed, strict=True):
+        for name in names:
+            _restore(each[name])
+    found = changed[0] | (written_by_kind(model) & trained.keys())
+    numbers_of = frozenset(numbers[name] for name in changed[1])
+    return Written(frozenset(found), numbers_of), result
+
+
+def written_text(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
+    """Return what to say of the trained parameters that a forward pass writes."""
+    if not names:
+        return []
+    texts = [parameter_text(model, name) for name in sorted(names)]
+    return [
+        f"forward writes {abridged_names(texts)}: each shard computes from the same values, and "
+        "what the first of a step's shards wrote is put into the parameters before the update"
+    ]
+
+
+def abridged_names(names: Sequence[str], most: int = 4) -> str:
+    """Return ``a, b, c and 17 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _looked_at(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, _Seen]:
+    return {name: _Seen(p, p.data, version(p), _value(p)) for name, p in parameters.items()}
+
+
+def _was_written(seen: _Seen) -> bool:
+    parameter, data, counted, value = seen
+    if version(parameter) != counted or parameter.data_ptr() != data.data_ptr():
+        return True
+    return not _are_same(_value(parameter), value)
+
+
+def _restore(seen: _Seen) -> None:
+    if seen.value.shape == seen.data.shape:  # else it is the sum of a large one
+        seen.data.copy_(seen.value)
+    seen.parameter.data = seen.data
+
+
+def _value(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a parameter, or of what tells most changes of a large one that is frozen."""
+    tensor = parameter.detach()
+    if parameter.requires_grad or tensor.numel() <= MOST_COPIED or not tensor.is_floating_point():
+        return tensor.clone()
+    return torch.stack([tensor.sum(dtype=torch.float32), tensor.abs().sum(dtype=torch.float32)])
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    # Of what is no number the same bits are the same: nan is not nan.
+    return torch.equal(one, other) or torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))

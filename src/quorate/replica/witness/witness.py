@@ -1,0 +1,58 @@
+"""The witness of one replica: what each of its shards wrote that is not a shard's to write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from quorate.replica.flat import Flat
+from quorate.replica.model import bind, trainable
+from quorate.replica.notes import Notes
+from quorate.replica.spread import Scattered
+from quorate.replica.witness.guard import Guard
+from quorate.replica.witness.writes import Writes
+
+
+class Witness:
+    """Looks at a replica before and after each shard; nothing in between is slower for it.
+
+    Args:
+        model: the replica's.
+        parameters: the coordinator's trained ones.
+        written: names of those that the forward pass is known to write.
+        mutable_frozen: see ``Buffers``: numbers of parameters that are buffers by another name.
+        notes: for the user.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Flat,
+        *,
+        written: Collection[str],
+        mutable_frozen: Collection[int],
+        notes: Notes,
+    ) -> None:
+        self.is_silent = False  # as long as it is looked what has to be expected
+        self._trained = trainable(model)
+        self._writes = Writes(written, parameters)
+        numbered = enumerate(name for name, _ in model.named_parameters())
+        expected = {name for number, name in numbered if number in mutable_frozen}
+        self._guard = Guard(model, {*expected, *written}, notes)
+
+    def begin(self, values: Flat | Scattered) -> None:
+        """Look before a shard.
+
+        Args:
+            values: what the trained parameters are views of.
+        """
+        self._writes.begin(self._trained, values)
+        self._guard.begin(values)
+
+    def end(self, values: Flat | Scattered) -> Flat | None:
+        """Look after a shard; return what it wrote of the parameters that it may write."""
+        if not self.is_silent and not self._guard.is_kept():
+            bind(self._trained, values)  # what was put elsewhere would never be trained again
+            self._guard.begin(values)
+        return self._writes.taken(self._trained, values)

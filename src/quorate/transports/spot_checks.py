@@ -1,0 +1,199 @@
+"""When spot checks are made, and what follows from their answers.
+
+A check costs the time of some shards, so the next one comes when that is a small share of the time
+since. No one waits long for a worker that does not answer, and what workers compute is thrown away:
+the training is what it would be without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+
+from quorate.coordination.protocol import (
+    Cancel,
+    Cancelled,
+    Compute,
+    Done,
+    Failed,
+    Joined,
+    Keep,
+    Left,
+)
+from quorate.replica.notes import Notes
+from quorate.replica.witness.kept import changed
+from quorate.replica.witness.module_trace import Event
+from quorate.replica.witness.words import module_text
+from quorate.transports import Channel, Transport
+from quorate.transports.spot_check import Answer, SpotCheck
+
+SHARE = 0.005  # of the time
+GATHER_S = 0.1  # workers that have not come to a check after so long take no part
+LEAST_WAIT_S = 0.5  # for those that have, when others have answered
+MOST_FINDINGS = 3  # checks that find something; then all is said
+
+
+class SpotChecks:
+    """The spot checks of one training loop.
+
+    Args:
+        transport: of the loop.
+        workers: how many there are.
+        make_job: from a step, the number of the check and whether workers are to look closer.
+        every: updates between two checks; None: so many that they take 0.5% of the time. 0: none.
+        notes: what is found goes there.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        workers: int,
+        make_job: Callable[[int, int, bool], SpotCheck],
+        every: int | None,
+        notes: Notes,
+    ) -> None:
+        self._transport = transport
+        self._workers = workers
+        self._make_job = make_job
+        self._every = every
+        self._notes = notes
+        self._updates = 0
+        self.made = 0
+        self._left = MOST_FINDINGS
+        self._due_at = 0.0  # of the monotonic clock
+
+    def updated(self, step: int, patience_s: float) -> None:
+        """Hear of an update; if it is time, compare what workers compute. Blocks for as long.
+
+        Args:
+            step: the next one.
+            patience_s: how long the first answer may take.
+        """
+        self._updates += 1
+        begun = time.monotonic()
+        if self._every is None:
+            is_due = begun >= self._due_at
+        else:
+            is_due = self._every > 0 and (self._updates - 1) % self._every == 0
+        if is_due and self._left:
+            self._left -= not self._check(step, patience_s)
+            now = time.monotonic()
+            self._due_at = now + (now - begun) * (1 / SHARE - 1)
+
+    def _check(self, step: int, patience_s: float) -> bool:
+        """Return whether there was nothing to note."""
+        number, self.made = self.made, self.made + 1
+        answers = self._answers(self._make_job(step, number, False), patience_s)
+        if not self._note_alone(answers):
+            return False
+        if not _differ(answers):
+            return True
+        closer = self._answers(self._make_job(step, number, True), patience_s)
+        if self._note_alone(closer):
+            self._notes.doubt(_parting(closer))
+        return False
+
+    def _note_alone(self, answers: Mapping[int, Answer]) -> bool:
+        """Note what workers found of themselves; return whether there was nothing."""
+        doubts = [doubt for _, answer in sorted(answers.items()) for doubt in answer.doubts]
+        for doubt in doubts:
+            self._notes.doubt(doubt)
+        return not doubts
+
+    def _answers(self, job: SpotCheck, patience_s: float) -> dict[int, Answer]:
+        """Return what workers answer, by worker: of those that are there, and in time."""
+        with closing(self._transport.open(job)) as channel:
+            return _Asking(channel, self._workers, patience_s).answers()
+
+
+class _Asking:
+    """One job, until all have answered that came, or time is up."""
+
+    def __init__(self, channel: Channel, workers: int, patience_s: float) -> None:
+        self._channel = channel
+        self._workers = workers
+        self._patience_s = patience_s
+        self._begun = time.monotonic()
+        self._first_s: float | None = None  # that the first answer took
+        self._computing: set[int] = set()
+        self._answers: dict[int, Answer] = {}
+        self._gone = 0
+
+    def answers(self) -> dict[int, Answer]:
+        while (left_s := self._left_s()) > 0:
+            event = self._channel.receive(left_s)
+            match event:
+                case Joined(worker):
+                    self._computing.add(worker)
+                    self._channel.send(Compute(worker, worker, 0, "spot check"))
+                case Done(worker, step, shard):
+                    self._take(worker, step, shard)
+                case Failed(worker) | Cancelled(worker):  # user code: in its shard it is reported
+                    self._computing.discard(worker)
+                    self._gone += 1
+                case Left(worker):
+                    self._computing.discard(worker)
+                    self._gone += 1
+        for worker in self._computing:
+            self._channel.send(Cancel(worker, worker, 0))
+        return self._answers
+
+    def _left_s(self) -> float:
+        """Return how long to wait for the next event."""
+        so_far_s = time.monotonic() - self._begun
+        if len(self._answers) + self._gone >= self._workers:
+            return 0.0
+        if not self._computing:
+            return GATHER_S - so_far_s
+        if self._first_s is None:
+            return self._patience_s - so_far_s
+        return max(LEAST_WAIT_S, 4 * self._first_s) - so_far_s
+
+    def _take(self, worker: int, step: int, shard: int) -> None:
+        self._computing.discard(worker)
+        self._channel.send(Keep(worker, step, shard))
+        for _, total in self._channel.collect(step, [worker]):
+            self._answers[worker] = Answer.from_totals(total.totals)
+        self._channel.publish()
+        if self._first_s is None:
+            self._first_s = time.monotonic() - self._begun
+
+
+def _differ(answers: Mapping[int, Answer]) -> bool:
+    return len({(answer.data, answer.result) for answer in answers.values()}) > 1
+
+
+def _parting(answers: Mapping[int, Answer]) -> str:
+    """Return where the results of two workers part, in words."""
+    if not _differ(answers):
+        return (
+            "two workers gave different results for the same shard, and the same when they were "
+            "asked again: something that workers share is changed while a shard is computed"
+        )
+    numbers = sorted(answers)
+    first = answers[numbers[0]]
+    number, other = next(
+        (n, answers[n])
+        for n in numbers
+        if (answers[n].data, answers[n].result) != (first.data, first.result)
+    )
+    who = f"workers {numbers[0]} and {number}"
+    if first.data != other.data:
+        return f"{who} have other rows: what the dataset holds is not the same for both"
+    if names := changed(first.kept, other.kept):
+        text = f"{who} give other results for the same shard, and do not keep the same: "
+        return text + ", ".join(names[:4])
+    for mine, theirs in zip(first.forward, other.forward, strict=False):
+        if (mine.what, mine.path) != (theirs.what, theirs.path):
+            return f"{who} call other modules in the same shard: {_of(theirs)}"
+        if mine.hash != theirs.hash:
+            did = "returns something else" if mine.what == "out" else "is given something else"
+            return f"{who} give other results for the same shard: {_of(mine)} {did} first"
+    names = [name for name, text in first.gradient.items() if other.gradient.get(name) != text]
+    of = f"the gradient of {names[0]}" if names else "the loss"
+    return f"{who} give other results for the same shard: {of} differs, outputs of modules do not"
+
+
+def _of(event: Event) -> str:
+    return module_text(event.path, event.kind)

@@ -1,0 +1,86 @@
+"""What workers do not share is named on every engine, by one worker too; what is sound is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import SCRIPTS, command, inspected, run
+
+import quorate
+from quorate.replica.digest import digest
+
+sys.path.insert(0, str(SCRIPTS))
+import unshared
+
+
+def doubts(kind: str, workers: int, **compute: Any) -> tuple[list[str], str]:
+    """Train on towers; return what was doubted, and the digest."""
+    trainer, rows = unshared.trainer_of(
+        kind,
+        devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"),
+        compute=quorate.Compute(**compute),
+    )
+    found: list[str] = []
+    for report in trainer.updates(rows, epochs=2, shuffle=False):
+        found += report.doubts
+    return found, digest(trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("kind", unshared.UNSHARED)
+def test_what_is_not_shared_is_named_on_towers(kind: str, workers: int) -> None:
+    found, _ = doubts(kind, workers)
+    assert any(unshared.UNSHARED[kind][3] in doubt for doubt in found), found
+    assert len(found) <= 3, found
+
+
+@pytest.mark.parametrize("kind", unshared.SOUND)
+def test_what_is_sound_is_not_doubted_on_towers(kind: str) -> None:
+    expected = doubts(kind, 1, spot_check_every=0)
+    assert expected[0] == []
+    for workers in (1, 2, 3):
+        assert doubts(kind, workers, spot_check_every=1) == expected
+
+
+def test_a_strict_run_ends() -> None:
+    with pytest.raises(quorate.errors.SameBitsError, match=r"calls \(Counter, unshared.py:\d+\)"):
+        doubts("counter", 1, strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["counter", "initialised", "clock", "closure", "rows"])
+def test_what_is_not_shared_is_named_on_processes(kind: str, tmp_path: Path) -> None:
+    options = ("--workers", "2", "--engine", "processes", "--run-dir", str(tmp_path))
+    ended = run(command("unshared.py", kind, options=options))
+    assert ended.code == 0, ended.said
+    found = inspected(tmp_path)
+    assert found["same_bits"] is False
+    assert any(unshared.UNSHARED[kind][3] in doubt for doubt in found["doubts"]), found["doubts"]
+    options = (*options[:-2], "--strict", "--run-dir", str(tmp_path / "strict"))
+    ended = run(command("unshared.py", kind, options=options))
+    assert ended.code == 1, ended.said
+    assert "strict: the same bits cannot be kept, because" in ended.err
+
+
+@pytest.mark.slow
+def test_processes_that_made_another_model_are_told_apart_by_a_spot_check(tmp_path: Path) -> None:
+    options = ("--workers", "2", "--engine", "processes", "--run-dir", str(tmp_path))
+    every = ("--spot-check-every", "1")
+    ended = run(command("unshared.py", "by_process", options=(*options, *every)))
+    assert ended.code == 0, ended.said
+    found = inspected(tmp_path)
+    assert any(unshared.BY_PROCESS in doubt for doubt in found["doubts"]), ended.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["caching", "recurrent", "teacher", "variational"])
+def test_what_is_sound_is_not_doubted_on_processes(kind: str, tmp_path: Path) -> None:
+    options = ("--workers", "2", "--engine", "processes", "--run-dir", str(tmp_path))
+    ended = run(command("unshared.py", kind, options=(*options, "--spot-check-every", "1")))
+    assert ended.code == 0, ended.said
+    found = inspected(tmp_path)
+    assert (found["doubts"], found["digest"]) == ([], doubts(kind, 1)[1])
