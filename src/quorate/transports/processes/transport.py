@@ -10,7 +10,6 @@ and whether it is the same as the coordinator in ``agreement.py``.
 from __future__ import annotations
 
 import itertools
-import json
 import selectors
 import sys
 import time
@@ -23,7 +22,6 @@ from quorate.errors import WorkerError
 from quorate.machine.container import oom_kills
 from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
-from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
@@ -126,10 +124,7 @@ class Processes:
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         self._oom_kills = oom_kills()  # as far as they are explained
-        text, self._fds = arena.handed_over()
-        payload = json.dumps(text).encode()
-        self._description = Segment(len(payload))
-        self._description.map[:] = payload
+        self._description, self._fds = arena.described()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
         self._starter = new_starter(script, threads=threads * len(groups))
