@@ -187,6 +187,14 @@ class Arena:
             **self._sizes,
         }, fds
 
+    def described(self) -> tuple[Segment, list[int]]:
+        """Return the same with the description in a segment, where its length does not matter."""
+        text, fds = self.handed_over()
+        payload = json.dumps(text).encode()
+        description = Segment(len(payload))
+        description.map[:] = payload
+        return description, fds
+
     def kept(self, buffers: Buffers) -> Segment:
         """Return a copy of the parameters, and of the coordinator's buffers, as they are now."""
         segment = Segment(self.slot_bytes)
