@@ -99,6 +99,8 @@ def probed(
         UserError: the model or the loss cannot be trained.
         Whatever the user's code raises, with a note that names the rows.
     """
+    if training and any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()):
+        say("SyncBatchNorm normalises over each shard by itself, as BatchNorm does here")
     kept: tuple[State, frozenset[int]] | None = None
     plain: Yield | None = None
     for memory_format in FORMATS if convolves(model) else FORMATS[:1]:
