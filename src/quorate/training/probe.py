@@ -26,6 +26,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks, version
 from quorate.replica.turns import Turns
+from quorate.settings import function
 from quorate.training.state import State
 from quorate.transports.job import exited
 
@@ -42,7 +43,7 @@ def make_model(
     """
     module: object = model
     if not isinstance(model, torch.nn.Module) and callable(model):
-        make = model
+        make = function("model", model, "that makes a module", 0)
         with Stream() as stream:
 
             def build(reseed: Callable[[int], None]) -> object:

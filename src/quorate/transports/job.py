@@ -12,6 +12,7 @@ import torch
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged, home_shards
 from quorate.data.feed import CPU, Feed
+from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
@@ -85,6 +86,7 @@ class Job(ABC):
         rank_of: tuple[int, int] = (0, 1),
         first: Ticket = (0, 0),
         moves_to: torch.device = CPU,
+        told: Told = nobody_told,
     ) -> Feed:
         """Rows, fetched ahead, of a worker's home shards; by default of all.
 
@@ -92,6 +94,7 @@ class Job(ABC):
             rank_of: rank of the worker, and how many there are.
             first: the first shard that is wanted.
             moves_to: a device that rows will be moved to.
+            told: of what is loaded ahead.
         """
 
         def covers(ticket: Ticket) -> bool:
@@ -118,6 +121,7 @@ class Job(ABC):
             behind=self.plan.lookahead - 1 if rank_of == (0, 1) else 0,
             covers=covers,
             moves_to=moves_to,
+            told=told,
             **self.loading,
         )
 
