@@ -62,6 +62,8 @@ def probed(
         UserError: the model or the loss cannot be trained.
         Whatever the user's code raises, with a note that names the rows.
     """
+    if training and any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()):
+        say("SyncBatchNorm normalises over each shard by itself, as BatchNorm does here")
     if convolves(model):
         _set_best_format(
             model, make_state, make_replica, batch,

@@ -164,14 +164,6 @@ class Arena:
         arena._bind_frozen(model)
         return arena
 
-    def described(self) -> tuple[Segment, list[int]]:
-        """Return what ``handed_over`` does, with the description in shared memory."""
-        text, fds = self.handed_over()
-        payload = json.dumps(text).encode()
-        segment = Segment(len(payload))
-        segment.map[:] = payload
-        return segment, fds
-
     def handed_over(self) -> tuple[dict[str, Any], list[int]]:
         """Return what ``attach`` needs: a description in JSON, and descriptors."""
         segments = [self.parameters.segment, self.frozen.segment, self._segment]
