@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.errors import UserError
+from quorate.errors import CheckpointError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
@@ -73,7 +73,8 @@ class UserChanges:
                 elif numbers[id(parameter)] not in mutable_frozen:
                     self._frozen.append(_place(name, module, attribute, parameter))
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
-        self._made = self._attributes = self._simple()  # as the script made them, and as known
+        self._made = self._simple()  # as the script made them
+        self._attributes = self._simple()  # as they are known
         self._others = {prefix: _others(module) for prefix, module in self._modules}
 
     # --- around loops -----------------------------------------------------------------------------
@@ -96,20 +97,36 @@ class UserChanges:
         """Return the values of the parameters that are not trained."""
         return {place.name: place.home for place in self._frozen}
 
+    def require_fitting(self, saved: Mapping[str, Any]) -> None:
+        """Compare what a checkpoint says with the model. Nothing is changed.
+
+        Raises:
+            CheckpointError: it is of another model, or sets what no user code does.
+        """
+        modules = dict(self._modules)
+        if odd := sorted(set(saved["switched_off"]) - self.trained().keys()):
+            raise CheckpointError(f"amendments: {odd[0]!r:.80} is no trained parameter")
+        for name, attributes in saved["attributes"].items():
+            if name not in modules:
+                raise CheckpointError(f"amendments: there is no module {name!r:.80}")
+            for attribute in attributes:
+                there = getattr(modules[name], attribute, None)
+                if (
+                    not attribute.isidentifier()
+                    or attribute in _INTERNAL
+                    or not (isinstance(there, _SIMPLE) or attribute in vars(modules[name]))
+                ):
+                    raise CheckpointError(f"amendments: {attribute!r:.80} is no plain attribute")
+
     def load(self, saved: Mapping[str, Any]) -> None:
         """Amend the model as it was when a checkpoint was written."""
-        # What else the script made of it counts too, until here.
-        found = Amendments.from_json(saved)
-        known = {prefix for prefix, _ in self._modules}
-        attributes = {name: them for name, them in found.attributes.items() if name in known}
-        trained = self.trained()
+        found, known = Amendments.from_json(saved), self.amendments
         self.amendments = Amendments(
-            self.amendments.number + 1,
-            found.switched_off & trained.keys(),
-            attributes,
-            self.amendments.frozen + 1,
+            known.number + 1, found.switched_off, found.attributes, known.frozen + 1
         )
-        self.amendments.amend(self._model, trained)
+        self.amendments.amend(self._model, self.trained())
+        for prefix, attributes in found.attributes.items():
+            self._attributes[prefix].update(attributes)  # no new change
 
     def undo(self) -> None:
         """Give the model the attributes and switches that the script gave it."""
