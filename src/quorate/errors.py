@@ -3,48 +3,88 @@
 ::
 
     QuorateError
-    ├── UserError            the user can mend it: one line, exit code 2
-    │   ├── SettingError     an option: name, got, expected, what to do
-    │   │   └── CopyError    a model that cannot be copied
-    │   ├── DataError        a dataset or a file: where, got, expected
-    │   ├── LossError        what the loss function returned
-    │   ├── CompileError     what torch.compile cannot compile
-    │   └── CheckpointError  a saved state that is damaged or does not fit
-    │       └── MisfitError  one that is sound, and of another run
-    ├── NotFiniteError       a loss or gradient that is no number, before it reaches the parameters
-    ├── SameBitsError        a strict run that cannot have the same bits elsewhere
-    ├── RunError             a run that a command started failed
-    ├── WorkerError          workers ended, or raised what only they have a type for
-    └── ProtocolError        a transport broke the coordinator's rules: a bug, with the last events
+    ├── OneLineError             no traceback says more than its message; it has an exit code
+    │   ├── UserError            the user can mend it: exit code 2
+    │   │   ├── SettingError     an option: name, got, expected, what to do
+    │   │   │   └── CopyError    a model that cannot be copied
+    │   │   ├── DataError        a dataset or a file: where, got, expected
+    │   │   ├── LossError        what the loss function returned
+    │   │   ├── CompileError     what torch.compile cannot compile
+    │   │   └── CheckpointError  a saved state that is damaged or does not fit
+    │   │       └── MisfitError  one that is sound, and of another run
+    │   ├── ExitError            user code called sys.exit() in the middle of a shard
+    │   ├── NotFiniteError       a loss or gradient that is no number, before the update
+    │   ├── SameBitsError        a strict run that cannot have the same bits elsewhere
+    │   └── RunError             a run that a command started failed
+    ├── WorkerError              workers ended, or raised what only they have a type for
+    └── ProtocolError            a transport broke the coordinator's rules: a bug, with the events
 
 An exception raised by the user's own code is none of these: it reaches the caller as it is, with a
 note (PEP 678) that says worker, step, shard and rows.
+
+A program that one of the first kind ends, as nobody catches it, shows its line and exits with its
+code, under ``quorate run`` and as a plain script alike. What else ends a program is shown as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+MOST_SHOWN = 200  # characters of a value that was got
+FIRST, LAST = 8_000, 2_000  # characters of a text, which may be of megabytes: its ends
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+_shown_before: Hook | None = None  # by whom exceptions were shown; None: nothing was changed yet
 
 
 class QuorateError(Exception):
     """Whatever quorate itself raises."""
 
 
-class UserError(QuorateError):
-    """A mistake that the user can mend. The message is one line; commands exit with 2."""
+class OneLineError(QuorateError):
+    """An error that ends a program with one line, and with ``exit_code``."""
+
+    exit_code = 1
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> OneLineError:
+        """Make one, and see to it that it will be shown in a line.
+
+        Here, and not where a ``Trainer`` is made: a group of settings may refuse its values before
+        there is any. A program that has none of these is left as it is.
+        """
+        show_one_line_errors()
+        return super().__new__(cls)
+
+    @property
+    def line(self) -> str:
+        """What is shown of it."""
+        return cut(f"quorate: {' '.join(str(self).splitlines())}")
+
+
+class UserError(OneLineError):
+    """A mistake that the user can mend."""
+
+    exit_code = 2
 
 
 class SettingError(UserError):
     """An option has a value that cannot work."""
 
     def __init__(self, name: str, got: object, expected: str, fix: str) -> None:
-        super().__init__(f"{name}: got {got!r}, expected {expected}; {fix}")
+        super().__init__(f"{name}: got {shown(got)}, expected {expected}; {fix}")
         self.name = name
 
 
 class CopyError(SettingError):
     """A model cannot be copied, and towers need a copy each."""
+
+    reason = ""  # why not
 
 
 class DataError(UserError):
@@ -85,15 +125,26 @@ class MisfitError(CheckpointError):
     """A saved state is sound, and of another run: no checkpoint of this one can be like it."""
 
 
-class NotFiniteError(QuorateError):
+class ExitError(OneLineError):
+    """User code that computes a shard called ``sys.exit()``, on any engine.
+
+    A shard has no end of its own to choose: the run would seem to be done.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # as it was given; 1 where that would mean success
+
+
+class NotFiniteError(OneLineError):
     """A loss or a gradient is infinite or not a number; the update was not made."""
 
 
-class SameBitsError(QuorateError):
+class SameBitsError(OneLineError):
     """A run that was asked to be strict came upon a reason why its bits are not the same."""
 
 
-class RunError(QuorateError):
+class RunError(OneLineError):
     """A run that a command started in a process of its own failed, by the script's doing."""
 
 
@@ -107,3 +158,46 @@ class ProtocolError(QuorateError):
     def __init__(self, message: str, events: Iterable[object]) -> None:
         trail = "\n".join(f"  {event}" for event in events)
         super().__init__(f"{message}\nlast events, oldest first:\n{trail}")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: one line of it, and not all of a large one."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # user code
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    if len(text) <= MOST_SHOWN:
+        return text
+    return f"{text[:MOST_SHOWN]}... ({len(text) - MOST_SHOWN:,} characters more)"
+
+
+def cut(text: str) -> str:
+    """Return a text, without the middle of a very long one, and with how much that was."""
+    if len(text) <= FIRST + LAST:
+        return text
+    left_out = len(text) - FIRST - LAST
+    return f"{text[:FIRST]}... ({left_out:,} characters are left out) ...{text[-LAST:]}"
+
+
+def show_one_line_errors() -> bool:
+    """From now on, have a ``OneLineError`` that nobody catches end this program in its line.
+
+    Returns:
+        Whether other exceptions are shown by Python itself, and not as somebody else wants it.
+    """
+    global _shown_before
+    if _shown_before is None:
+        _shown_before, sys.excepthook = sys.excepthook, _show
+    return _shown_before is sys.__excepthook__ and sys.excepthook is _show
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    assert _shown_before is not None
+    if not isinstance(error, OneLineError) or _shown_before is not sys.__excepthook__:
+        _shown_before(kind, error, trace)  # whoever shows exceptions in another way shows all
+    elif sys.stderr is not None:
+        with suppress(OSError, ValueError):  # nobody is there to read it
+            print(error.line, file=sys.stderr, flush=True)
+    stays = sys.flags.inspect or sys.flags.interactive or hasattr(sys, "ps1")  # at its prompt
+    if isinstance(error, OneLineError) and not stays:
+        raise SystemExit(error.exit_code)

@@ -180,13 +180,13 @@ def _has_defaults(group: type[Settings]) -> bool:
 # --- checks: from a name for messages and a value to the value as it is kept ----------------------
 
 
-def whole(name: str, value: object, *, least: int) -> int:
+def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Check a whole number.
 
     Raises:
-        SettingError: it is no integer, or too small.
+        SettingError: it is no integer, too small or too large.
     """
-    expected = f"a whole number >= {least}"
+    expected = f"a whole number >= {least}" + ("" if most is None else f" and <= {most}")
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
@@ -195,12 +195,14 @@ def whole(name: str, value: object, *, least: int) -> int:
         raise SettingError(name, value, expected, f"pass {name} as an int")
     if number < least:
         raise SettingError(name, value, expected, "choose a larger one")
+    if most is not None and number > most:
+        raise SettingError(name, value, expected, "choose a smaller one")
     return number
 
 
-def at_least(least: int) -> Callable[[str, Any], int]:
+def at_least(least: int, most: int | None = None) -> Callable[[str, Any], int]:
     """Return the check of a whole number."""
-    return lambda name, value: whole(name, value, least=least)
+    return lambda name, value: whole(name, value, least=least, most=most)
 
 
 def real(name: str, value: object, *, above: float, below: float = float("inf")) -> float:
@@ -267,7 +269,17 @@ def directory(name: str, value: object) -> Path | None:
     if not isinstance(value, (str, Path)) or not str(value):
         raise SettingError(name, value, expected, "leave it out to save nothing")
     path = Path(value)
-    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    nearest = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+    try:
+        is_directory = nearest.is_dir()
+    except OSError as error:
+        why = f"{nearest}: {error.strerror or error}"
+        raise SettingError(name, str(value), expected, why) from error
+    if not is_directory:
+        # Not seeing is not the same as not being there: nothing is begun in its place.
+        is_link = nearest.is_symlink() and not nearest.exists()
+        why = "is a link that leads nowhere: is a disk not mounted?" if is_link else "is none"
+        raise SettingError(name, str(value), expected, f"{nearest} {why}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")
     return path

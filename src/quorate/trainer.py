@@ -130,7 +130,7 @@ class Trainer:
         self.model = self._crew.model
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
             load_weights(self.model, recipe.run_dir.init_from, self._say)
-        self._prepared = Prepared(shards=recipe.shards, is_fresh=recipe.run_dir.fresh)
+        self._prepared = Prepared.of(recipe)
         self._stops: Stops | None = None  # of the loop under way
         self._loop: Loop | None = None  # under way
         self._fit: Fit | None = None  # under way
@@ -212,6 +212,7 @@ class Trainer:
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
         services = Services(
             self._recipe.run_dir,
+            self._prepared.lock.renew,
             duration.max_time_s,
             tuple(callbacks),
             self._crew.replicas.totals,
@@ -303,7 +304,9 @@ class Trainer:
         if run_dir.path is None or prepared.state is None or prepared.plan is None:
             raise UserError("nothing to save: set run_dir, and train first")
         refuse_half_an_update(prepared.state)
-        path = save_now(run_dir, prepared.state, self._facts(prepared.state))
+        with prepared.lock.held(self._say):
+            facts = self._facts(prepared.state)
+            path = save_now(run_dir, prepared.state, facts, prepared.lock.renew)
         prepared.saved = (self.global_step, path)  # again: the model may be another since
         return path
 

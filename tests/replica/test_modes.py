@@ -10,6 +10,8 @@ from support.front_door import trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from quorate.replica.model import unchanged
+
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X)
 
@@ -99,3 +101,26 @@ def test_an_evaluation_is_what_eval_makes_of_the_model() -> None:
     value = dry.evaluate(DATA)["loss"]
     dry.model.head[2].p = 0.0
     assert dry.evaluate(DATA)["loss"] == value
+
+
+def test_a_model_that_was_tried_has_its_own_buffers_again() -> None:
+    class Replaces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 3)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.ones(3))
+            return self.net(x - self.mean)
+
+    model = Replaces()
+    own = model.mean
+    with unchanged(model):
+        model(X)
+        assert model.mean is not own
+    assert model.mean is own
+    assert torch.equal(own, torch.zeros(3))
+    assert [*dict(model.named_buffers())] == ["mean"]

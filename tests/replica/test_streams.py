@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
 
@@ -120,3 +122,48 @@ def test_streams_nest() -> None:
         second = torch.rand(1)
         outer.reseed(1)
         assert torch.equal(torch.cat([first, second]), torch.cat([torch.rand(1), torch.rand(1)]))
+
+
+class Passing(TorchDispatchMode):
+    """A mode that does nothing: below it operators have the thread's dispatch key off."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+LIKE: dict[str, Callable[[], torch.Tensor]] = {
+    "rand like": lambda: torch.rand_like(ONES),
+    "randn like": lambda: torch.randn_like(ONES),
+    "randint like": lambda: torch.randint_like(ONES, 9),
+    "randint like, from": lambda: torch.randint_like(ONES, 3, 9),
+    "randint from": lambda: torch.randint(3, 9, (5,)),
+    "normal of numbers": lambda: torch.normal(0.0, 1.0, (5,)),
+    "bernoulli of a number": lambda: torch.bernoulli(ONES, 0.5),
+    "normal distribution": lambda: torch.distributions.Normal(0.0, 1.0).sample((3,)),
+}
+
+
+@pytest.mark.parametrize("name", [*DRAWS, *LIKE])
+def test_a_users_dispatch_mode_changes_no_draw(name: str) -> None:
+    draw = (DRAWS | LIKE)[name]
+    before = torch.get_rng_state()
+    with Stream() as stream:
+        stream.reseed(7)
+        expected = draw()
+        stream.reseed(7)
+        with Passing():
+            assert torch.equal(draw(), expected)
+        assert stream.drawn
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_default_generator_by_its_name_is_the_threads() -> None:
+    before = torch.default_generator.get_state()
+    with Stream() as stream:
+        stream.reseed(7)
+        expected = torch.rand(3), torch.ones(3).bernoulli_(0.5)
+        stream.reseed(7)
+        named = torch.default_generator
+        assert torch.equal(torch.rand(3, generator=named), expected[0])
+        assert torch.equal(torch.ones(3).bernoulli_(0.5, generator=named), expected[1])
+    assert torch.equal(torch.default_generator.get_state(), before)

@@ -7,8 +7,8 @@ import pytest
 from quorate.coordination.protocol import Compute
 from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
 from quorate.services.display.straggler import (
-    EVERY_S,
     LEAST_SHARDS,
+    OVER_S,
     CopiedShards,
     Slow,
     SlowWorkers,
@@ -87,20 +87,76 @@ def test_nobody_to_compare_with() -> None:
     assert slow({0: ShardTime(1, 0.0, {}, 0.0), 1: ShardTime(1, 0.0, {}, 0.0)}) == []
 
 
-def test_a_slow_worker_is_named_with_its_phase_at_most_once_a_minute() -> None:
-    slow_ones = SlowWorkers()
-    forward_s = (0.10, 0.10, 0.22)
-    said = {}
-    for now in range(0, 150, 5):
-        shards = 2 + 4 * now
-        said[now] = slow_ones.named([after(n, shards, s) for n, s in enumerate(forward_s)], now)
-    assert {now: lines for now, lines in said.items() if lines} == {
-        now: [
-            "worker 2 (cuda:2) is slow: 0.31 s a shard, 1.6 times the median of 0.19 s; "
-            "in forward: 0.22 s against 0.10 s"
+class Watched:
+    """Three workers that are looked at every 5 s, of which the third takes a time of its own."""
+
+    def __init__(self) -> None:
+        self.slow_ones = SlowWorkers()
+        self.said: dict[int, list[str]] = {}
+        self._now = 0
+        self._shards = 2
+        self._forward_s = [0.2, 0.2, 0.2]
+
+    def look(self, forward_s: float, *, until: int) -> None:
+        for now in range(self._now, until, 5):
+            self._shards += 20
+            times = zip(self._forward_s, (0.1, 0.1, forward_s), strict=True)
+            self._forward_s = [spent + 20 * each for spent, each in times]
+            seen = [
+                status(n, self._shards, forward=s, backward=0.08 * self._shards)
+                for n, s in enumerate(self._forward_s)
+            ]
+            if lines := self.slow_ones.named(seen, now):
+                self.said[now] = lines
+        self._now = until
+
+
+def test_a_slow_worker_is_named_once_with_its_phase() -> None:
+    watched = Watched()
+    watched.look(0.21, until=600)
+    assert watched.said == {
+        5: [
+            "worker 2 (cuda:2) is slow: 0.29 s a shard, 1.6 times the median of 0.18 s; "
+            "in forward: 0.21 s against 0.10 s"
         ]
-        for now in (5, 5 + EVERY_S, 5 + 2 * EVERY_S)
     }
+    assert watched.slow_ones.summary() == (
+        "slow workers in all: worker 2 119 of 119 times, up to 1.6 times as long as usual"
+    )
+
+
+def test_it_is_named_again_when_it_is_twice_as_slow_and_when_it_is_over() -> None:
+    watched = Watched()
+    watched.look(0.21, until=100)
+    watched.look(0.40, until=200)  # 2.7 times the others: not twice as slow
+    watched.look(0.60, until=300)  # 3.8 times
+    watched.look(0.10, until=500)
+    assert [(now, line.split(":")[0]) for now, (line,) in watched.said.items()] == [
+        (5, "worker 2 (cuda"),
+        (200, "worker 2 (cuda"),
+        (355, "worker 2 (cuda"),
+    ]
+    assert watched.said[355] == ["worker 2 (cuda:2) is no longer slow"]
+    assert "3.8 times the median" in watched.said[200][0]
+
+
+def test_one_that_is_slow_now_and_then_does_not_fill_the_log() -> None:
+    watched = Watched()
+    for minute in range(4):  # a busy machine: a few seconds slow, a few seconds not
+        for part in range(0, 60, 20):
+            watched.look(0.3, until=60 * minute + part + 10)
+            watched.look(0.1, until=60 * minute + part + 20)
+    assert len(watched.said) == 1
+    for hour in range(5):  # two minutes of ten, for an hour
+        watched.look(0.3, until=240 + 600 * hour + 120)
+        watched.look(0.1, until=240 + 600 * hour + 600)
+    lines = [line for lines in watched.said.values() for line in lines]
+    assert len(lines) <= 2 * 4, lines
+
+
+def test_nothing_is_summed_up_that_was_said() -> None:
+    assert SlowWorkers().summary() is None
+    assert CopiedShards({}.get).summary() is None
 
 
 def test_of_two_the_line_names_the_other_one() -> None:
@@ -155,7 +211,7 @@ def test_durations_are_short() -> None:
 # --- shards that others compute too ---------------------------------------------------------------
 
 
-def test_a_worker_whose_shards_are_copied_is_named_once_a_minute() -> None:
+def test_a_worker_whose_shards_are_copied_is_named_once() -> None:
     usual_s = {0: 0.0104, 1: 0.00759}
     copied_shards = CopiedShards(usual_s.get)
     task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
@@ -163,9 +219,27 @@ def test_a_worker_whose_shards_are_copied_is_named_once_a_minute() -> None:
         "worker 1 is slow: far behind its usual time; worker 0 computes shard 3 of step 9 too "
         "(a shard usually takes worker 1 7.6 ms, worker 0 10.4 ms)"
     )
-    assert copied_shards.named(task, 6.9 + EVERY_S) is None
-    del usual_s[0]  # it is new
-    line = copied_shards.named(task, 7.0 + EVERY_S)
+    assert copied_shards.summary() is None
+    for now in range(8, 600):
+        assert copied_shards.named(task, now) is None
+    usual_s[1] *= 2
+    line = copied_shards.named(task, 600.0)
+    assert line is not None
+    assert line.endswith("(a shard usually takes worker 1 15.2 ms, worker 0 10.4 ms)")
+    own = Compute(1, 10, 3, "", (1, 2))
+    assert copied_shards.named(own, 599.0 + OVER_S) is None
+    assert copied_shards.named(own, 600.0 + OVER_S) == (
+        "worker 1 is no longer slow: it computes its shards alone again"
+    )
+    assert copied_shards.named(own, 601.0 + OVER_S) is None
+    assert copied_shards.summary() == (
+        "shards that another worker computed too, as theirs was slow: 594 of worker 1's"
+    )
+
+
+def test_the_time_of_a_worker_that_is_new_is_left_out() -> None:
+    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
+    line = CopiedShards({1: 0.00759}.get).named(task, 7.0)
     assert line is not None
     assert line.endswith("(a shard usually takes worker 1 7.6 ms)")
 

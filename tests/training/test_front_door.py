@@ -291,7 +291,8 @@ def test_what_a_resume_compares_follows_from_the_fields() -> None:
         return {option.recorded for option in OPTIONS.values() if option.at_resume is at_resume}
 
     refused = {"seed", "shards", "batch_size", "is_ordered", "update"}
-    said = {"threads", "clip_norm", "ema_decay", "is_augmented", "precision", "compile"}
+    said = {"threads", "clip_norm", "ema_decay", "is_augmented", "precision"}
+    said |= {"compile", "deterministic"}
     assert recorded(AtResume.REFUSED) == refused
     assert recorded(AtResume.SAID) == said
 

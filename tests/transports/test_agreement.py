@@ -14,11 +14,14 @@ from quorate.coordination.plan import Plan
 from quorate.data.feed import Source
 from quorate.errors import UserError
 from quorate.machine.devices import Group
+from quorate.machine.shared_memory import Segment
+from quorate.replica.buffers import Buffers
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Layout
 from quorate.transports.job import Evaluation, Training
 from quorate.transports.processes import agreement as agreements
 from quorate.transports.processes.agreement import Agreement
+from quorate.transports.processes.remote_error import to_json
 
 ROWS = TensorDataset(torch.arange(8.0)[:, None])
 
@@ -39,6 +42,15 @@ class Drawn(Dataset[torch.Tensor]):
 class Broken(Drawn):
     def __getitem__(self, row: int) -> torch.Tensor:
         raise ValueError("a row that is no row")
+
+
+class Kept:
+    """Stands for an arena that keeps parameters; and for user code that changes the model."""
+
+    changes = 0
+
+    def kept(self, _buffers: Buffers) -> Segment:
+        return Segment(64)
 
 
 def job(dataset: Any = ROWS, kind: type[Training | Evaluation] = Training) -> Any:
@@ -63,26 +75,72 @@ def agreement(
     model: Any = nn.Linear(1, 1)
     probe: Any = Probe
     datasets = {"dataset": dataset, "validation": None}
-    return Agreement(model, probe, groups, datasets, threads=1, say=said.append), said
+    arena: Any = Kept()
+    made = Agreement(
+        *(model, arena, Buffers(model), probe, groups, datasets),
+        threads=1,
+        say=said.append,
+        changes=lambda: arena.changes,
+    )
+    return made, said
 
 
 def data_print(work: Any) -> str:
     return fingerprint(work.source.load((0, 0)).data)
 
 
+def checks(agreed: Agreement, work: Any, known: set[str]) -> list[str]:
+    asked, fds = agreed.checks(work, known)
+    assert len(fds) == ("gradient" in asked)
+    return asked
+
+
 def test_one_that_is_the_same_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     agreed, said = agreement(monkeypatch)
     work, known = job(), set[str]()
     agreed.expect(work, is_first=True)
-    assert agreed.checks(work, known, is_first=True) == ["data", "gradient"]
-    answer = {"data": data_print(work), "gradient": "a"}
-    agreed.check(work, known, answer, is_first=True)
-    assert agreed.checks(work, known, is_first=True) == ["gradient"]
-    # After an update parameters are others, and so is the gradient.
-    assert agreed.checks(work, known, is_first=False) == []
-    assert agreed.checks(work, set(), is_first=False) == ["data"]
-    assert agreed.checks(work, set(), is_first=True) == ["data", "gradient"]  # another process
+    assert checks(agreed, work, known) == ["data", "gradient"]
+    assert agreed.check(work, known, {"data": data_print(work), "gradient": "a"}, 0)
+    assert checks(agreed, work, known) == []
+    # Another process, however late it comes.
+    assert checks(agreed, work, set()) == ["data", "gradient"]
     assert said == []
+
+
+def test_one_whose_model_is_changed_while_it_computes_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agreed, said = agreement(monkeypatch, gradients="aabbccddee")
+    work, known, user = job(), set[str](), agreed._arena
+    agreed.expect(work, is_first=True)
+    assert checks(agreed, work, known) == ["data", "gradient"]
+    user.changes += 1
+    assert not agreed.check(work, known, {"gradient": "x"}, 1)
+    # The coordinator has computed its own once more: which is that of now.
+    assert "gradient" in checks(agreed, work, known)
+    with pytest.raises(UserError, match="computes another gradient"):
+        agreed.check(work, set(known), {"gradient": "a"}, 1)
+    assert agreed.check(work, set(known), {"gradient": "b"}, 1)
+    for tries in (2, 3):
+        user.changes += 1
+        assert agreed.check(work, known, {"gradient": "x"}, 1) == (tries == 3)
+        checks(agreed, work, known)
+    assert said == [
+        "worker 1 is not compared with the coordinator: the model is changed while it computes, "
+        "again and again"
+    ]
+
+
+def test_what_a_worker_alone_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed, _ = agreement(monkeypatch)
+    work = job()
+    agreed.expect(work, is_first=True)
+    with pytest.raises(ValueError, match="there alone") as raised:
+        agreed.check(work, set(), {"error": to_json(ValueError("there alone"))}, 3)
+    assert raised.value.__notes__ == [
+        "quorate: worker 3, in the shard that it is compared by: step 0, shard 0, rows [0, 1]; the "
+        "coordinator has computed it"
+    ]
 
 
 def test_other_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +148,7 @@ def test_other_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     work = job()
     agreed.expect(work, is_first=True)
     with pytest.raises(UserError) as raised:
-        agreed.check(work, set(), {"data": "other"}, is_first=True)
+        agreed.check(work, set(), {"data": "other"}, 0)
     assert str(raised.value) == (
         "a worker that ran the script again has another dataset: its first shard, rows [0, 1], "
         "differs from the coordinator's; seed what the script draws, sort what it takes from a "
@@ -98,15 +156,12 @@ def test_other_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_another_gradient_is_refused_before_the_first_update(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     agreed, _ = agreement(monkeypatch)
     work = job()
     agreed.expect(work, is_first=True)
     with pytest.raises(UserError, match="computes another gradient from the same rows"):
-        agreed.check(work, set(), {"gradient": "b"}, is_first=True)
-    agreed.check(work, set(), {"gradient": "b"}, is_first=False)  # it was late
+        agreed.check(work, set(), {"gradient": "b"}, 0)
 
 
 def test_an_evaluation_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +170,7 @@ def test_an_evaluation_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     work = job(kind=Evaluation)
     agreed.expect(work, is_first=False)
     # Its rows are checked though the training's were: they may be augmented there.
-    assert agreed.checks(work, set(), is_first=True) == ["data"]
+    assert checks(agreed, work, set()) == ["data"]
 
 
 def test_data_that_is_not_repeatable_is_said_and_not_compared(
@@ -128,7 +183,7 @@ def test_data_that_is_not_repeatable_is_said_and_not_compared(
         "the dataset gives other values each time it is loaded: bits are not repeatable (it draws "
         "from a generator of its own?)"
     ]
-    assert agreed.checks(work, set(), is_first=False) == []
+    assert checks(agreed, work, set()) == []
 
 
 def test_data_that_raises_is_left_to_the_shard_that_it_belongs_to(
@@ -137,7 +192,7 @@ def test_data_that_raises_is_left_to_the_shard_that_it_belongs_to(
     agreed, said = agreement(monkeypatch, Broken())
     work = job(next(iter(agreed._datasets.values())))
     agreed.expect(work, is_first=False)
-    assert (agreed.checks(work, set(), is_first=False), said) == ([], [])
+    assert (checks(agreed, work, set()), said) == ([], [])
 
 
 def test_a_gradient_that_is_not_repeatable_is_said_and_not_compared(
@@ -148,7 +203,7 @@ def test_a_gradient_that_is_not_repeatable_is_said_and_not_compared(
     agreed.expect(work, is_first=True)
     (line,) = said
     assert line.startswith("the same shard gives another gradient each time it is computed")
-    assert agreed.checks(work, set(), is_first=True) == ["data"]
+    assert checks(agreed, work, set()) == ["data"]
 
 
 def test_who_looks_for_a_difference_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +211,7 @@ def test_who_looks_for_a_difference_is_not_refused(monkeypatch: pytest.MonkeyPat
     work = job()
     work.is_compared = False
     agreed.expect(work, is_first=True)
-    assert agreed.checks(work, set(), is_first=True) == []
+    assert checks(agreed, work, set()) == []
 
 
 def test_what_workers_do_not_have_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_too_little_memory_is_an_error_with_both_figures(monkeypatch: pytest.Mon
     monkeypatch.setattr(shared_memory, "free_bytes", lambda: 7 << 20)
     model, flat = shared_model()
     with pytest.raises(
-        UserError, match=r"gradients of 4 shards on 3 workers need 14 MiB, and 7 MiB are free; use"
+        UserError, match=r"gradients of 4 shards on 3 workers need 16 MiB, and 7 MiB are free; use"
     ):
         Arena.create(model, flat, None, mutable_frozen=(), results=4, on_snapshots=False, workers=3)
     monkeypatch.setattr(shared_memory, "free_bytes", lambda: None)

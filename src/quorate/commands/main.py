@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 
 import click
 
 import quorate
 from quorate.commands.command import Commands, usage_line
-from quorate.errors import NotFiniteError, RunError, UserError
+from quorate.errors import OneLineError
+from quorate.machine.environment import wants_full_tracebacks
+from quorate.machine.standard_streams import steady
 
-OK, FAILED, MISTAKE = 0, 1, 2
+OK, MISTAKE = 0, 2
 INTERRUPTED = 128 + signal.SIGINT  # and 128 + signal.SIGTERM, which the run itself exits with
 
 EPILOG = """\b
@@ -57,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words behind ``quorate``; None: those that this process was started with.
     """
+    with steady():
+        return _ended(arguments)
+
+
+def _ended(arguments: Sequence[str] | None) -> int:
     try:
         call = _read(arguments)
     except click.ClickException as error:
@@ -65,10 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     try:
         return call()
-    except UserError as error:
-        return _told(f"quorate: {error}", MISTAKE)
-    except (NotFiniteError, RunError) as error:  # no traceback says more than the message
-        return _told(f"quorate: {error}", FAILED)
+    except OneLineError as error:
+        if wants_full_tracebacks():
+            traceback.print_exception(error)
+        return _told(error.line, error.exit_code)
     except KeyboardInterrupt:  # the run has said what it saved
         return INTERRUPTED
 

@@ -13,6 +13,7 @@ from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
+from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import real, whole
 from quorate.training.observer import observing
 
@@ -79,6 +80,7 @@ def command(
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
 
+        fold_tracebacks()
         Script(str(file.resolve()), None, arguments, str(Path.cwd()), given(settings)).run()
     return 0
 

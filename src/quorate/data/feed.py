@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.replica.transfer import pinned
 
 CPU = torch.device("cpu")
+GRACE_S = 5.0  # how long a row that nobody wants any more may take
 
 
 class Feed:
@@ -88,14 +90,20 @@ class Feed:
             return None if later is None else self._ready[later]
 
     def close(self) -> None:
-        """End the thread and the processes."""
+        """End the thread and the processes; a row that takes long keeps nobody for long."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
         self._loads.end()
         # After a second Ctrl-C nobody waits for a dataset that may be stuck.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
-        self._thread.join(timeout=0.1 if at_once else None)
+        self._thread.join(timeout=0.1 if at_once else GRACE_S)
+        if self._thread.is_alive() and not at_once:
+            logging.getLogger("quorate").warning(
+                "rows are still being loaded that nobody wants any more, and are left behind: the "
+                "dataset takes more than %g s for them",
+                GRACE_S,
+            )
         self._ready.clear()
 
     def _run(self) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: str | bytes | Iterable[bytes]) -> None:
+def write_atomically(
+    path: Path, data: str | bytes | Iterable[bytes], *, like: os.stat_result | None = None
+) -> None:
     """Write a file, or replace it. Blocks until it is on the disk.
 
     It is written beside its place, flushed, and moved there. Whoever reads meanwhile, or after a
@@ -16,7 +20,9 @@ def write_atomically(path: Path, data: str | bytes | Iterable[bytes]) -> None:
     ``.quorate-*`` in the folder.
 
     Args:
-        path: In a folder that exists. The file's mode is what the umask leaves of 0666.
+        path: In a folder that exists.
+        like: of a file whose mode and owner the new one gets, the owner if that may be; else its
+            mode is what the umask leaves of 0666.
         data: Text is written in UTF-8.
 
     Raises:
@@ -28,6 +34,8 @@ def write_atomically(path: Path, data: str | bytes | Iterable[bytes]) -> None:
     fresh = path.with_name(f".quorate-{secrets.token_hex(8)}")  # tempfile's would be 0600
     try:
         with fresh.open("xb") as file:
+            if like is not None:
+                _become(file.fileno(), like)
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())  # before the name: else it may come to name an empty file
@@ -36,6 +44,12 @@ def write_atomically(path: Path, data: str | bytes | Iterable[bytes]) -> None:
         fresh.unlink(missing_ok=True)
         raise
     flush_folder(path.parent)
+
+
+def _become(descriptor: int, like: os.stat_result) -> None:
+    with suppress(PermissionError):
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
 
 
 def flush_folder(path: Path) -> None:

@@ -47,3 +47,8 @@ def cache_dir() -> Path:
         return Path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "quorate"
+
+
+def wants_full_tracebacks() -> bool:
+    """Return whether tracebacks are to be shown as they are: QUORATE_TRACEBACK=full."""
+    return os.environ.get("QUORATE_TRACEBACK", "").lower() == "full"

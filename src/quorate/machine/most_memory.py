@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import psutil
-
 from quorate.machine import container
 
 
@@ -15,6 +13,8 @@ def most_memory() -> int | None:
     What a container has used so far is not taken off: most of it may be files that were read, which
     make room.
     """
+    import psutil  # not by those who only look at a run
+
     found = [container.memory_limit()]
     # Where /proc is not there, or has another form, the system does not say.
     with suppress(OSError, ValueError, LookupError, NotImplementedError, RuntimeError):

@@ -20,6 +20,10 @@ class Compute(Settings):
             named once, with the module that called it. Without it that is an error. Not together
             with ``compile``.
         log_placement: show which module and operator ran where, as a table, for the first shard.
+        deterministic: whether operators that add in whatever order threads come are held to one
+            order, by ``torch.use_deterministic_algorithms``. Default: under ``sync``, on GPUs and
+            with more than one intra-op thread; one CPU thread has one order anyway. Turn it off
+            where it is too slow, or an operator has no such version, and other bits will do.
         strict: whether the run ends with an error where something is found by which its bits would
             be others on another number of workers, or after a resume. Otherwise that is said, and
             stands in the metrics and the checkpoints.
@@ -43,6 +47,15 @@ class Compute(Settings):
     log_placement: bool = field(
         default=False,
         metadata=about("show which module and operator ran where", kind=bool, check=switch),
+    )
+    deterministic: bool | None = field(
+        default=None,
+        metadata=about(
+            "operators that add in any order are held to one (on GPUs, and with --threads above 1)",
+            kind=bool,
+            check=lambda _, value: None if value is None else bool(value),
+            at_resume=AtResume.SAID,
+        ),
     )
     strict: bool = field(
         default=False,

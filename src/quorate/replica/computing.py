@@ -15,3 +15,4 @@ class Computing:
     compile: bool = False
     soft_placement: bool = False
     log_placement: bool = False
+    deterministic: bool = False

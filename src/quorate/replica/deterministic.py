@@ -3,10 +3,12 @@
 cuDNN has several algorithms for a convolution. Some add up with atomics, in the order in which
 threads come; and with ``benchmark`` the fastest is chosen by a measurement, in each process anew.
 Within ``deterministic`` neither is allowed. For matrix products nothing is done: as far as is known
-torch gives cuBLAS a workspace per thread and stream. What is left are operators of torch that add
-with atomics (``index_add``, ``scatter_add``, the backward pass of bilinear interpolation and of
-most fused attention): ``torch.use_deterministic_algorithms(True)`` in the script replaces or
-refuses them, and ``quorate verify`` names them.
+torch gives cuBLAS a workspace per thread and stream.
+
+What is left are operators of torch that add in whatever order threads come: on GPUs with atomics
+(``index_add``, ``scatter_add``, the backward pass of bilinear interpolation and of most fused
+attention), on CPUs with several intra-op threads (``index_put`` with ``accumulate``).
+``torch.use_deterministic_algorithms`` replaces them, or refuses those that have no other version.
 
 cuDNN's recurrent layers have a cuBLAS of their own, which takes its workspace from the environment;
 torch's notes on ``torch.nn.LSTM`` say what to set. Not measured on a GPU yet.
@@ -15,15 +17,66 @@ torch's notes on ``torch.nn.LSTM`` say what to set. Not measured on a GPU yet.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from quorate.errors import UserError
 from quorate.machine.environment import device_environment
-from quorate.replica.precision import Precision, tensor_float
+from quorate.replica.computing import Computing
+from quorate.replica.precision import tensor_float
+from quorate.replica.shared.code import user_line_of
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+ERROR = 2  # of torch's deterministic debug mode: refused, and not only warned of
+REFUSED = " does not have a deterministic implementation, but you set"
+
+
+@contextmanager
+def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
+    """Within the block operators of this process add in one order, or raise.
+
+    Yields what to say.
+    """
+    before = torch.get_deterministic_debug_mode()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    # With the flag torch refuses each product on a GPU without this variable, which is read once.
+    warns = any(d.type == "cuda" for d in devices) and WORKSPACE not in device_environment()
+    said = "deterministic=True: operators that add in any order are held to one, which takes longer"
+    if warns:
+        said += f"; without {WORKSPACE}=:4096:8 in the environment torch only warns of the others"
+    try:
+        if before != ERROR:
+            torch.use_deterministic_algorithms(True, warn_only=warns)
+            # It would fill all new memory, against programs that read what they did not write.
+            memory.fill_uninitialized_memory = False
+        yield [f"{said}; --no-deterministic turns it off"]
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        memory.fill_uninitialized_memory = filled
+
+
+@contextmanager
+def refusals(*, named: bool) -> Iterator[None]:
+    """Within the block torch's error of an operator without one order is one line, with its cure.
+
+    Args:
+        named: whether ``one_order`` is on; else the error is the script's own wish.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        operator, found, _ = str(error).partition(REFUSED)
+        if not (named and found):
+            raise
+        where = f" ({line})" if (line := user_line_of(error)) else ""
+        raise UserError(
+            f"{operator}{where} adds in another order each time, and torch has no version of it "
+            "that does not: use another operator, or deterministic=False (--no-deterministic), and "
+            "the bits may be others each time"
+        ) from error
 
 
 @contextmanager
@@ -51,13 +104,19 @@ def deterministic(devices: Sequence[torch.device]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def repeatable(precision: Precision, devices: Sequence[torch.device]) -> Iterator[list[str]]:
-    """Within the block this process computes in a precision, and in the same bits each time.
+def repeatable(computing: Computing, devices: Sequence[torch.device]) -> Iterator[list[str]]:
+    """Within the block this process computes as is wanted, and in the same bits each time.
 
-    Yields what to say: which choices of the script's are off.
+    Yields what to say: which choices of the script's are off, and what takes longer.
     """
-    with tensor_float(precision) as of_numbers, deterministic(devices) as of_kernels:
-        yield [*of_numbers, *of_kernels]
+    with ExitStack() as stack:
+        said = [
+            *stack.enter_context(tensor_float(computing.precision)),
+            *stack.enter_context(deterministic(devices)),
+        ]
+        if computing.deterministic:
+            said += stack.enter_context(one_order(devices))
+        yield said
 
 
 def remarks(model: torch.nn.Module, devices: Sequence[torch.device]) -> list[str]:

@@ -1,15 +1,12 @@
-"""A model's parameters: which of them train, where they lie, and copies that lie elsewhere."""
+"""A model's parameters: which of them train, and where they lie."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from quorate.errors import CopyError
 from quorate.replica.flat import Flat
 from quorate.replica.spread import Scattered
 
@@ -85,11 +82,12 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Let a replica be made of the model itself; after the block the model is as it was.
 
     That is its modes and other attributes, its buffers, its frozen parameters of up to
-    ``MOST_KEPT`` elements, and where
-    all of them lie.
+    ``MOST_KEPT`` elements, and where all of them lie.
     """
     attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
     lies_in = [(parameter, parameter.data) for parameter in model.parameters()]
+    # By their places: a forward pass may put another tensor there, or a buffer where none was.
+    places = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
     before = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -100,56 +98,21 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
             own.update(kept)
         for parameter, data in lies_in:
             parameter.data = data
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.data.copy_(value)
+        for module, buffers in places:
+            for name, buffer in [*module.named_buffers(recurse=False)]:
+                if name not in buffers:
+                    delattr(module, name)
+                elif buffer is not buffers[name]:
+                    setattr(module, name, buffers[name])
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.data.copy_(value)
 
 
 def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -> None:
     """Make parameters views of the flat vectors."""
     for name, parameter in parameters.items():
         parameter.data = flat.views[name]
-
-
-def copy_of(
-    model: torch.nn.Module,
-    parameters: Mapping[str, torch.Tensor],
-    shares: torch.device | None,
-    mutable_frozen: Collection[int],
-) -> torch.nn.Module:
-    """Return a deep copy of a model whose trainable parameters are the given ones.
-
-    Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
-    that a forward pass writes.
-    """
-    memo: dict[int, Any] = {
-        id(p): p
-        for number, p in enumerate(model.parameters())
-        if p.device == shares and not p.requires_grad and number not in mutable_frozen
-    }
-    for name, parameter in laid_out(model, parameters).items():
-        copied_one = torch.nn.Parameter(parameters[name], parameter.requires_grad)
-        memo[id(parameter)] = copied_one
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module that copy.deepcopy can copy, as every tower has a copy of its own",
-            f"use engine='processes', where none is needed; deepcopy said: {error}",
-        ) from error
-    # A model with a way of its own to be copied may make its parameters anew (Keras).
-    theirs = laid_out(copied, parameters)
-    if [*theirs] != [*parameters] or any(
-        theirs[name].data_ptr() != view.data_ptr() for name, view in parameters.items()
-    ):
-        raise CopyError(
-            "model",
-            type(model).__name__,
-            "a module whose deep copy has the parameters that deepcopy is told to give it",
-            "use engine='processes', where no copy is needed",
-        )
-    return copied
 
 
 def _overrides(module: torch.nn.Module) -> bool:

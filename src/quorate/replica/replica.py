@@ -23,13 +23,16 @@ from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
+from quorate.replica.deterministic import refusals
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
-from quorate.replica.model import Modes, bind, copy_of, laid_out
+from quorate.replica.model import Modes, bind, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shared import switches
+from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
 from quorate.replica.streams import Stream, alone_on
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
@@ -103,6 +106,8 @@ class Replica:
         self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
         self._modes = Modes(self.model)
+        modules = self.model.modules()
+        self._is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
@@ -304,12 +309,21 @@ class Replica:
                 fresh.batch, training=training, work=lambda each: work(reseed, each, fresh)
             )
 
-        def run(fresh: FreshBatch) -> T:
-            return self._turns.run(
-                lambda reseed: self._placement.run(
+        def alone(fresh: FreshBatch, reseed: Reseed) -> T:
+            with (
+                refusals(named=self._computing.deterministic),
+                switches.of_this_thread(),
+                switches.as_written(scripted=self._is_scripted),
+            ):
+                return self._placement.run(
                     partial(attempt, fresh, reseed), self.model, stream, training=training
                 )
-            )
+
+        def run(fresh: FreshBatch) -> T:
+            result = self._turns.run(partial(alone, fresh))
+            if (line := self._turns.news()) is not None:
+                self._notes.add(line)
+            return result
 
         try:
             return run(FreshBatch(self.transfers.take(batch), keeps=reload is None))

@@ -57,6 +57,30 @@ RANDOM_OPERATORS: dict[str, int] = {
     "uniform_": 3,
 }
 
+# Operations that are made of the above, but below the place where a ``TorchDispatchMode`` of the
+# user's is called (selective checkpointing, a counter of operations), from where on the thread's
+# dispatch key is off: they need their generator before. To each the overload that takes one.
+COMPOSITE_OPERATORS: dict[str, str] = {
+    "bernoulli": "bernoulli",
+    "bernoulli.Tensor": "bernoulli.Tensor",
+    "bernoulli.p": "bernoulli.p",
+    "normal.float_float": "normal.float_float",
+    "rand": "rand.generator",
+    "rand.generator": "rand.generator",
+    "rand_like": "rand_like.generator",
+    "randint": "randint.generator",
+    "randint.generator": "randint.generator",
+    "randint.low": "randint.low_generator",
+    "randint.low_generator": "randint.low_generator",
+    "randint_like": "randint_like.generator",
+    "randint_like.low_dtype": "randint_like.low_generator_dtype",
+    "randn": "randn.generator",
+    "randn.generator": "randn.generator",
+    "randn_like": "randn_like.generator",
+    "randperm": "randperm.generator",
+    "randperm.generator": "randperm.generator",
+}
+
 _local = threading.local()
 
 
@@ -147,29 +171,46 @@ def _intercept() -> torch.library.Library | None:
         return None  # which was said at import: models draw from the process's generator
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, position in RANDOM_OPERATORS.items():
-        packet, _, overload = name.partition(".")
-        if not hasattr(torch.ops.aten, packet):
+        if (operator := _overload(name)) is None:
             continue  # another torch: the test of this list says which operators it has
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         library.impl(name, _kernel(operator, position), torch_internals.STREAM_KEY)
+    for name, other in COMPOSITE_OPERATORS.items():
+        if (operator := _overload(name)) is not None and (taking := _overload(other)) is not None:
+            library.impl(name, _kernel(operator, None, taking), torch_internals.STREAM_KEY)
     torch_internals.replace_default_generator(_ThreadDefault)
     kept: torch.library.Library = library  # its kernels go with it
     return kept
 
 
-def _kernel(operator: Any, position: int) -> Callable[..., Any]:
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable[..., Any]:
+    """Return a kernel of an operator that draws from the thread's stream.
+
+    Args:
+        position: of the generator among the arguments, if it may be there.
+        taking: the overload that takes a generator, where the operator has none.
+    """
+
     def draw(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > position:  # the generator came by position
+        if position is not None and len(args) > position:  # the generator came by position
             args, kwargs["generator"] = args[:position], args[position]
-        if kwargs.get("generator") is None:
+        runs, given = operator, kwargs.get("generator")
+        # Whoever names the default generator means that of the thread.
+        if given is None or torch_internals.is_same_generator(given, torch.default_generator):
             first = next((a for a in args if isinstance(a, torch.Tensor)), kwargs.get("out"))
-            if first is None or first.device.type == "cpu":
+            device = kwargs.get("device") or (None if first is None else first.device)
+            if device is None or device.type == "cpu":
                 # None in a thread of autograd, which has the key of the thread that called it.
                 # It runs what a checkpoint computes again, with the state that this restored.
                 stream = getattr(_local, "stream", None)
-                kwargs["generator"] = None if stream is None else stream.generator
+                if stream is not None:
+                    runs, kwargs["generator"] = taking or operator, stream.generator
         with torch_internals.passed_on():
-            return operator(*args, **kwargs)
+            return runs(*args, **kwargs)
 
     return draw
 

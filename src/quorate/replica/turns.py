@@ -1,76 +1,155 @@
-"""Turns on the random generators that a process shares: Python's and NumPy's.
+"""Turns on what a process has once: Python's, NumPy's and torch's generator, and its switches.
 
 Python's ``random`` and NumPy's legacy functions cannot be given to a thread, as torch's generator
-can (``Stream``). ``Turns`` notices code that draws from them, so that such code, and only such
-code, takes turns.
+can (``Stream``), nor can a default dtype. ``Turns`` notices code that uses such things, so that
+such code, and only such code, takes turns.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
-import numpy as np
+from quorate.replica.shared import generators, switches
 
 T = TypeVar("T")
+Reseed = Callable[[int], None]
 
 
 class Turns:
-    """Lets code that draws from the process's shared generators (Python's ``random``, NumPy's
-    legacy functions) do so repeatably, whatever other threads do.
+    """Lets code that uses what a process has once do so repeatably, whatever other threads do.
 
-    One ``Turns`` watches one kind of code: a model, a dataset. Code that draws nothing is left
-    alone. Once it is seen to draw, it is run again, and from then on always, with a seed of its own
-    and while nobody else has a turn.
+    That is to draw from shared generators (Python's ``random``, NumPy's legacy functions, torch's
+    own in a thread without a ``Stream``), or to leave a switch in another place. One ``Turns``
+    watches one kind of code: a model, a dataset. Code that does nothing of the kind is left alone.
+    Once it is seen to, it is run again, and from then on always, with a seed of its own and while
+    nobody else has a turn.
 
     Args:
-        side_by_side: whether code that drew nothing in its first run goes on outside of turns. Its
-            draws later on are then noticed unless other code is having a turn just then.
+        side_by_side: whether code that did nothing of the kind in its first run goes on outside of
+            turns. It is looked at around each run; if anything changed meanwhile, whoever did it,
+            the run does not count and is made once more, alone.
     """
 
     def __init__(self, *, side_by_side: bool = False) -> None:
-        self.draws = False
+        self.draws = False  # whether it runs in turns, with seeds, from now on
+        self.reasons: list[str] = []  # why, where more is known than that it was seen to draw
         self._side_by_side = side_by_side
+        # Where its code names a shared generator, if it does. Beside other code that draws in turns
+        # it could not be seen to draw.
+        self.may_draw: str | None = None
         self._first = True
+        self._is_said = False
+        self._beside = _Beside() if side_by_side else None
 
-    def run(self, work: Callable[[Callable[[int], None]], T]) -> T:
+    def require(self, reason: str) -> None:
+        """Take turns from now on: code is known to use what a process has once."""
+        self.draws = True
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def news(self) -> str | None:
+        """Return that code takes turns now, and why; None if that was said."""
+        if not self.draws or self._is_said:
+            return None
+        self._is_said = True
+        if self.reasons:
+            return f"workers compute in turn: {'; '.join(self.reasons)}"
+        return (
+            "the model draws from Python's random or NumPy, which threads share: workers compute "
+            "in turn; with torch's random functions they compute side by side"
+        )
+
+    def run(self, work: Callable[[Reseed], T]) -> T:
         """Run ``work(reseed)``, which must give the same result when it is run again.
 
         ``reseed`` takes a 64-bit key and does nothing as long as nothing is drawn. The states of
         the generators are afterwards what they were before.
         """
-        if self._side_by_side and not self._first and not self.draws:
-            turns = _turn.begun
-            before = _shared_state()
-            result = work(_leave_alone)
-            if _same(_shared_state(), before) or _turn.active or _turn.begun != turns:
+        if self.may_draw is not None and not self.draws and _turn.drawers:
+            self.require(f"{self.may_draw} may draw, and loading rows does")
+        if self._beside is not None and not self._first and not self.draws:
+            with self._beside:
+                before = _turn.look()
+                result = work(_leave_alone)
+                after = _turn.look()
+            # What another thread has found out meanwhile holds for this run too.
+            if before == after and not self.draws:
                 return result
+        nobody = nullcontext() if self._beside is None else self._beside.held_up()
+        with _turn.lock, nobody:
+            if self._beside is not None and self._beside.stand is not None:
+                switches.restore(self._beside.stand)
+            # A first run is a turn already: other code must not take its draws for its own.
+            with _turn.taken() if self._first else nullcontext():
+                return self._alone(work)
+
+    def _alone(self, work: Callable[[Reseed], T]) -> T:
+        states, stand = _turn.states(), switches.settings()
+        if not self.draws:
+            mark = generators.mark()
+            result = work(_leave_alone)
+            names = switches.changed(stand, switches.settings())
+            was_first, self._first = self._first, False
+            if generators.mark() == mark and not names:
+                return result
+            if not was_first:
+                _turn.disturbed += 1  # who runs beside it cannot see who did it
             self.draws = True
-        with _turn.lock:
-            before = _shared_state()
-            if not self.draws:
-                # A first run is a turn already: other code must not take its draws for its own.
-                with _turn if self._first else nullcontext():
-                    result = work(_leave_alone)
-                    self._first = False
-                    if _same(_shared_state(), before):
-                        return result
-                    self.draws = True
-            with _turn:
-                try:
-                    return work(_reseed_shared)
-                finally:
-                    random.setstate(before[0])
-                    np.random.set_state(before[1])
+            _turn.drawers += 1
+            self.reasons += [f"they set {name} and leave it so" for name in names]
+        try:
+            with _turn.taken():
+                switches.restore(stand)
+                return work(generators.reseed)
+        finally:
+            self._first = False
+            generators.restore(states)
+            switches.restore(stand)
+
+
+class _Beside:
+    """Runs outside of turns that are under way; within ``held_up`` there are none."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._runs = 0
+        self._held_up = 0
+        self.stand: switches.Settings | None = None  # of the switches, when there was no run yet
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while self._held_up:
+                self._changed.wait()
+            if not self._runs:
+                self.stand = switches.settings()
+            self._runs += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._runs -= 1
+            self._changed.notify_all()
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        with self._changed:
+            self._held_up += 1
+            while self._runs:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.stand = None
+                self._held_up -= 1
+                self._changed.notify_all()
 
 
 class _Turn:
-    """The turn on the process's generators: there is one, as there is one of each of them."""
+    """The turn on what a process has once: there is one, as there is one of each of them."""
 
     def __init__(self) -> None:
         self._reset()
@@ -79,44 +158,43 @@ class _Turn:
 
     def _reset(self) -> None:
         self.lock = threading.RLock()
-        self.begun = 0  # turns that may draw, so far
-        self.active = 0  # of these, not yet ended
+        self.disturbed = 0  # runs that changed something outside of a turn, so far
+        self.drawers = 0  # kinds of code that were seen to draw
+        self._begun = 0  # turns so far
+        self._active = 0  # of these, not yet ended: they may be within each other
+        self._at_rest: tuple[object, ...] = ()  # when the first of these began
+        self._known: tuple[generators.Mark, generators.States] | None = None
 
-    def __enter__(self) -> None:
-        self.begun += 1
-        self.active += 1
+    def look(self) -> tuple[object, ...]:
+        """Return what differs if somebody who has no turn drew or set something in between."""
+        while True:
+            begun = self._begun
+            found = self._at_rest if self._active else (generators.mark(), switches.settings())
+            if self._begun == begun:  # else a turn began meanwhile
+                return (found, self.disturbed)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.active -= 1
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Have the turn within the block; the lock must be held."""
+        if not self._active:
+            self._at_rest = (generators.mark(), switches.settings())
+        self._begun += 1
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+
+    def states(self) -> generators.States:
+        """Return the states of the generators; the lock must be held."""
+        mark = generators.mark()
+        if self._known is None or self._known[0] != mark:
+            self._known = mark, generators.states()
+        return self._known[1]
 
 
 _turn = _Turn()
-_SharedState = tuple[Any, dict[str, Any]]
-
-
-def _shared_state() -> _SharedState:
-    return random.getstate(), np.random.get_state(legacy=False)
-
-
-def _same(one: _SharedState, other: _SharedState) -> bool:
-    numpy, numpy_other = one[1]["state"], other[1]["state"]
-    return (
-        one[0] == other[0]
-        and bool(numpy["pos"] == numpy_other["pos"])
-        and np.array_equal(numpy["key"], numpy_other["key"])
-        and bool(one[1]["has_gauss"] == other[1]["has_gauss"])  # a second half of a pair
-    )
 
 
 def _leave_alone(_seed: int) -> None:
     pass
-
-
-def _reseed_shared(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)

@@ -2,56 +2,156 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quorate.machine.atomic_file import write_atomically
+from quorate.services.log_cut import cut
 from quorate.services.report import Report
+
+MOST_WAITING_BYTES = 16 << 20  # while nothing can be written; what is newer is lost
+LOOK_EVERY_S = 1.0  # whether the file still has its name
 
 
 class MetricsLog:
     """A log of one JSON object per update and per evaluation; ``close`` it.
 
     Lines of steps after ``global_step``, which a run that was cut off may have left, are dropped:
-    those steps are computed again.
+    those steps are computed again. What cannot be written waits in memory, on a disk that is full
+    or a directory that was removed, and is tried again with each line. Nothing of that raises.
+
+    Args:
+        run_dir: is there.
+        global_step: where the run goes on.
+        say: shows a line to the user.
     """
 
-    def __init__(self, run_dir: Path, global_step: int) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
+    def __init__(self, run_dir: Path, global_step: int, say: Callable[[str], None]) -> None:
         self._path = run_dir / "metrics.jsonl"
-        if self._path.exists():
-            self._drop_after(global_step)
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)  # a kill loses no line
+        self._say = say
+        self._waiting = bytearray()  # whole lines, or the rest of one and whole lines
+        self._is_in_a_line = False  # the first of them was begun in the file
+        self._lost = 0  # lines
+        self._failing: OSError | None = None
+        self._descriptor: int | None = None
+        self._looked_at = time.monotonic()
+        self._cut(global_step)
+        self._write(b"")
 
     def update(self, report: Report) -> None:
-        """Write what an update was."""
+        """Write what an update was. A kill after that loses no line."""
         record = dict(vars(report))
         for name in ("totals", "worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
         if not report.doubts:
             del record["doubts"]
         metrics = record.pop("metrics")
-        self._write(record | {f"metric_{n}" if n in record else n: v for n, v in metrics.items()})
+        self._log(record | {f"metric_{n}" if n in record else n: v for n, v in metrics.items()})
 
     def evaluation(self, global_step: int, metrics: dict[str, float]) -> None:
         """Write what the validation set gave."""
-        self._write({"global_step": global_step, "validation": metrics})
-
-    def _write(self, record: dict[str, Any]) -> None:
-        known = {name: value for name, value in record.items() if value is not None}
-        self._file.write(json.dumps(known) + "\n")
-
-    def _drop_after(self, global_step: int) -> None:
-        lines = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["global_step"] <= global_step:
-                    lines.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue  # torn by a kill: its step is computed again, or was after the checkpoint
-        write_atomically(self._path, "".join(lines))
+        self._log({"global_step": global_step, "validation": metrics})
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file. If something could not be written, that is said."""
+        self._write(b"")
+        lost = self._lost + self._waiting.count(b"\n")
+        if lost:
+            self._say(f"{self._path} lacks its last lines, {lost:,}: {self._failing}")
+        self._close()
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    def _log(self, record: dict[str, Any]) -> None:
+        known = {name: value for name, value in record.items() if value is not None}
+        self._write((json.dumps(known) + "\n").encode())
+
+    def _write(self, line: bytes) -> None:
+        if len(self._waiting) + len(line) <= MOST_WAITING_BYTES:
+            self._waiting += line
+        else:
+            self._lost += 1
+        try:
+            self._descriptor = self._opened()
+            while self._waiting:
+                written = os.write(self._descriptor, self._waiting)
+                self._is_in_a_line = not self._waiting.endswith(b"\n", 0, written)
+                del self._waiting[:written]
+        except OSError as error:
+            if self._failing is None:
+                self._say(f"metrics.jsonl is not written, training goes on: {error}")
+            self._failing = error
+        else:
+            if self._failing is not None:
+                lost = f", {self._lost:,} lines are lost" if self._lost else ""
+                self._say(f"metrics.jsonl is written again{lost}")
+            self._failing, self._lost = None, 0
+
+    def _opened(self) -> int:
+        """Return a descriptor of the file that has the name, which may have been removed."""
+        now = time.monotonic()
+        if self._descriptor is not None:
+            if now - self._looked_at < LOOK_EVERY_S and self._failing is None:
+                return self._descriptor
+            self._looked_at = now
+            if self._has_its_name(self._descriptor):
+                return self._descriptor
+            self._close()
+        # O_NONBLOCK: a FIFO in its place would wait for a reader.
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        descriptor = os.open(self._path, how, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no regular file", str(self._path))
+        return descriptor
+
+    def _has_its_name(self, descriptor: int) -> bool:
+        own = os.fstat(descriptor)
+        try:
+            return os.path.samestat(self._path.stat(), own)
+        except OSError:
+            return own.st_nlink > 0  # the directory was moved, and the log with it
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            if self._is_in_a_line:  # its rest belongs to no other file
+                del self._waiting[: self._waiting.find(b"\n") + 1]
+                self._is_in_a_line = False
+            with suppress(OSError):  # of what is on its way to a server; it was said, or never is
+                os.close(descriptor)
+
+    # --- a resume ---------------------------------------------------------------------------------
+
+    def _cut(self, global_step: int) -> None:
+        path = self._path
+        try:
+            if not path.exists():
+                return
+            done = cut(path, global_step)
+            if not done.is_a_log:
+                aside = _free_name(path)
+                path.rename(aside)
+                self._say(f"{path} is no log, or a damaged one; it is in {aside} now")
+                return
+            if done.damaged:
+                where = "dropped" if done.kept_in is None else f"in {done.kept_in} now"
+                lines = "line" if done.damaged == 1 else "lines"
+                self._say(f"{path}: {done.damaged:,} damaged {lines} {where}")
+            if done.ends_in_a_line:
+                self._waiting += b"\n"
+        except OSError as error:
+            self._say(f"{path} still has the lines of steps after {global_step:,}: {error}")
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.damaged-{number}")):
+        number += 1
+    return aside

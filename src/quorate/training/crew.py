@@ -16,7 +16,9 @@ from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
+from quorate.machine.standard_streams import occupy_standard_descriptors
 from quorate.replica.replica import Replica
+from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
@@ -50,14 +52,19 @@ class Crew:
     """
 
     def __init__(self, recipe: Recipe, make_model: Callable[[], torch.nn.Module]) -> None:
+        fold_tracebacks()  # before any code of the user's runs
+        occupy_standard_descriptors()  # before anything is opened
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         self.devices = [device for group in self.groups for device in group]
-        self.engine, self.script = engines.chosen(recipe.workers.engine, self.devices)
+        engine = engines.chosen(recipe.workers.engine, self.devices)
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         self.replicas = Replicas(recipe, self.groups)
         self.rule = rules.parse(recipe.update)
         self.model = make_model()
+        if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
+            engine = engines.suited(recipe.workers.engine, engine, obstacle)
+        self.engine, self.script, self.why = engine
         self.replicas.take(self.model)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
 
@@ -91,6 +98,17 @@ class Crew:
         """
         own = self.devices if self.engine == engines.TOWERS else self.groups[0]
         bound_memory(own, self.memory_fraction)
+
+    def give_up_towers(self, reason: str) -> None:
+        """Take processes: it was found that towers cannot have copies of the model.
+
+        Raises:
+            CopyError: towers were asked for, or there is no other way.
+        """
+        engine = engines.Chosen(self.engine, self.script)
+        engine = engines.suited(self.recipe.workers.engine, engine, reason)
+        self.engine, self.script, self.why = engine
+        self.replicas.give_up_copies(reason)
 
     # --- worker processes -------------------------------------------------------------------------
 
@@ -128,13 +146,13 @@ class Crew:
         """Return new workers, for one training loop; the caller closes them."""
         datasets, self._datasets = self._datasets, None
         if self.script is None:
-            return self._towers(state)
+            return self._towers(state, say)
         if datasets is None or datasets["dataset"] is not source.dataset:
             say(
                 "workers are towers: worker processes run a script up to its first training loop, "
                 "and this one is another"
             )
-            return self._towers(state)
+            return self._towers(state, say)
         arena = Arena.create(
             state.model,
             state.parameters,
@@ -157,7 +175,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
-            amendments=lambda: state.user_changes.amendments,
+            original=_original(state),
         )
 
     def evaluators(self, state: State) -> Transport:
@@ -183,12 +201,12 @@ class Crew:
         is_tower = self.engine == engines.TOWERS
         return self.replicas.probe(state, self.master_device, copies=is_tower)
 
-    def _towers(self, state: State) -> Towers:
-        make = partial(self.replicas.tower, state)
-        threads, original = self.recipe.workers.threads, _original(state)
-        return Towers(self.groups, make, state.buffers, threads=threads, original=original)
+    def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
+        make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
+        original = _original(state)
+        return Towers(self.groups, make, state.buffers, threads=threads, say=say, original=original)
 
 
 def _original(state: State) -> Original:
     changes = state.user_changes
-    return Original(lambda: changes.amendments, changes.frozen)
+    return Original(lambda: changes.amendments, changes.frozen, changes.count)

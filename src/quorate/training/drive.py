@@ -7,8 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from quorate.coordination.coordinator import Coordinator
-from quorate.coordination.protocol import Abort, Applied, Apply, Compute, Effect, Finish, Tick, Wake
+from quorate.coordination.protocol import (
+    Abort,
+    Applied,
+    Apply,
+    Compute,
+    Effect,
+    Failed,
+    Finish,
+    Tick,
+    Wake,
+)
 from quorate.replica.shard_sum import Part
+from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
 from quorate.transports import Channel
 
@@ -50,10 +61,14 @@ def drive(
         return clock() - held_s
 
     wake_at: float | None = None
-    copied_shards = CopiedShards(coordinator.usual_s)
+    copied_shards, raised_shards = CopiedShards(coordinator.usual_s), RaisedShards()
     while True:
         event = channel.receive(None if wake_at is None else max(0.0, wake_at - now()))
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
+        if isinstance(event, Failed) and not any(isinstance(e, Abort) for e in effects):
+            error = channel.error(event.worker, event.step, event.shard)
+            if line := raised_shards.named(event.worker, event.step, event.shard, error):
+                say(line)
         wake_at = None
         while effects:
             match effects.popleft():
@@ -70,6 +85,10 @@ def drive(
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
+                    if (line := copied_shards.summary()) is not None:
+                        say(line)
+                    for line in raised_shards.summary():
+                        say(line)
                     return
                 case effect:
                     if isinstance(effect, Compute) and (line := copied_shards.named(effect, now())):

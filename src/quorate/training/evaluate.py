@@ -58,7 +58,7 @@ def evaluate(
     )
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(recipe.workers.threads))
-        stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
+        stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         source = Source(dataset, plan, recipe.loading.collate)
         state = evaluable(crew, prepared, source, say)
         state.user_changes.look()

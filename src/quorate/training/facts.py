@@ -32,6 +32,7 @@ def facts_of(
         "shuffle": plan.shuffle,
         "row_sample": row_sample,
         "compile": crew.replicas.computing.compile,
+        "deterministic": crew.replicas.computing.deterministic,
         "schedule": None if update.scheduler is None else type(update.scheduler).__name__,
         "hyperparameters": update.hyperparameters,
         "engine": crew.engine,

@@ -6,12 +6,15 @@ updates, or in threads of its own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quorate.errors import cut
+from quorate.machine.standard_streams import steady
 from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.files import Contents
@@ -20,6 +23,7 @@ from quorate.services.device_use import Gauges
 from quorate.services.display.display import display, metrics
 from quorate.services.display.worker_table import WorkerTable
 from quorate.services.metrics_log import MetricsLog
+from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
@@ -34,10 +38,14 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+SILENCE = "display.txt"  # in the run directory: since when nothing is shown, and why
+
+
 class Services(NamedTuple):
     """What goes on beside training; see ``Trainer.fit`` and the groups of settings."""
 
     run_dir: RunDir
+    renew: Callable[..., None]  # of the lock of the run directory
     max_time_s: float | None
     callbacks: Sequence[Callback]
     totals: Totals
@@ -65,11 +73,14 @@ class Fit:
         self._services = services
         self._run_dir = None if services.run_dir.path is None else Path(services.run_dir.path)
         self._facts = facts
-        self._screen = display()
+        self._streams = ExitStack()
+        self._output = self._streams.enter_context(steady())
+        self._screen = display(self._output)
+        self._silence_noted = False
         self._stops = Stops()
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
-        self._log_failed = False
+        self._unsaved: str | None = None  # why saves fail at present, as it was said
         self._summaries: Summaries | None = None
 
     def say(self, line: str) -> None:
@@ -78,7 +89,11 @@ class Fit:
 
     def close(self) -> None:
         """Leave the screen as it is now."""
-        self._screen.close()
+        try:
+            self._screen.close()
+            self._note_silence("the end")
+        finally:
+            self._streams.close()
 
     @property
     def summaries(self) -> SummaryWriter | None:
@@ -91,7 +106,8 @@ class Fit:
         with ExitStack() as stack:
             # 1. Who may ask for a stop or a save: from here on nothing is lost.
             if self._run_dir is not None:
-                saver = Checkpoints(self._run_dir, policy(self._services.run_dir))
+                run_dir, renew = self._services.run_dir, self._services.renew
+                saver = Checkpoints(self._run_dir, policy(run_dir), renew)
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} is over"))
@@ -99,7 +115,9 @@ class Fit:
             loop = stack.enter_context(prepared(self._stops))
             self.saved, signals.under_way = loop.saved, True
             if self._run_dir is not None:
-                log = MetricsLog(self._run_dir, loop.state.global_step)
+                if loop.state.global_step == 0:
+                    set_log_aside(self._run_dir, self.say)
+                log = MetricsLog(self._run_dir, loop.state.global_step, self.say)
                 self._log = stack.enter_context(closing(log))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
@@ -113,9 +131,10 @@ class Fit:
                 if self._saver is not None and report.global_step == first:
                     loop.state.optimizer_state.save()  # what cannot be saved is found out now
                 self._screen.update(report)
+                self._note_silence(f"step {report.global_step:,}")
                 supervisor.updated(report)
                 if self._log is not None:
-                    self._logged(self._log.update, report)
+                    self._log.update(report)
                 for callback in self._services.callbacks:
                     callback.updated(report)
                 self._evaluate_if_due(loop, supervisor)
@@ -143,7 +162,7 @@ class Fit:
         when = f"step {n:,}" if rest else f"epoch {epoch}"
         self._screen.say(f"{when}: validation{which}  {metrics(values)}")
         if self._log is not None:
-            self._logged(self._log.evaluation, n, values)
+            self._log.evaluation(n, values)
         supervisor.evaluated(n, values)
         for callback in self._services.callbacks:
             callback.evaluated(n, values)
@@ -173,9 +192,14 @@ class Fit:
         """Tell what became of saves in the background."""
         for n, path, error in outcomes:
             if path is None:
-                self._screen.say(f"step {n:,} is not saved, training goes on: {error}")
+                why = error.partition(": ")[0]  # the path may be a new one each time
+                if why != self._unsaved:
+                    self._screen.say(f"step {n:,} is not saved, training goes on: {error}")
+                self._unsaved = why
                 continue
-            self.saved = (n, path)
+            if self._unsaved is not None:
+                self._screen.say(f"step {n:,} is saved again")
+            self.saved, self._unsaved = (n, path), None
             for callback in self._services.callbacks:
                 callback.saved(n, path)
 
@@ -221,13 +245,16 @@ class Fit:
                 services.append(self._summaries)
         return Supervisor(services, self._screen.say)
 
-    def _logged(self, write: Callable[..., None], *record: Any) -> None:
-        try:
-            write(*record)
-        except OSError as error:
-            if not self._log_failed:
-                self._screen.say(f"metrics.jsonl is not written, training goes on: {error}")
-            self._log_failed = True
+    def _note_silence(self, where: str) -> None:
+        """Leave a note in the run directory if nothing can be shown any more."""
+        if self._output.fault is None or self._silence_noted or self._run_dir is None:
+            return
+        self._silence_noted = True
+        line = f"standard output: {self._output.fault}; from {where} on nothing is shown"
+        with suppress(OSError):  # the same disk may be full: training goes on
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            with (self._run_dir / SILENCE).open("a", encoding="utf-8") as note:
+                note.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}, training goes on\n")
 
     def _tell_stopped(
         self,
@@ -237,7 +264,7 @@ class Fit:
     ) -> None:
         reason = self._stops.reason or "all steps are done"
         if raised is not None:
-            reason = f"{type(raised).__name__}: {raised}"
+            reason = cut(f"{type(raised).__name__}: {raised}")
         for callback in self._services.callbacks:
             try:
                 callback.stopped(reason)
@@ -247,14 +274,19 @@ class Fit:
                 self._screen.say(f"a callback failed too: {type(error).__name__}: {error}")
 
 
-def save_now(run_dir: RunDir, state: State, facts: dict[str, Any]) -> Path:
+def save_now(
+    run_dir: RunDir, state: State, facts: dict[str, Any], renew: Callable[..., None]
+) -> Path:
     """Write a checkpoint outside of ``fit``, and return its directory.
+
+    Args:
+        renew: ``RunLock.renew`` of the lock, which is held.
 
     Raises:
         OSError: it cannot be written; the older checkpoints are as they were.
     """
     assert run_dir.path is not None
-    with closing(Checkpoints(Path(run_dir.path), policy(run_dir))) as saver:
+    with closing(Checkpoints(Path(run_dir.path), policy(run_dir), renew)) as saver:
         return saver.write(contents(state, facts))
 
 

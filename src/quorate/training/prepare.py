@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.data.row_sample import row_sample
 from quorate.data.source import Source
-from quorate.errors import CompileError, UserError
+from quorate.errors import CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
 from quorate.training import resume
@@ -72,18 +72,18 @@ def prepare(
         UserError: something cannot work; no worker was started.
     """
     recipe = crew.recipe
-    # 1. The plan; what an earlier run left in the directory is moved aside first, if wanted.
-    if prepared.is_fresh and recipe.run_dir.path is not None:
-        prepared.is_fresh = False
-        if (folder := resume.set_aside(Path(recipe.run_dir.path))) is not None:
-            say(f"the run that was in {recipe.run_dir.path} is in {folder} now")
-    plan = planned(crew, prepared, dataset, shuffle=shuffle)
-    prepared.plan, prepared.shards = plan, plan.shards
-    last_step = duration.last_step(plan)
     with ExitStack() as stack:
+        # 1. The run directory, which is ours from here on; the plan.
+        stack.enter_context(prepared.lock.held(say))
+        if recipe.run_dir.path is not None:
+            resume.begin(Path(recipe.run_dir.path), say, fresh=prepared.is_fresh)
+            prepared.is_fresh = False
+        plan = planned(crew, prepared, dataset, shuffle=shuffle)
+        prepared.plan, prepared.shards = plan, plan.shards
+        last_step = duration.last_step(plan)
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
-        notes = stack.enter_context(repeatable(crew.replicas.computing.precision, crew.devices))
+        notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, notes.append, say)
         # 3. What is said before the first update.
@@ -97,6 +97,8 @@ def prepare(
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
         )
+        if crew.why is not None:
+            first.append(crew.why)
         for line in (*first, *notes):
             say(line)
         crew.replicas.tell(say)
@@ -126,11 +128,6 @@ def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, 
             free_cache(crew.devices)
         _restore(crew, prepared, state, source, note)
         prepared.was_trained, prepared.state = True, state
-        if crew.replicas.takes_turns:
-            note(
-                "the model draws from Python's random or NumPy, which threads share: workers "
-                "compute in turn; with torch's random functions they compute side by side"
-            )
     refuse_half_an_update(prepared.state)
     return prepared.state
 
@@ -143,15 +140,16 @@ def _probed(
     if crew.replicas.computing.compile:
         announce = announce or note
         announce("compiling: the first shard of each shape takes seconds to minutes longer")
-    make_state = partial(
-        State,
-        crew.model,
-        crew.master_device,
-        shared=crew.engine == engines.PROCESSES,
-        optimize=recipe.optimize,
-        notes=crew.replicas.notes,
-    )
     while True:
+        has_towers = crew.engine == engines.TOWERS
+        make_state = partial(
+            State,
+            crew.model,
+            crew.master_device,
+            shared=not has_towers,
+            optimize=recipe.optimize,
+            notes=crew.replicas.notes,
+        )
         try:
             return probed(
                 crew.model,
@@ -160,8 +158,13 @@ def _probed(
                 source.load((0, 0)),
                 seed=recipe.seed,
                 training=training,
+                watching=partial(crew.replicas.watching, towers=has_towers),
                 say=note,
             )
+        except CopyError as error:
+            if not has_towers:
+                raise
+            crew.give_up_towers(error.reason)
         except CompileError as error:
             note(f"compile is off: {error.why}")
             crew.replicas.give_up_compiling()

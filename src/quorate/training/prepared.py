@@ -15,9 +15,10 @@ from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.services.checkpoints import files
+from quorate.services.run_lock import RunLock
 from quorate.training.crew import Crew
 from quorate.training.facts import facts_of
-from quorate.training.recipe import too_many_shards
+from quorate.training.recipe import Recipe, too_many_shards
 from quorate.training.resume import require_same_run
 from quorate.training.state import State
 
@@ -26,6 +27,7 @@ from quorate.training.state import State
 class Prepared:
     """What a trainer has made ready, from its construction on."""
 
+    lock: RunLock  # of the run directory, while a loop is under way
     shards: int | None  # V; None as long as no loop was begun, and the recipe has none
     is_fresh: bool  # what is in the run directory is still to be moved aside
     state: State | None = None
@@ -33,6 +35,13 @@ class Prepared:
     plan: Plan | None = None  # of the last loop
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Prepared:
+        """Return what is ready when only settings are there."""
+        path = recipe.run_dir.path
+        lock = RunLock(None if path is None else Path(path))
+        return cls(lock, recipe.shards, recipe.run_dir.fresh)
 
     def facts(self, crew: Crew, state: State) -> dict[str, Any]:
         """Return what a checkpoint says of the run, beside what it holds."""

@@ -7,6 +7,7 @@ model draws from generators that threads share, and ``channels_last`` is tried.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -14,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from quorate.coordination.keys import key
 from quorate.coordination.plan import abridged
 from quorate.data.source import Batch
-from quorate.errors import SettingError
+from quorate.errors import CopyError, SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
@@ -24,6 +25,7 @@ from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks, version
 from quorate.replica.turns import Turns
 from quorate.training.state import State
+from quorate.transports.job import exited
 
 
 def make_model(
@@ -73,12 +75,14 @@ def probed(
     *,
     seed: int,
     training: bool,
+    watching: Callable[[], AbstractContextManager[None]],
     say: Callable[[str], None],
 ) -> State:
     """Make the state and compute one shard with it, whose result is thrown away.
 
     Args:
         make_state: may be given ``mutable_frozen``, see ``Buffers``.
+        watching: the context in which that shard is computed.
 
     Raises:
         UserError: the model or the loss cannot be trained.
@@ -96,8 +100,12 @@ def probed(
             work = replica.gradient if training else replica.evaluation
             before = [version(parameter) for parameter in replica.model.parameters()]
             try:
-                with current(replica.device), Stream() as stream:
+                with current(replica.device), Stream() as stream, watching():
                     work(batch.data, len(batch.rows), stream, key("probe", seed))
+            except SystemExit as error:
+                raise exited(error, "shard 0 of step 0, which is tried first") from error
+            except CopyError:
+                raise
             except Exception as error:  # the user's code: tried again in the other format
                 if not formats:
                     rows = abridged(batch.rows)

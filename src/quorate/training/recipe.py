@@ -49,7 +49,7 @@ class Recipe(Settings):
         metadata=about(
             "of rows, dropout, augmentation; of Python's, NumPy's and torch's generators",
             kind=int,
-            check=at_least(0),
+            check=at_least(0, (1 << 64) - 1),  # what torch's generators take
             at_resume=AtResume.REFUSED,
         )
     )

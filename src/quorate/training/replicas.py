@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 import torch
 
+from quorate.coordination import rules
 from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
 from quorate.replica import precision
@@ -15,11 +16,22 @@ from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.replica import Replica
+from quorate.replica.shared.copies import refused
+from quorate.replica.shared.sharing import Sharing
 from quorate.replica.spread import Spread
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.training.recipe import Recipe
 from quorate.training.state import State
+
+
+def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
+    """Return what was asked for, or whether several threads would add in any order."""
+    if recipe.compute.deterministic is not None:
+        return recipe.compute.deterministic
+    keeps_bits = rules.keeps_bits(rules.parse(recipe.update), recipe.shards or 0)
+    on_gpu = any(device.type == "cuda" for device in devices)
+    return keeps_bits and (on_gpu or recipe.workers.threads > 1)
 
 
 class Replicas:
@@ -40,6 +52,7 @@ class Replicas:
             compile=recipe.compute.compile,
             soft_placement=recipe.compute.soft_placement,
             log_placement=recipe.compute.log_placement,
+            deterministic=_deterministic(recipe, devices),
         )
         placement.check(self.computing, devices)
         self.totals = Totals(recipe.totals)
@@ -48,11 +61,26 @@ class Replicas:
         self._recipe = recipe
         self._groups = groups
         self._turns = Turns(side_by_side=True)
+        self._sharing: Sharing | None = None
+        self._obstacle: str | None = None
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether the model was seen to draw from generators that threads share."""
-        return self._turns.draws
+    def obstacle(self, model: torch.nn.Module) -> str | None:
+        """Look at a model and the loss function: return why towers cannot have copies, if so."""
+        self._sharing = Sharing(model, self._recipe.loss)
+        self._sharing.tell(self._turns)
+        self._obstacle = self._sharing.obstacle
+        return self._obstacle
+
+    def watching(self, *, towers: bool) -> AbstractContextManager[None]:
+        """Return a context for one shard that is computed alone: what it shares is found out."""
+        if self._sharing is None:
+            return nullcontext()
+        number, compiled = len(self._groups) if towers else 0, self.computing.compile
+        return self._sharing.watching(self._turns, towers=number, compiled=compiled)
+
+    def give_up_copies(self, reason: str) -> None:
+        """Make no copies of the model, for a reason that was found while a shard was computed."""
+        self._obstacle = reason
 
     def take(self, model: torch.nn.Module) -> None:
         """Take the model in, where its parts lie on several devices."""
@@ -102,6 +130,8 @@ class Replicas:
         return self._made(state, Group([master_device]), own=True, logs=False)
 
     def _made(self, state: State, group: Group, *, own: bool = False, logs: bool = True) -> Replica:
+        if not own and self._obstacle is not None:
+            raise refused(self._obstacle)
         logs = logs and self.computing.log_placement
         return Replica(
             state.model,

@@ -10,6 +10,7 @@ from quorate.errors import MisfitError
 from quorate.machine.printable import printable
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound
+from quorate.services.run_contents import require_usable, set_aside
 from quorate.settings import AtResume
 from quorate.training.recipe import OPTIONS
 from quorate.training.saved_state import Loadable, load, loadable
@@ -19,8 +20,19 @@ from quorate.training.state import State
 REFUSED = ("rows", "shuffle")
 SAID = ("torch", "device_types", "processors", "schedule")
 
-# What of a run directory is ours.
-OURS = ("checkpoints", "metrics.jsonl", "summaries")
+
+def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
+    """Make sure that a run can be trained in a directory, which is there and locked.
+
+    Args:
+        fresh: what an earlier run left there is moved aside first.
+
+    Raises:
+        SettingError: it cannot.
+    """
+    if fresh and (folder := set_aside(run_dir)) is not None:
+        say(f"the run that was in {run_dir} is in {folder} now")
+    require_usable(run_dir, say)
 
 
 def restore(
@@ -99,7 +111,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     What a checkpoint of before says nothing of is not compared.
     """
     found = [
-        f"{name} was {was[name]} and is {now[name]}"
+        f"{name} was {printable(was[name])} and is {now[name]}"
         for name in (*_recorded(AtResume.SAID), *SAID)
         if name in was and was[name] != now[name]
     ]
@@ -140,21 +152,3 @@ def position(global_step: int, steps_per_epoch: int) -> str:
     """``step 12,300 (epoch 3, 41%)``."""
     epoch, done = divmod(global_step, steps_per_epoch)
     return f"step {global_step:,} (epoch {epoch + 1}, {done / steps_per_epoch:.0%})"
-
-
-def set_aside(run_dir: Path) -> Path | None:
-    """Move what an earlier run left into a folder of its own there; None if there is nothing.
-
-    Raises:
-        OSError: it cannot be moved.
-    """
-    there = [path for name in OURS if (path := run_dir / name).exists()]
-    if not there:
-        return None
-    number = 1
-    while (folder := run_dir / f"aside-{number}").exists():
-        number += 1
-    folder.mkdir()
-    for path in there:
-        path.rename(folder / path.name)
-    return folder

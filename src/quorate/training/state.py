@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind, frozen, trainable
 from quorate.replica.notes import Notes
+from quorate.replica.shared.copies import deep_copy
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import OptimizerState
@@ -114,7 +114,7 @@ class State:
         """Return a copy of the model with the averaged parameters, or None without an average."""
         if self.average is None:
             return None
-        model = copy.deepcopy(self.model)
+        model = deep_copy(self.model)
         model.load_state_dict(self.tensors(self.average.shadow), strict=False)
         return model
 

@@ -62,6 +62,10 @@ class Original(NamedTuple):
 
     amendments: Callable[[], Amendments]  # as they are now
     frozen: Callable[[], Mapping[str, torch.Tensor]]  # the values of what is not trained
+    changes: Callable[[], int]  # another number if what is no trained parameter and no buffer is
+
+
+UNCHANGED = Original(Amendments, dict, lambda: 0)  # of a model that no user code changes
 
 
 class Follower:

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from quorate.errors import SettingError
+from quorate.replica.shared.copies import FIX, refused
 from quorate.transports.processes.script import Script, current
 
 PROCESSES, TOWERS = "processes", "towers"
 
 
-def chosen(name: str | None, devices: Sequence[torch.device]) -> tuple[str, Script | None]:
-    """Return the engine, and for processes the script that they run.
+class Chosen(NamedTuple):
+    """An engine, and why it is that one."""
+
+    name: str
+    script: Script | None  # that worker processes run
+    why: str | None = None  # where it is not the usual one
+
+
+def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
+    """Return the engine.
 
     Worker processes keep parameters in the host's memory and update them there, which suits CPU
     workers; GPUs are towers unless processes are asked for.
@@ -35,5 +45,26 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> tuple[str, Scri
         raise SettingError("engine", name, expected, fix)
     several_cpus = len(devices) > 1 and all(device.type == "cpu" for device in devices)
     if script is None or (name is None and not several_cpus) or name == TOWERS:
-        return TOWERS, None
-    return PROCESSES, script
+        return Chosen(TOWERS, None)
+    return Chosen(PROCESSES, script)
+
+
+def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:
+    """Return the engine for a model that towers cannot have copies of.
+
+    Args:
+        name: what was asked for.
+        engine: what was chosen without that.
+        obstacle: why not.
+
+    Raises:
+        CopyError: towers were asked for, or there is no other way.
+    """
+    if engine.name == PROCESSES:
+        return engine
+    script = current() if os.name == "posix" else None
+    if name == TOWERS:
+        raise refused(obstacle, FIX)
+    if script is None:
+        raise refused(obstacle, f"put the program into a file: {FIX}")
+    return Chosen(PROCESSES, script, f"workers are processes and not towers: {obstacle}")

@@ -13,6 +13,7 @@ from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged, home_shards
 from quorate.data.feed import CPU, Feed
 from quorate.data.source import Batch, Source, Ticket
+from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
@@ -73,12 +74,6 @@ class Job(ABC):
         """Return what a worker process needs to make the same job, beside data and parameters."""
         return self.loading
 
-    def described(self) -> dict[str, Any]:
-        """Return a description for a worker process, which ``class_of`` begins to read."""
-        steps = [self.steps.start, self.steps.stop]
-        options = {"plan": self.plan.to_json(), "steps": steps, "options": self.options()}
-        return {"work": class_name(self), **options}
-
     def feed(
         self,
         rank_of: tuple[int, int] = (0, 1),
@@ -136,7 +131,27 @@ class Job(ABC):
             feed: of this job.
             snapshot: what it is computed from, if not from ``parameters`` as they are.
             is_only: whether nobody else takes from the feed: the next rows are moved meanwhile.
+
+        Raises:
+            ExitError: user code called ``sys.exit()``.
+            Whatever else user code raises.
         """
+        try:
+            return self._computed(replica, stream, feed, task, snapshot, is_only=is_only)
+        except SystemExit as error:
+            where = f"step {task.step}, shard {task.shard}"
+            raise exited(error, f"worker {task.worker}, {where}") from error
+
+    def _computed(
+        self,
+        replica: Replica,
+        stream: Stream,
+        feed: Feed,
+        task: Task,
+        snapshot: Snapshot | None,
+        *,
+        is_only: bool,
+    ) -> ShardSum:
         task.at("fetching")
         ticket = (task.step, task.shard)
         batch = feed.take(ticket)
@@ -172,6 +187,21 @@ class Job(ABC):
     @abstractmethod
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         """Compute the rows that were fetched; the replica has the parameters."""
+
+
+def exited(error: SystemExit, where: str) -> ExitError:
+    """Return the error that an end of the program is, where a shard is computed.
+
+    Args:
+        where: which shard that was, and whose.
+    """
+    code = error.code if isinstance(error.code, int) and error.code % 256 else 1
+    given = "" if error.code is None else cut(repr(error.code))
+    message = (
+        f"sys.exit({given}) was called by the code that computes a shard, in {where}; raise an "
+        "exception there, or call stop() of the trainer in a callback"
+    )
+    return ExitError(message, code)
 
 
 def class_name(job: Job) -> str:

@@ -6,11 +6,18 @@ replica. The replicas stay between steps and between jobs.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import logging
+import os
 import sys
+import sysconfig
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import torch
@@ -41,6 +48,9 @@ from quorate.transports.worker_status import Timesheet, WorkerStatus
 
 GRACE_S = 1.0  # how long towers may take to end
 
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
+
 
 class Towers:
     """A thread per device entry.
@@ -50,6 +60,7 @@ class Towers:
         make_replica: called here, once per tower.
         buffers: of the coordinator's model.
         threads: intra-op threads of each tower. The bits of a matrix product depend on it.
+        say: shows a line to the user; the log does by default.
         original: the coordinator's model, if what user code changes in it is to be followed.
     """
 
@@ -62,8 +73,10 @@ class Towers:
         buffers: Buffers,
         *,
         threads: int,
+        say: Callable[[str], None] | None = None,
         original: Original | None = None,
     ) -> None:
+        self._say = say or logging.getLogger("quorate").warning
         self.towers = [
             _Tower(number, make_replica(group), threads, original)
             for number, group in enumerate(groups)
@@ -104,6 +117,16 @@ class Towers:
         deadline = time.monotonic() + (0.1 if at_once else GRACE_S)
         for tower in self.towers:
             tower.join(timeout=max(0.0, deadline - time.monotonic()))
+        held = [tower for tower in self.towers if tower.is_alive()]
+        for tower in held:
+            tower.interrupt()
+        deadline = time.monotonic() + (0.1 if at_once else GRACE_S)
+        for tower in held:
+            tower.join(timeout=max(0.0, deadline - time.monotonic()))
+            if tower.is_alive():
+                # It may be in a long operator, and an interpreter that ends meanwhile aborts.
+                atexit.register(tower.join, GRACE_S)
+                self._say(f"worker {tower.number} is left behind, {tower.held_by()}")
 
 
 class TowersChannel:
@@ -304,8 +327,32 @@ class _Tower(threading.Thread):
         device = self.replica.device
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)  # so is "cuda" without a number
-        with Stream() as stream:
+        with suppress(NotWanted), Stream() as stream:  # or it is interrupted
             self.sheet.tell("waiting")
             while (work := self.mailbox.get()) is not None:
                 work(stream)
                 self.sheet.tell("waiting")
+
+    def interrupt(self) -> None:
+        """Have what it computes raise ``NotWanted`` when it comes to its next line of Python.
+
+        The transport is closed: nobody waits for its answer. User code in a loop ends by this.
+        """
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self.ident or 0), ctypes.py_object(NotWanted)
+        )
+
+    def held_by(self) -> str:
+        """Return in words what keeps it from ending."""
+        frame = sys._current_frames().get(self.ident or 0)
+        where = ""
+        while frame is not None and not where:
+            file = frame.f_code.co_filename
+            is_python = file.startswith((_LIBRARY, "<")) and "site-packages" not in file
+            if not is_python and not file.startswith(_PACKAGE):
+                where = f": {file}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+            frame = frame.f_back
+        return (
+            f"as user code holds it{where}; a thread of yours that is still running keeps the "
+            "program from ending"
+        )

@@ -6,6 +6,9 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from quorate.settings import AtResume, Settings, about, at_least, between
 
+# Beyond what any machine has: what is meant for another option is no crash, and no full memory.
+MOST_WORKERS, MOST_THREADS = 4096, 1024
+
 
 @dataclass(frozen=True)
 class Workers(Settings):
@@ -29,7 +32,10 @@ class Workers(Settings):
     count: int | None = field(
         default=None,
         metadata=about(
-            "how many, dealt over the devices in turn", name="workers", kind=int, check=at_least(1)
+            "how many, dealt over the devices in turn",
+            name="workers",
+            kind=int,
+            check=at_least(1, MOST_WORKERS),
         ),
     )
     _: KW_ONLY
@@ -42,7 +48,7 @@ class Workers(Settings):
         metadata=about(
             "intra-op threads of each worker",
             kind=int,
-            check=at_least(1),
+            check=at_least(1, MOST_THREADS),
             at_resume=AtResume.SAID,
         ),
     )

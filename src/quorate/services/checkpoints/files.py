@@ -40,6 +40,7 @@ from quorate.machine.regular_file import read_regular
 from quorate.replica.digest import TensorBytes, digest_of_bytes
 from quorate.services.checkpoints import record as records
 from quorate.services.checkpoints import tensor_file
+from quorate.services.run_contents import require_seen
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +171,7 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
         try:
             record = _check_at(path, step)
         except CheckpointError as error:
-            if path.exists():  # else it was one too many for the run that is under way here
+            if os.path.lexists(path):  # else it was one too many for the run that is under way here
                 wrong.append(str(error))
             continue
         try:
@@ -268,9 +269,19 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List the directories of checkpoints, sound or not, with the steps that their names say."""
+    """List the directories of checkpoints, sound or not, with the steps that their names say.
+
+    Raises:
+        SettingError: nobody can tell what there is.
+    """
+    require_seen(run_dir)
     paths = (run_dir / "checkpoints").glob("step-*")
-    steps = [(p, int(p.name[5:])) for p in paths if p.name[5:].isdecimal() and p.is_dir()]
+    steps = [
+        (path, int(path.name[5:]))
+        for path in paths
+        # A link that leads nowhere is a checkpoint that cannot be seen, and not none.
+        if path.name[5:].isdecimal() and (path.is_dir() or path.is_symlink())
+    ]
     return sorted(steps, key=lambda item: -item[1])
 
 
@@ -299,6 +310,8 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def _check_at(path: Path, step: int) -> dict[str, Any]:
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"{path}: a link that leads nowhere: is a disk not mounted?")
     if not is_ours(path, step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")

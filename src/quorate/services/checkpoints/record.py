@@ -40,6 +40,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 # Of a setting, or found out by us: never with control characters.
 Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 File = Literal[
     "model.safetensors", "averaged.safetensors", "rest.safetensors", "optimizer.safetensors"
@@ -124,13 +125,14 @@ class Record(Struct, forbid_unknown_fields=True):
     threads: Positive | None = None
     precision: Word = ""
     compile: bool = False
+    deterministic: bool | None = None
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     torch: Word = ""
     python: Word = ""
     processors: list[Word] = []
-    row_sample: dict[str, str | None] | None = None  # hashes by row number; see data.row_sample
+    row_sample: dict[RowNumber, str | None] | None = None  # hashes; see data.row_sample
     hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
     doubts: list[str] = []  # why the bits may not be those of another number of workers
 

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -43,11 +44,15 @@ class Checkpoints:
     Args:
         run_dir: of the run.
         policy: when, and what stays.
+        renew: ``RunLock.renew``, called before each save: the directory may have been removed.
     """
 
-    def __init__(self, run_dir: Path, policy: Policy) -> None:
+    def __init__(
+        self, run_dir: Path, policy: Policy, renew: Callable[..., None] = lambda **_: None
+    ) -> None:
         self._run_dir = run_dir
         self._policy = policy
+        self._renew = renew
         self._copied_at = time.monotonic()  # the state that was saved last
         self._took_s = 0.0  # to write it
         self._last: Contents | None = None
@@ -118,6 +123,7 @@ class Checkpoints:
             OSError: they cannot be written.
         """
         self.finish()
+        self._renew(make=True)  # nobody may come back to save it later
         path = files.write(self._run_dir, contents)
         self._tidy(contents)
         return path
@@ -129,6 +135,7 @@ class Checkpoints:
         while (contents := self._waiting.get()) is not None:
             began = time.monotonic()
             try:
+                self._renew()
                 path = files.write(self._run_dir, contents)
                 self._tidy(contents)
                 self._took_s = time.monotonic() - began

@@ -6,11 +6,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.straggler import SlowWorkers
 from quorate.services.display.worker_rows import Row, WorkerRows, plain, rendered
@@ -41,10 +42,14 @@ class Display(Protocol):
         """Show what is left to show: the run is over."""
 
 
-def display(stream: TextIO | None = None) -> Display:
-    """Return the display that fits a stream, standard output by default."""
-    stream = stream or sys.stdout
-    return Bar(stream) if stream.isatty() else Lines(stream)
+def display(stream: TextIO | Steady | None = None) -> Display:
+    """Return the display that fits a stream, standard output by default.
+
+    Where nothing can be written any more it falls silent.
+    """
+    stream = sys.stdout if stream is None else stream
+    out = stream if isinstance(stream, Steady) else Steady(stream)
+    return Bar(out) if out.isatty() else Lines(out)
 
 
 class Lines:
@@ -53,7 +58,7 @@ class Lines:
     The table of workers comes once a minute, and at the end.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | Steady) -> None:
         self._stream = stream
         self._writing = threading.RLock()  # again by a signal handler of the thread that has it
         self._shown_at = self._table_at = time.monotonic()
@@ -88,9 +93,11 @@ class Lines:
             self._show_table()
 
     def close(self) -> None:
-        """Show the table of workers once more, if it was shown."""
+        """Show the table of workers once more, if it was shown; and who was slow how often."""
         if self._shows_tables and self._rows:
             self._show_table()
+        if (line := self._slow.summary()) is not None:
+            self.say(line)
 
     def _show_table(self) -> None:
         self.say(plain(self._rows))
@@ -103,13 +110,13 @@ class Bar:
     Other lines scroll above it.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | Steady) -> None:
         self._progress = _BarAndTable(
             TextColumn("{task.fields[position]}"),
             BarColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
-            console=Console(file=stream),
+            console=Console(file=cast(TextIO, stream)),
             refresh_per_second=4,
         )
         self._task: TaskID | None = None
@@ -140,7 +147,9 @@ class Bar:
             self.say(line)
 
     def close(self) -> None:
-        """Leave the bar as it is, and the terminal as it was."""
+        """Show who was slow how often; leave the bar as it is, and the terminal as it was."""
+        if (line := self._slow.summary()) is not None:
+            self.say(line)
         self._progress.stop()
 
 

@@ -1,13 +1,16 @@
-"""Stragglers: the one voice that calls a worker slow, at most once a minute for each reason.
+"""Stragglers: the one voice that calls a worker slow, once for each reason.
 
 There are two reasons. A worker's shards take it much longer than others need for theirs, which the
 display sees in the times of workers; and another worker computes a shard too that it has had for
-long, which the coordinator decides.
+long, which the coordinator decides. It is said again when a worker is twice as slow as was said,
+and when it is slow no longer; how often it was is summed up at the end.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from statistics import median
 from typing import NamedTuple
@@ -19,7 +22,8 @@ from quorate.transports.worker_status import WorkerStatus
 FACTOR = 1.3  # times the others' shard time
 # Over fewer shards a time may be off by a tenth and more, and a steady worker look slow.
 LEAST_SHARDS = 10
-EVERY_S = 60.0  # between two lines about one worker
+OVER_S = 60.0  # that a worker has to be as fast as others, for that to be said
+GROWS = 2.0  # times as slow as was said
 
 
 class Slow(NamedTuple):
@@ -55,18 +59,58 @@ def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
     return sorted(slow_workers, key=lambda worker: -worker.shard_s)
 
 
-class _Pauses:
-    """Remembers when a worker was named last."""
+@dataclass
+class _Episode:
+    """A time in which a worker is slow, with breaks shorter than ``OVER_S``."""
+
+    said: float  # how slow, as it was said
+    seen_at: float  # last
+    is_said: bool
+
+
+class _Episodes:
+    """Which workers are slow, how slow that was said to be, and how often they were."""
 
     def __init__(self) -> None:
-        self._named_at: dict[int, float] = {}
+        self._open: dict[int, _Episode] = {}
+        self._quiet_until: dict[int, float] = {}
+        self._pause_s: dict[int, float] = {}
+        self._lines = 0
+        self.counts: Counter[int] = Counter()  # how often each was slow
+        self.most: dict[int, float] = {}  # how slow each was
 
-    def are_over(self, worker: int, now: float) -> bool:
-        """Whether this worker may be named now; if so, it is taken to be."""
-        if now - self._named_at.get(worker, -inf) < EVERY_S:
+    def tell(self, worker: int, how_slow: float, now: float) -> bool:
+        """Take note that a worker is slow; whether that is to be said."""
+        self.counts[worker] += 1
+        self.most[worker] = max(how_slow, self.most.get(worker, 0.0))
+        episode = self._open.get(worker)
+        if episode is None:
+            is_said = now >= self._quiet_until.get(worker, -inf)
+            self._open[worker] = _Episode(how_slow, now, is_said)
+            self._lines += is_said
+            return is_said
+        episode.seen_at = now
+        if how_slow < GROWS * episode.said:
             return False
-        self._named_at[worker] = now
+        episode.said, episode.is_said = how_slow, True
+        self._lines += 1
         return True
+
+    def is_over(self, worker: int, now: float) -> bool:
+        """Take note that a worker is not slow; whether it is to be said that it no longer is."""
+        episode = self._open.get(worker)
+        if episode is None or now - episode.seen_at < OVER_S:
+            return False
+        del self._open[worker]
+        # Of one that is slow every few minutes the log says so ever less often.
+        self._pause_s[worker] = pause_s = 2 * self._pause_s.get(worker, OVER_S / 2)
+        self._quiet_until[worker] = now + pause_s
+        return episode.is_said
+
+    @property
+    def has_more(self) -> bool:
+        """Whether workers were slow more often than was said."""
+        return self.counts.total() > self._lines
 
 
 class SlowWorkers:
@@ -80,7 +124,8 @@ class SlowWorkers:
         self._first: dict[int, int] = {}  # worker -> how many shards it had begun at its start
         self._since: dict[int, WorkerStatus] = {}  # worker -> what its next time is taken from
         self._times: dict[int, ShardTime] = {}
-        self._pauses = _Pauses()
+        self._looks: Counter[int] = Counter()  # worker -> times that were compared
+        self._episodes = _Episodes()
 
     def named(self, workers: Sequence[WorkerStatus], now: float) -> list[str]:
         """Return the lines to show, if any.
@@ -90,11 +135,28 @@ class SlowWorkers:
         """
         devices = {status.number: status.device for status in workers}
         news = {status.number for status in workers if self._learns(status)}
-        return [
+        self._looks.update(news)
+        slow_ones = [worker for worker in slow(self._times) if worker.worker in news]
+        lines = [
             described(worker, devices[worker.worker])
-            for worker in slow(self._times)
-            if worker.worker in news and self._pauses.are_over(worker.worker, now)
+            for worker in slow_ones
+            if self._episodes.tell(worker.worker, worker.shard_s / worker.usual_s, now)
         ]
+        fast = sorted(news - {worker.worker for worker in slow_ones})
+        over = [number for number in fast if self._episodes.is_over(number, now)]
+        return lines + [f"worker {number} ({devices[number]}) is no longer slow" for number in over]
+
+    def summary(self) -> str | None:
+        """Return a line about all of the run, if there was more than was said."""
+        if not self._episodes.has_more:
+            return None
+        most = self._episodes.most
+        said = [
+            f"worker {worker} {count} of {self._looks[worker]} times, up to {most[worker]:.1f} "
+            "times as long as usual"
+            for worker, count in sorted(self._episodes.counts.items())
+        ]
+        return f"slow workers in all: {'; '.join(said)}"
 
     def _learns(self, status: WorkerStatus) -> bool:
         """Take note of a status; whether a new time of this worker is known."""
@@ -123,7 +185,7 @@ class CopiedShards:
 
     def __init__(self, usual_s: Callable[[int], float | None]) -> None:
         self._usual_s = usual_s
-        self._pauses = _Pauses()
+        self._episodes = _Episodes()
 
     def named(self, task: Compute, now: float) -> str | None:
         """Return the line to show about a task that a worker is given, if any.
@@ -132,19 +194,30 @@ class CopiedShards:
             now: seconds on any clock.
         """
         if task.instead_of is None:
-            return None
+            if not self._episodes.is_over(task.worker, now):
+                return None
+            return f"worker {task.worker} is no longer slow: it computes its shards alone again"
         shard_s = self._usual_s(task.instead_of)
         if shard_s is None:  # its first shard: it is warming up
             return None
-        if not self._pauses.are_over(task.instead_of, now):
+        usual_s = self._usual_s(task.worker)
+        if not self._episodes.tell(task.instead_of, shard_s / (usual_s or shard_s or 1.0), now):
             return None
         times = f"worker {task.instead_of} {duration(shard_s)}"
-        if (usual_s := self._usual_s(task.worker)) is not None:
+        if usual_s is not None:
             times += f", worker {task.worker} {duration(usual_s)}"
         return (
             f"{task.reason}; worker {task.worker} computes shard {task.shard} of step {task.step} "
             f"too (a shard usually takes {times})"
         )
+
+    def summary(self) -> str | None:
+        """Return a line about all of the run, if there was more than was said."""
+        if not self._episodes.has_more:
+            return None
+        counts = sorted(self._episodes.counts.items())
+        said = ", ".join(f"{count:,} of worker {worker}'s" for worker, count in counts)
+        return f"shards that another worker computed too, as theirs was slow: {said}"
 
 
 def described(worker: Slow, device: str) -> str:

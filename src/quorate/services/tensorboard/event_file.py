@@ -9,10 +9,12 @@ from __future__ import annotations
 import io
 import os
 import socket
+import stat
 import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -25,6 +27,7 @@ from quorate.machine.atomic_file import write_atomically
 
 SUFFIX = ".quorate"  # of files that this wrote, and may cut
 MOST_WAITING_BYTES = 64 << 20  # while nothing can be written; what is older is dropped
+MOST_EVENT_BYTES = 512 << 20  # a length above that is none that was written
 
 
 class EventFile:
@@ -109,16 +112,32 @@ class EventFile:
 def drop_after(path: Path, global_step: int) -> None:
     """Take events of later steps, and half a record at the end, out of an event file.
 
-    TensorBoard hides them by itself only if it does without its fast loader.
+    TensorBoard hides them by itself only if it does without its fast loader. A file keeps its mode,
+    and a link to it stays. What is no regular file is none of ours.
     """
+    with suppress(FileNotFoundError):  # a link that leads nowhere
+        path = path.resolve(strict=True)
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            _drop_after(path, global_step, status)
+
+
+def _drop_after(path: Path, global_step: int, status: os.stat_result) -> None:
     with path.open("rb") as file:
-        if all(event.step <= global_step for _, event in _records(file)):
-            whole = file.tell()
-            if whole == path.stat().st_size:
-                return
-        file.seek(0)
-        records = (record for record, event in _records(file) if event.step <= global_step)
-        write_atomically(path, records)
+        end, is_mixed = None, False  # of what stays, if the rest is cut off
+        for record, event in _records(file):
+            if event.step > global_step:
+                end = file.tell() - len(record) if end is None else end
+            else:
+                is_mixed = is_mixed or end is not None
+        if is_mixed:
+            file.seek(0)
+            records = (record for record, event in _records(file) if event.step <= global_step)
+            write_atomically(path, records, like=status)
+            return
+        end = file.tell() if end is None else end
+    if end < status.st_size:
+        os.truncate(path, end)  # in place: a full disk is no matter
 
 
 def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:
@@ -127,10 +146,12 @@ def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:
     The file is left behind the last whole one. A record: 8 bytes length, 4 bytes CRC of that, the
     event, 4 bytes CRC of it (not checked: it takes a second per 5 MB).
     """
-    end = file.tell()
+    end, size = file.tell(), os.fstat(file.fileno()).st_size
     while len(head := file.read(12)) == 12:
         (length,) = struct.unpack("<Q", head[:8])
         if struct.unpack("<I", head[8:]) != (masked_crc32c(head[:8]),):
+            break
+        if length > min(MOST_EVENT_BYTES, size - end - 16):
             break
         body = file.read(length + 4)
         if len(body) < length + 4:

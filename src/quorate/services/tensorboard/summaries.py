@@ -106,10 +106,12 @@ class Summaries:
     def close(self) -> None:
         """Write what callbacks have added since the last tick; raises OSError as a tick does."""
         self._gauges.close()
-        if self._writer is not None:
-            self._writer.close()  # files of its own, if a callback opened some
-        if self._events is not None:
-            self._events.write()
+        try:
+            if self._writer is not None:
+                self._writer.close()  # files of its own, if a callback opened some
+        finally:
+            if self._events is not None:
+                self._events.write()
 
     def _event_file(self) -> EventFile:
         from quorate.services.tensorboard.event_file import (

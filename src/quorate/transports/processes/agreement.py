@@ -1,9 +1,12 @@
 """Whether a worker is the same as the coordinator: it has run the script again, on its own.
 
 Two things are compared by their fingerprints: the first shard of each dataset as it is loaded, and
-the gradient of the first training shard from the initial parameters. A model with other parameters
-has been refused before, by name, when the worker took the shared ones. What is not repeatable in
-the coordinator itself is said to the user, and not compared.
+the gradient of the first training shard. A model with other parameters has been refused before, by
+name, when the worker took the shared ones. What is not repeatable in the coordinator itself is said
+to the user, and not compared.
+
+Every process is compared before it takes part, however late it comes: parameters have changed then,
+so those that the coordinator had at the start are kept, and the worker computes from them too.
 """
 
 from __future__ import annotations
@@ -18,11 +21,19 @@ from quorate.coordination.plan import abridged
 from quorate.errors import UserError
 from quorate.machine.devices import Group, current, kinds
 from quorate.machine.memory_fraction import free_cache
+from quorate.machine.shared_memory import Segment
+from quorate.replica.buffers import Buffers
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.transports.job import Job, Training, data_fingerprint, probe_fingerprint
+from quorate.transports.processes import remote_error
+from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.wire import Message
+
+GRADIENT = "gradient"
+# How often a worker is asked again whose model was changed by user code while it computed.
+MOST_ASKED = 3
 
 
 class Agreement:
@@ -30,67 +41,84 @@ class Agreement:
 
     Args:
         model: the coordinator's.
+        arena: whose parameters, with the buffers, gradients are computed from.
+        buffers: of the model.
         probe: makes a replica of it, that may be it itself, to compute the gradient with.
         groups: the devices of each worker.
         datasets: by the names that workers know them by.
         threads: intra-op threads of each worker; bits depend on them.
         say: shows a line to the user.
+        changes: counts what user code changed in the model that is no parameter and no buffer.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
+        arena: Arena,
+        buffers: Buffers,
         probe: Callable[[], Replica],
         groups: Sequence[Group],
         datasets: Mapping[str, Any],
         *,
         threads: int,
         say: Callable[[str], None],
+        changes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._model = model
+        self._arena = arena
+        self._buffers = buffers
         self._probe = probe
         self._groups = groups
         self._datasets = datasets
         self._threads = threads
         self._say = say
         self._data: dict[str, str | None] = {}  # fingerprints by _key; None: not compared
+        self._changes = changes
         self._gradient: str | None = None  # fingerprint; None: not compared
+        self._known_at = 0  # the number of changes when it was computed
+        self._start: Segment | None = None  # parameters and buffers that it was computed from
 
     def name_of(self, dataset: object) -> str | None:
         """Return the name of a dataset, or None if workers do not have it."""
         return next((name for name, known in self._datasets.items() if known is dataset), None)
 
     def expect(self, job: Job, *, is_first: bool) -> None:
-        """Take the fingerprints for a job; the gradient's only for the first. Blocks for a shard.
-
-        Only before the first update parameters are the initial ones, for workers and coordinator.
-        """
+        """Take the fingerprints for a job; the gradient's for the first. Blocks for a shard."""
         key = self._key(job)
         if key not in self._data:
             self._data[key] = self._data_fingerprint(job) if job.is_compared else None
         if is_first and job.is_compared and isinstance(job, Training):
-            self._gradient = self._gradient_fingerprint(job)
+            self._take_gradient(job)
 
-    def checks(self, job: Job, agreed: set[str], *, is_first: bool) -> list[str]:
-        """Return what a worker is to be asked for: "data", "gradient", both or nothing.
+    def checks(self, job: Job, agreed: set[str]) -> tuple[list[str], list[int]]:
+        """Return what a worker is to be asked for, "data", "gradient", both or nothing.
+
+        And the descriptor of what the gradient is to be computed from.
 
         Args:
             agreed: of this worker's process, as ``check`` has left it.
-            is_first: whether no update was made.
         """
-        checks = []
+        checks, fds = [], []
         key = self._key(job)
         if key not in agreed and self._data[key] is not None:
             checks.append("data")
-        if is_first and self._gradient is not None and isinstance(job, Training):
-            checks.append("gradient")
-        return checks
+        if GRADIENT not in agreed and self._gradient is not None and isinstance(job, Training):
+            if self._changes() != self._known_at:
+                self._take_gradient(job)
+            if self._start is not None:
+                checks.append(GRADIENT)
+                fds.append(self._start.fd)
+        return checks, fds
 
-    def check(self, job: Job, agreed: set[str], answer: Message, *, is_first: bool) -> None:
-        """Compare a worker's answer; what agrees is noted in ``agreed``.
+    def check(self, job: Job, agreed: set[str], answer: Message, worker: int) -> bool:
+        """Compare a worker's answer, and return whether it may take part; else ask it again.
+
+        Args:
+            agreed: gets what is known now, and need not be asked for again.
 
         Raises:
             UserError: the script makes something else each time that it is run.
+            Whatever the user's code raised in the worker, and not in the coordinator.
         """
         key = self._key(job)
         if "data" in answer:
@@ -102,13 +130,33 @@ class Agreement:
                     f"shard, rows {rows}, differs from the coordinator's; seed what the script "
                     "draws, sort what it takes from a set, or use engine='towers'"
                 )
-        # An answer that comes late may be from parameters after an update.
-        if is_first and "gradient" in answer and self._gradient not in (None, answer["gradient"]):
+        if "error" in answer:
+            error = remote_error.from_json(answer["error"])
+            error.add_note(
+                f"quorate: worker {worker}, in the shard that it is compared by: step 0, shard 0, "
+                f"rows {abridged(job.plan.shard(0, 0))}; the coordinator has computed it"
+            )
+            raise error
+        if GRADIENT not in answer or self._gradient in (None, answer[GRADIENT]):
+            agreed.add(GRADIENT)
+            return True
+        if self._changes() == self._known_at:
             raise UserError(
                 "a worker that ran the script again computes another gradient from the same rows "
                 "and parameters: its model or loss differs in what is no parameter; seed what the "
                 "script draws, or use engine='towers'"
             )
+        # User code changed the model meanwhile: it may have computed with the one or the other.
+        asked = sum(word.startswith("asked") for word in agreed) + 1
+        agreed.add(f"asked {asked}")
+        if asked < MOST_ASKED:
+            return False
+        agreed.add(GRADIENT)
+        self._say(
+            f"worker {worker} is not compared with the coordinator: the model is changed while it "
+            "computes, again and again"
+        )
+        return True
 
     def _name(self, job: Job) -> str:
         name = self.name_of(job.source.dataset)
@@ -133,8 +181,14 @@ class Agreement:
             return None
         return first
 
+    def _take_gradient(self, job: Job) -> None:
+        """Compute the gradient that workers are compared by, and keep what it is computed from."""
+        self._known_at = self._changes()
+        self._gradient = self._gradient_fingerprint(job)
+        self._start = None if self._gradient is None else self._arena.kept(self._buffers)
+
     def _gradient_fingerprint(self, job: Job) -> str | None:
-        """Of the gradient of the first shard, from the parameters as they are before training."""
+        """Of the gradient of the first shard, from the parameters as they are."""
         if len(kinds(self._groups)) > 1:
             return None  # workers have different bits
 

@@ -131,7 +131,7 @@ class Arena:
         used = min(results + workers, workers * (levels + 2)) + snapshots
         slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + integer_buffers.numel()
         require(
-            layout.nbytes + used * slot_bytes,
+            layout.nbytes + (used + 1) * slot_bytes,  # and one for parameters at the start
             f"gradients of {results} shards on {workers} workers",
             "use fewer workers, or engine='towers'",
         )
@@ -166,6 +166,14 @@ class Arena:
             "mutable_frozen": sorted(self.mutable_frozen),
             **self._sizes,
         }, fds
+
+    def kept(self, buffers: Buffers) -> Segment:
+        """Return a copy of the parameters, and of the coordinator's buffers, as they are now."""
+        segment = Segment(self.slot_bytes)
+        values = self.slot_in(segment)
+        values.flat.copy_(self.parameters)
+        values.take_buffers(buffers)
+        return segment
 
     def publish(self, buffers: Buffers) -> None:
         """Show workers the coordinator's buffers."""
@@ -226,13 +234,16 @@ class Arena:
         return self._slots[number]
 
     def _slot(self, number: int) -> Vectors:
-        start = self._slots_at + number * self.slot_bytes
+        return self.slot_in(self._segment, self._slots_at + number * self.slot_bytes)
+
+    def slot_in(self, segment: Segment, start: int = 0) -> Vectors:
+        """Return a slot that lies in a segment, from byte ``start`` on."""
         floats_at = start + _up(self.parameters.layout.nbytes, 64)
         floats, integer_buffers = self.current.floats.numel(), self.current.integer_buffers.numel()
         return Vectors(
-            self.parameters.layout.over(self._segment, start),
-            self._segment.tensor(torch.float64, floats, floats_at),
-            self._segment.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
+            self.parameters.layout.over(segment, start),
+            segment.tensor(torch.float64, floats, floats_at),
+            segment.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:

@@ -32,7 +32,7 @@ from quorate.replica import totals
 from quorate.replica.buffers import Buffers
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshots
-from quorate.transports.job import Job, Training
+from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.wire import Message
@@ -170,6 +170,19 @@ class ProcessesChannel:
         self._pending.clear()
         self._kept.clear()
         self._collected.clear()
+
+    def invitation(self) -> Message:
+        """Return what a worker is told of the job when it is asked to join."""
+        job = self.job
+        return {
+            "kind": "open",
+            "job": self.number,
+            "work": class_name(job),
+            "averaged": job.parameters is self._transport.arena.average,
+            "plan": job.plan.to_json(),
+            "steps": [job.steps.start, job.steps.stop],
+            "options": job.options(),
+        }
 
     def is_computing(self, worker: int) -> bool:
         """Return whether a worker was given a shard and has not answered."""

@@ -25,8 +25,8 @@ from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.member import Member
 from quorate.transports.worker_status import Doing
 
-# How long the first workers that are ready wait for the others: as long as no update is made, a
-# worker can be asked for the gradient that the coordinator computes too.
+# How long the first workers that are ready wait for the others: so what differs in one of them is
+# mostly found before the first update.
 GATHER_S = 10.0
 
 

@@ -2,7 +2,7 @@
 
 An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. Built-in
 types, torch's and quorate's own come back as themselves; any other as a ``WorkerError`` that names
-it: its constructor may do anything.
+it: its constructor may do anything. Long texts are cut: a wire is for small messages.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import torch
 from tblib import Traceback  # type: ignore[import-untyped]
 
 from quorate import errors
+from quorate.errors import ExitError, cut
 
 Raised = dict[str, Any]
 _Frame = tuple[str, str, int]  # file, function, line
 
 MOST_FRAMES = 60  # of one traceback; an endless recursion has a thousand
 MOST_CAUSES = 10
+MOST_NOTES = 20
 
 
 def to_json(error: BaseException, depth: int = 0) -> Raised:
     """Return what ``from_json`` needs."""
     kind = type(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    notes = getattr(error, "__notes__", ())
     os_error = None
     if isinstance(error, OSError) and error.errno is not None:
         os_error = [error.errno, error.strerror, _name(error.filename)]
@@ -35,9 +38,10 @@ def to_json(error: BaseException, depth: int = 0) -> Raised:
         "type": kind.__qualname__,
         "module": kind.__module__,
         "text": _text(error),
-        "argument": error.args[0] if error.args and isinstance(error.args[0], str) else None,
+        "argument": cut(error.args[0]) if error.args and isinstance(error.args[0], str) else None,
+        "exit_code": error.exit_code if isinstance(error, ExitError) else None,
         "os_error": os_error,
-        "notes": [str(note) for note in getattr(error, "__notes__", ())],
+        "notes": [cut(str(note)) for note in notes[:MOST_NOTES]],
         "frames": _frames(error),
         "cause": None if cause is None or depth == MOST_CAUSES else to_json(cause, depth + 1),
         "is_cause": error.__cause__ is not None,
@@ -68,6 +72,8 @@ def _rebuilt(raised: Raised) -> BaseException:
             number, meaning, name = raised["os_error"]
             return OSError(number, meaning, name)  # makes the subclass that belongs to the number
         if kind.__str__ in (BaseException.__str__, KeyError.__str__, OSError.__str__):
+            if kind is ExitError:
+                return ExitError(text, raised["exit_code"])
             try:
                 error = kind.__new__(kind, text)
             except TypeError:  # it takes other arguments: an ExceptionGroup, say
@@ -81,15 +87,15 @@ def _rebuilt(raised: Raised) -> BaseException:
 
 def _text(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
-        return "\n".join(traceback.format_exception(error)).rstrip()
+        return cut("\n".join(traceback.format_exception(error)).rstrip())
     try:
-        return str(error)
+        return cut(str(error))
     except Exception as unprintable:  # user code
         return f"<its __str__ raised {type(unprintable).__name__}>"
 
 
 def _name(file: object) -> str | None:
-    return None if file is None else str(file)
+    return None if file is None else cut(str(file))
 
 
 def _frames(error: BaseException) -> list[_Frame]:

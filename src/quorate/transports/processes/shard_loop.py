@@ -5,12 +5,15 @@ The large things are in the arena; messages say which slot of it, and which tick
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
 from quorate.data.source import Source, length
 from quorate.errors import UserError
+from quorate.machine.shared_memory import Segment
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
@@ -110,14 +113,29 @@ class ShardLoop:
             self._replica.device,
         )
         answer: Message = {"kind": "ready", "job": message["job"]}
+        start = self._wire.fds.pop(0) if "gradient" in message["checks"] else None
         try:
             if "data" in message["checks"]:
                 answer["data"] = data_fingerprint(source)
-            if "gradient" in message["checks"]:
-                answer["gradient"] = probe_fingerprint(self._replica, source, stream)
         except Exception:
             pass  # the edge of user code: it raises again in its shard, where it is reported
+        try:
+            if start is not None:
+                answer["gradient"] = self._gradient(start, source, stream)
+        except Exception as error:  # the coordinator has computed it
+            answer["error"] = remote_error.to_json(error)
         self._wire.send(answer)
+
+    def _gradient(self, start: int, source: Source, stream: Stream) -> str:
+        """Compute what this worker is compared by, from parameters as they were at the start."""
+        segment = Segment(os.fstat(start).st_size, start)
+        values = self._arena.slot_in(segment)
+        self._replica.pull(values.flat, version=segment, set_buffers=values.set)
+        try:
+            return probe_fingerprint(self._replica, source, stream)
+        finally:
+            # Else they would stay mapped.
+            self._replica.pull(self._arena.parameters, version=None)
 
     def _compute(self, message: Message, stream: Stream) -> None:
         number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))

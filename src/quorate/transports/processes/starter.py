@@ -20,6 +20,7 @@ from typing import IO, Protocol
 
 from quorate.machine import dies_with_parent
 from quorate.machine.environment import child_environment
+from quorate.machine.standard_streams import inherited_by_children
 from quorate.transports.processes import fork_server, worker
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.wire import Wire
@@ -264,6 +265,7 @@ def _run(
     module: str, fds: dict[str, int], script: Script, *, spins: bool
 ) -> subprocess.Popen[bytes]:
     """Start a process that dies with this one, and runs a module with descriptors."""
+    stdout, stderr = inherited_by_children()
     return subprocess.Popen(
         [
             sys.executable,
@@ -275,6 +277,8 @@ def _run(
             json.dumps(fds),
         ],
         stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
         pass_fds=list(fds.values()),
         cwd=script.folder,
         env=child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"}),

@@ -29,7 +29,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-from quorate.transports.amendments import Amendments
+from quorate.transports.amendments import UNCHANGED, Original
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.arena import Arena
@@ -79,7 +79,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
-        amendments: what user code changed in the coordinator's model.
+        original: the coordinator's model, whose changes by user code are followed.
 
     Raises:
         UserError: there are too few descriptors.
@@ -103,7 +103,7 @@ class Processes:
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
-        amendments: Callable[[], Amendments] = Amendments,
+        original: Original = UNCHANGED,
     ) -> None:
         require_descriptors(len(groups))
         self.arena = arena
@@ -111,14 +111,15 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
-        self._agreement = Agreement(model, probe, groups, datasets, threads=threads, say=say)
+        told: Any = {"threads": threads, "say": say, "changes": original.changes}
+        self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
         self._script = script
         self._sources = script.sources()
         self._compiles = compiles
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
-        self._amendments = amendments
+        self._amendments = original.amendments
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         text, self._fds = arena.handed_over()
@@ -239,8 +240,9 @@ class Processes:
                 case Start(number):
                     self._restart(number)
                 case Welcome(number):
-                    answer: Message = {"kind": "arena", "compile": self._compiles}
-                    self._process(number).post(answer, self._description.fd, *self._fds)
+                    fds = [self._description.fd, *self._fds]
+                    answer = {"kind": "arena", "compile": self._compiles, "fds": len(fds)}
+                    self._process(number).post(answer, *fds)
                 case Ask(number, job):
                     self._ask(self._process(number), self._channels[job])
                 case Close(number, job):
@@ -282,17 +284,10 @@ class Processes:
 
     def _ask(self, process: WorkerProcess, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
-        job = channel.job
-        is_first = self.members.is_gathering
-        message: Message = {
-            **job.described(),
-            "kind": "open",
-            "job": channel.number,
-            "dataset": self._agreement.name_of(job.source.dataset),
-            "checks": self._agreement.checks(job, process.agreed, is_first=is_first),
-            "averaged": job.parameters is self.arena.average,
-        }
-        process.post_with(self._amendments(), message)
+        name = self._agreement.name_of(channel.job.source.dataset)
+        checks, fds = self._agreement.checks(channel.job, process.agreed)
+        message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
+        process.post_with(self._amendments(), message, *fds)
 
     def _close_job(self, process: WorkerProcess, job: int) -> None:
         # To a worker that is stopped, job after job may be opened and closed: of those that it was
@@ -346,10 +341,12 @@ class Processes:
             case "refuses":
                 member.refused(message["message"])
             case "ready":
-                if channel is not None:
-                    is_first = self.members.is_gathering
-                    self._agreement.check(channel.job, process.agreed, message, is_first=is_first)
-                self._do(self.members.ready(number, message["job"], now))
+                agreed = process.agreed
+                if channel is None or self._agreement.check(channel.job, agreed, message, number):
+                    self._do(self.members.ready(number, message["job"], now))
+                else:
+                    process.post({"kind": "close", "job": channel.number})
+                    self._ask(process, channel)
             case "done":
                 member.computed()
                 if channel is not None:

@@ -21,9 +21,11 @@ import torch
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
+from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
+from quorate.replica.shared.sharing import Sharing
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 from quorate.transports.processes.arena import Arena
@@ -51,12 +53,14 @@ def run(*, wire: int, output: int) -> None:
             coordinator has said all of that already, and shows it only if something goes wrong.
     """
     global _here
+    occupy_standard_descriptors()
     end = Wire(socket.socket(fileno=wire))
     start = end.receive()
     if start is None:
         return
     _here = Worker(start["number"], end, output)
-    Script(**start["script"]).run()
+    with steady():  # also while it is hidden: a full disk for temporary files is no news
+        Script(**start["script"]).run()
     sys.exit("the script came to its end without a training loop")
 
 
@@ -92,7 +96,7 @@ class Worker:
         def serve() -> None:
             nonlocal code
             try:
-                with repeatable(program.computing.precision, program.group):
+                with repeatable(program.computing, program.group):
                     self._serve(program)
                 code = 0
             except UserError as error:
@@ -123,9 +127,11 @@ class Worker:
         answer = self._wire.receive()
         if answer is None:
             return
-        description, *fds = self._wire.fds
+        description, *fds = (self._wire.fds.pop(0) for _ in range(answer["fds"]))
         text = Segment(os.fstat(description).st_size, description)
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
+        turns = Turns(side_by_side=True)
+        Sharing(program.model, program.loss, copies=False).tell(turns)
         replica = Replica(
             program.model,
             arena.parameters,
@@ -136,7 +142,7 @@ class Worker:
             set_buffers=arena.read,
             loss=program.loss,
             totals=program.totals,
-            turns=Turns(side_by_side=True),
+            turns=turns,
             computing=replace(program.computing, compile=answer["compile"]),  # all workers alike
             notes=self._notes,
         )
@@ -145,6 +151,9 @@ class Worker:
         for fd, original in self._outputs.items():
             os.dup2(original, fd)
             os.close(original)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Steady):
+                stream.fault = None  # it leads elsewhere now
         # 4. Shards, until the coordinator ends this process or is gone itself.
         loop = ShardLoop(self.number, self._wire, arena, replica, program)
         with Stream() as stream:

@@ -68,12 +68,12 @@ class WorkerProcess:
         self.wire.post(message, fds)
         self._look_at_wire()
 
-    def post_with(self, amendments: Amendments, message: Message) -> None:
+    def post_with(self, amendments: Amendments, message: Message, *fds: int) -> None:
         """Send it a message, and with it what user code changed, if it has not been told."""
         if amendments.number != self._amended:
             self._amended = amendments.number
             message = {**message, "amendments": amendments.to_json()}
-        self.post(message)
+        self.post(message, *fds)
 
     def withdraw(self, **named: object) -> bool:
         """Take back a message that waits; see ``Wire``."""

@@ -1,0 +1,1 @@
+"""What the threads of a process share: found, and kept out of a shard, which is computed alone."""

@@ -1,0 +1,238 @@
+"""References: what a model and a loss function hold and use, by attributes, closures and globals.
+
+``copy.deepcopy`` copies what is in attributes, lists and bound methods. It leaves functions as they
+are, with all that they hold: cells of closures, default values, globals; and weak references. A
+copy of a model that has such a way back to the original is none.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from quorate.replica.shared.code import is_of_library, place, uses, variables
+from quorate.replica.shared.containers import MOST_ITEMS, Container
+from quorate.replica.shared.switches import setter_name
+
+MOST_OBJECTS = 100_000
+
+_ATOMS = (
+    *(int, float, complex, str, bytes, bytearray, bool, type(None), type(...), range, slice),
+    *(np.ndarray, np.generic, CodeType, ModuleType, torch.Generator, torch.device, torch.dtype),
+    *(torch.Size, torch.jit.ScriptFunction),
+)
+# Never called while a shard is computed, if the object is there already.
+_BEFORE = ("__init__", "__new__", "__post_init__", "reset_parameters", "extra_repr", "__repr__")
+
+
+class Found(NamedTuple):
+    """What was found of a model and its loss function."""
+
+    originals: list[str]  # ways to what ought to have been copied
+    draws: list[str]  # places that draw from Python's or NumPy's generator of the process
+    switches: list[str]  # places that set what the whole process has once
+    # What code shares with other threads and may write to: containers and attributes, with the way
+    containers: list[Container]
+
+
+def found(roots: Mapping[str, object], originals: Mapping[int, str]) -> Found:
+    """Look at all that can be reached.
+
+    Args:
+        roots: where to begin, by names for messages.
+        originals: from ``id`` of what must not be reached to what it is.
+    """
+    walk = _Walk(originals)
+    for name, root in roots.items():
+        walk.begin(name, root)
+    walk.run()
+    return walk.found
+
+
+class _Step(NamedTuple):
+    value: Any
+    way: str  # how it was reached
+    by_code: bool  # from a function, and so shared by all copies
+    is_class: bool = False  # named by code, which may make instances of it
+
+
+class _Walk:
+    def __init__(self, originals: Mapping[int, str]) -> None:
+        self.found = Found([], [], [], [])
+        self._originals = originals
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []  # an id is nobody else's as long as its owner is there
+        self._next: deque[_Step] = deque()
+
+    def begin(self, name: str, root: object) -> None:
+        self._next.append(_Step(root, name, by_code=False))
+
+    def run(self) -> None:
+        while self._next and len(self._seen) < MOST_OBJECTS:
+            self._visit(self._next.popleft())
+
+    def _visit(self, step: _Step) -> None:
+        value = step.value
+        if (what := self._originals.get(id(value))) is not None:
+            line = f"{step.way} is {what}"
+            if line not in self.found.originals:
+                self.found.originals.append(line)
+            return
+        if isinstance(value, _ATOMS) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        self._next.extend(self._parts(step))
+
+    def _parts(self, step: _Step) -> Iterable[_Step]:
+        value, way = step.value, step.way
+        if isinstance(value, torch.Tensor):
+            return ()
+        if isinstance(value, FunctionType):
+            return self._function(value, way)
+        if isinstance(value, MethodType):
+            return [_Step(value.__func__, way, True), step._replace(value=value.__self__)]
+        if isinstance(value, functools.partial):
+            parts = [
+                (value.func, way),
+                *((a, f"{way}, an argument of a partial") for a in value.args),
+            ]
+            parts += [(v, f"{way}, argument {k!r} of a partial") for k, v in value.keywords.items()]
+            return [_Step(part, label, step.by_code) for part, label in parts]
+        if isinstance(value, (weakref.ref, weakref.ProxyType)):
+            target = value() if isinstance(value, weakref.ref) else None
+            return [_Step(target, f"{way}, a weak reference,", True)]
+        if isinstance(value, (staticmethod, classmethod)):
+            return [_Step(value.__func__, way, True)]
+        if isinstance(value, property):
+            functions = (value.fget, value.fset)
+            return [_Step(part, way, True) for part in functions if part is not None]
+        if isinstance(value, BuiltinFunctionType):
+            return [_Step(getattr(value, "__self__", None), way, step.by_code)]
+        if isinstance(value, Mapping):
+            if step.by_code and isinstance(value, dict):
+                self.found.containers.append(Container.of(value, way))
+            items = _first(value.items())
+            return [_Step(v, f"{way}[{k!r}]", step.by_code) for k, v in items]
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
+            if step.by_code and not isinstance(value, (tuple, frozenset)):
+                self.found.containers.append(Container.of(value, way))
+            return [_Step(v, f"{way}[{n}]", step.by_code) for n, v in enumerate(_first(value))]
+        if isinstance(value, type):
+            return self._class(value, way, instances=step.is_class)
+        return self._instance(value, step)
+
+    def _function(self, function: FunctionType, way: str) -> Iterator[_Step]:
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            yield _Step(wrapped, way, True)
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for value in defaults:
+            yield _Step(value, f"{way} ({place(function.__code__)}), a default value,", True)
+        is_library = is_of_library(function.__code__)
+        if is_library:
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=False
+            ):
+                value = _contents(cell)
+                yield _Step(value, f"{way} holds {name!r}, which", True)
+            if is_of_library(function.__code__, only_torch=True):
+                return
+        if not is_library:
+            for variable in variables(function):
+                named = f"{variable.name!r} in {_named(function, way)} ({variable.line})"
+                self.found.containers.append(Container(variable.items, named, function))
+        for use in uses(function):
+            if _is_shared_generator(use.value):
+                self.found.draws.append(f"{use.name} ({use.line})")
+            elif (setter := setter_name(use)) is not None:
+                self.found.switches.append(f"{setter} ({use.line})")
+            elif not is_library and _is_worth_it(use.value, use.is_whole):
+                yield _Step(
+                    use.value, f"{use.name!r} in {_named(function, way)} ({use.line})", True, True
+                )
+
+    def _class(self, kind: type, way: str, *, instances: bool) -> Iterator[_Step]:
+        for base in kind.__mro__:
+            if _is_pythons(base):
+                continue
+            for name, member in vars(base).items():
+                if name in _BEFORE and not instances:
+                    continue
+                if name.startswith("__") and not callable(member):
+                    continue
+                yield _Step(member, f"{way}.{name}", True)
+
+    def _instance(self, value: Any, step: _Step) -> Iterator[_Step]:
+        kind, way = type(value), step.way
+        if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return  # a trainer, a report: what they have is there for whoever looks at the run
+        is_module = isinstance(value, torch.nn.Module)
+        if kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+            return
+        if isinstance(value, torch.jit.ScriptModule):
+            return  # its code is no Python, and holds nothing from outside
+        held = dict(getattr(value, "__dict__", None) or {})
+        for base in kind.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, name):
+                    held[name] = getattr(value, name)
+        if step.by_code and not is_module and held:
+            self.found.containers.append(Container.of(value, way))
+        for name, part in held.items():
+            if is_module and name in ("_modules", "_parameters", "_buffers"):
+                for inner, member in (part or {}).items():
+                    yield step._replace(value=member, way=f"{way}.{inner}", is_class=False)
+            elif is_module and name.endswith("_hooks") and isinstance(part, dict):
+                for hook in part.values():
+                    yield step._replace(value=hook, way=f"a hook of {way}", is_class=False)
+            else:
+                yield step._replace(value=part, way=f"{way}.{name}", is_class=False)
+        if kind not in (torch.nn.Module, object):
+            yield _Step(kind, way, True)
+
+
+def _named(function: FunctionType, way: str) -> str:
+    name = function.__qualname__.rpartition("<locals>.")[2]
+    return way if name in ("<lambda>",) or way.endswith(name.rpartition(".")[2]) else name
+
+
+def _is_pythons(kind: type) -> bool:
+    root = kind.__module__.partition(".")[0]
+    return root in ("torch", "numpy") or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def _is_worth_it(value: object, is_whole: bool) -> bool:
+    """Leave out quorate's own objects, of which code uses numbers: ``trainer.global_step``."""
+    return is_whole or isinstance(value, torch.nn.Module) or not isinstance(value, ModuleType)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _first(items: Iterable[Any]) -> list[Any]:
+    return [item for item, _ in zip(list(items)[:MOST_ITEMS], range(MOST_ITEMS), strict=False)]
+
+
+def _generators() -> tuple[object, object]:
+    # The objects whose methods the functions of ``random`` and ``numpy.random`` are.
+    return random.random.__self__, np.random.rand.__self__  # type: ignore[attr-defined]
+
+
+def _is_shared_generator(value: object) -> bool:
+    owner = getattr(value, "__self__", None) if callable(value) else None
+    return owner is not None and any(owner is generator for generator in _generators())

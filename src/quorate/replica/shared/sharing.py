@@ -1,0 +1,90 @@
+"""Sharing: what of a model and its loss function all towers of a process would have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from quorate.errors import CopyError
+from quorate.replica.shared.containers import written
+from quorate.replica.shared.copies import copied_parts, refused
+from quorate.replica.shared.references import Found, found
+from quorate.replica.shared.switches import SwitchWatch
+from quorate.replica.turns import Turns
+
+
+class Sharing:
+    """What was found of one model and one loss function before any shard was computed.
+
+    Args:
+        model: nothing of it is changed; no tensor is copied, but those of scripted modules.
+        loss: the loss function.
+        copies: whether to see if it can be copied.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss: object, *, copies: bool = True) -> None:
+        self.obstacle: str | None = None  # why towers cannot have copies
+        self._copied: set[int] = set()  # of what each copy has one of its own
+        self._has_compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
+        self._found: Found = self._look(model, loss, copies)
+
+    def _look(self, model: torch.nn.Module, loss: object, copies: bool) -> Found:
+        if copies:
+            try:
+                copied, self._copied = copied_parts(model)
+            except CopyError as error:
+                self.obstacle = error.reason
+            else:
+                kept = {id(module) for module in copied.modules()}  # says that it is its own copy
+                originals = {
+                    id(module): f"its module {name!r}" if name else "the model that is trained"
+                    for name, module in model.named_modules()
+                    if id(module) not in kept
+                }
+                for name, p in model.named_parameters():
+                    if p.requires_grad:
+                        originals[id(p)] = f"the parameter {name!r}"
+                originals |= {id(b): f"the buffer {name!r}" for name, b in model.named_buffers()}
+                result = found({"the model": copied, "the loss function": loss}, originals)
+                if result.originals:
+                    self.obstacle = f"{result.originals[0]}, of which a tower has a copy"
+                return result
+        return found({"the model": model, "the loss function": loss}, {})
+
+    def tell(self, turns: Turns) -> None:
+        """Tell the turns of a process what is known of the code."""
+        if self._found.switches:
+            turns.require(f"{self._found.switches[0]} sets what the whole process has once")
+        if self._found.draws:
+            turns.may_draw = self._found.draws[0]
+
+    @contextmanager
+    def watching(self, turns: Turns, *, towers: int, compiled: bool) -> Iterator[None]:
+        """Watch a shard that is computed alone; what it does makes towers take turns.
+
+        Args:
+            towers: how many there will be; 0 if workers are processes.
+            compiled: whether the loss function is: then no operator is seen.
+
+        Raises:
+            CopyError: it writes to something of the model's that each copy has one of its own of.
+        """
+        with ExitStack() as stack:
+            containers = self._found.containers if towers else []
+            changed = stack.enter_context(written(containers))
+            watch = None
+            if not compiled and not self._has_compiled:
+                watch = stack.enter_context(SwitchWatch())
+            yield
+        if watch is not None and watch.found:
+            turns.require(f"{watch.found[0]} is set while a shard is computed, for all threads")
+        for container in changed:
+            if id(container.owner) in self._copied:
+                raise refused(f"{container.way} is written to, of which a tower has a copy")
+            if towers > 1:
+                turns.require(
+                    f"{container.way} is written to while a shard is computed, and towers share it"
+                )
+        self._found.containers.clear()  # and whatever they hold

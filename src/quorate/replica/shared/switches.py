@@ -1,0 +1,153 @@
+"""Switches that a process has once: what one thread sets, all others compute with.
+
+A default dtype, which attention kernels may be taken, oneDNN on or off: a forward pass that sets
+one for a while sets it for every tower of the process, and may find it as another tower left it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from quorate.replica.shared.code import is_module_of, user_line
+
+if TYPE_CHECKING:
+    from quorate.replica.shared.code import Use
+
+_cuda: Any = torch.backends.cuda
+_cudnn: Any = torch.backends.cudnn
+_mkldnn: Any = torch.backends.mkldnn
+
+# Name -> how it is read, and how it is set.
+SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "float32_matmul_precision": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "deterministic algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    "flash attention": (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
+    "memory-efficient attention": (
+        _cuda.mem_efficient_sdp_enabled,
+        _cuda.enable_mem_efficient_sdp,
+    ),
+    "plain attention": (_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
+    "cuDNN's attention": (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
+    "oneDNN": (lambda: _mkldnn.enabled, lambda on: _mkldnn.set_flags(on)),
+    "cuDNN": (lambda: _cudnn.enabled, lambda on: _cudnn.set_flags(_enabled=on)),
+    "cudnn.benchmark": (lambda: _cudnn.benchmark, lambda on: _cudnn.set_flags(_benchmark=on)),
+}
+_READERS = tuple(read for read, _ in SWITCHES.values())
+_SETTERS: tuple[object, ...] = (
+    *(set_ for _, set_ in SWITCHES.values()),
+    *(
+        torch.set_num_threads,
+        torch.use_deterministic_algorithms,
+        torch.set_default_tensor_type,
+        sdpa_kernel,
+    ),
+    *(value for name in ("sdp_kernel",) if (value := getattr(_cuda, name, None)) is not None),
+)
+_PARTS = ("flags", "set_flags")  # of a module of torch.backends
+
+Settings = tuple[Any, ...]
+
+
+def settings() -> Settings:
+    """Return how the switches stand: 2 us."""
+    try:
+        return tuple([read() for read in _READERS])
+    except RuntimeError:
+        return tuple([_read(read) for read in _READERS])
+
+
+def changed(before: Settings, after: Settings) -> list[str]:
+    """Return the names of the switches that differ."""
+    return [n for n, one, other in zip(SWITCHES, before, after, strict=True) if one != other]
+
+
+def restore(wanted: Settings) -> None:
+    """Put the switches back to where they were."""
+    for (_, set_), value, now in zip(SWITCHES.values(), wanted, settings(), strict=True):
+        if value != now:
+            set_(value)
+
+
+def as_written(*, scripted: bool) -> AbstractContextManager[object]:
+    """Return a context within which this thread runs scripted modules as they are written.
+
+    Otherwise they are watched in their first runs, and then run by other code: what comes out would
+    depend on how many shards the replica has computed before.
+    """
+    if scripted:
+        jit: Any = torch.jit
+        context: AbstractContextManager[object] = jit.optimized_execution(False)
+        return context
+    return nullcontext()
+
+
+@contextmanager
+def of_this_thread() -> Iterator[None]:
+    """After the block the calling thread's own modes are what they were before: 1 us.
+
+    User code that leaves gradients or autocast off would leave them off for the shards after it,
+    and only for those on the same worker.
+    """
+    gradients, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    autocast = torch.is_autocast_enabled("cpu")
+    try:
+        yield
+    finally:
+        if torch.is_grad_enabled() is not gradients:
+            torch.set_grad_enabled(gradients)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if torch.is_autocast_enabled("cpu") is not autocast:
+            torch.set_autocast_enabled("cpu", autocast)
+
+
+def setter_name(use: Use) -> str | None:
+    """Return by which name code sets a switch, if that is what it does."""
+    if any(use.value is setter for setter in _SETTERS):
+        return use.name
+    last = use.name.rpartition(".")[2]
+    sets = use.is_written or last in _PARTS
+    return use.name if sets and is_module_of(use.value, "torch.backends") else None
+
+
+class SwitchWatch(TorchFunctionMode):
+    """Within a ``with`` block, of a shard that is computed alone, notes who sets switches.
+
+    It looks whenever the thread calls a function of torch: what is set for a while is seen too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = settings()
+        self.found: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not self.found and (names := changed(self._before, settings())):
+            frame: FrameType | None = sys._getframe(1)
+            line = user_line(frame)
+            self.found.append(f"{' and '.join(names)}{f' ({line})' * bool(line)}")
+        return func(*args, **(kwargs or {}))
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:  # torch's older and newer names of one switch disagree
+        return None

@@ -1,0 +1,134 @@
+"""What is shown of an exception that ends the program: the user's frames, ours folded.
+
+Between a script's call of ``fit`` and its loss function are twenty frames of this package, and the
+one that matters is the last. They are left out of what is printed, with their number, and so is the
+launcher before the script. The exception itself stays as it is, for whoever catches it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from quorate.errors import Hook, OneLineError, QuorateError, cut, show_one_line_errors
+from quorate.machine.environment import wants_full_tracebacks
+
+MOST = 200_000  # characters that are shown
+
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_LAUNCHER = str(Path(_PACKAGE, "commands", "main.py"))
+_LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
+_INSTALLED = ("site-packages", "dist-packages")
+_FOLDED = "<folded>"  # in the place of a file's name
+
+_shown_before: Hook | None = None  # by whom exceptions were shown; None: nothing was changed yet
+
+
+def fold_tracebacks() -> None:
+    """From now on, show an exception that ends this program folded, and one of ours in a line.
+
+    Where somebody has changed how exceptions are shown, it stays as they want it.
+    """
+    global _shown_before
+    if _shown_before is None and show_one_line_errors():
+        _shown_before, sys.excepthook = sys.excepthook, _show
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    assert _shown_before is not None
+    is_full = wants_full_tracebacks()
+    if sys.stderr is not None and (is_full or not isinstance(error, OneLineError)):
+        with suppress(OSError, ValueError):  # nobody is there to read it
+            lines = traceback.format_exception(kind, error, trace) if is_full else folded(error)
+            sys.stderr.writelines(lines)
+            sys.stderr.flush()
+    if isinstance(error, OneLineError):
+        _shown_before(kind, error, trace)  # its line, and its exit code
+
+
+def folded(error: BaseException) -> Iterator[str]:
+    """Yield what Python prints of an exception, with our frames folded and long texts cut."""
+    told = traceback.TracebackException.from_exception(error, compact=True)
+    link: traceback.TracebackException | None = told
+    while link is not None:
+        link.stack = _Folded.of(link.stack, is_ours=issubclass(_kind(link), QuorateError))
+        link = link.__cause__ or link.__context__
+    written = left_out = 0
+    for text in told.format():
+        if written < MOST:
+            text = cut(text)
+            written += len(text)
+            yield text
+        else:
+            left_out += len(text)
+    if left_out:
+        yield f"... ({left_out:,} characters are left out)\n"
+
+
+class _Folded(traceback.StackSummary):
+    """A stack in which each run of our frames is one line."""
+
+    @classmethod
+    def of(cls, stack: traceback.StackSummary, *, is_ours: bool) -> _Folded:
+        """Return a stack folded.
+
+        Args:
+            is_ours: whether the exception is one that this package raises: then it is no bug of
+                ours, whose frames are wanted.
+        """
+        found = cls()
+        hidden = 0
+        for frame, is_hidden in zip(stack, _hidden(stack, is_ours=is_ours), strict=True):
+            hidden += is_hidden
+            if is_hidden:
+                continue
+            found._close(hidden)
+            hidden = 0
+            found.append(frame)
+        found._close(hidden)
+        return found
+
+    def _close(self, hidden: int) -> None:
+        if hidden and self:  # a launcher's, before all others, need no word
+            self.append(traceback.FrameSummary(_FOLDED, hidden, "", lookup_line=False))
+
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary, **more: bool) -> str:
+        if frame_summary.filename != _FOLDED:
+            return super().format_frame_summary(frame_summary, **more)
+        number = frame_summary.lineno or 0
+        frames = "1 frame" if number == 1 else f"{number} frames"
+        return f"  ({frames} of quorate; QUORATE_TRACEBACK=full shows all)\n"
+
+
+def _hidden(stack: Sequence[traceback.FrameSummary], *, is_ours: bool) -> list[bool]:
+    """Return of each frame whether it is folded."""
+    files = [frame.filename for frame in stack]
+    of_package = [file.startswith(_PACKAGE) for file in files]
+    if True not in of_package or (of_package[-1] and not is_ours):
+        return [False] * len(files)
+    hidden: list[bool] = []
+    for file, is_hidden in zip(files, of_package, strict=True):
+        # Python's own between ours, or between ours and a script: contextlib, runpy.
+        of_python = file.startswith((_LIBRARY, "<frozen ")) and not _is_installed(file)
+        hidden.append(is_hidden or (of_python and bool(hidden) and hidden[-1]))
+    if _LAUNCHER in files:
+        launched = files.index(_LAUNCHER)
+        hidden[:launched] = [True] * launched
+    last = max(n for n, is_hidden in enumerate(of_package) if is_hidden)
+    if all(_is_installed(file) or file.startswith(_LIBRARY) for file in files[last + 1 :]):
+        hidden[last] = is_ours  # what was called on behalf of whom: a backward pass, say
+    return hidden
+
+
+def _is_installed(file: str) -> bool:
+    return any(part in file for part in _INSTALLED)
+
+
+def _kind(told: traceback.TracebackException) -> type[BaseException]:
+    return told.exc_type or BaseException

@@ -1,0 +1,336 @@
+"""One run trains in a run directory at a time, whoever else tries, and its death ends that."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.disks import disk, fill, tree
+from support.runs import Ended, command, inspected, run, started, wait_for
+from support.small import DATA, trainer
+
+from quorate.errors import SettingError
+from quorate.services import run_lock
+from quorate.services.checkpoints import files
+from quorate.services.run_lock import NAME, RunLock
+
+TOWER = ("--engine", "towers", "--workers", "1")
+# How often two runs are started in one directory. 100 of them take 10 minutes.
+PAIRS = int(os.environ.get("QUORATE_TEST_PAIRS", "4"))
+
+
+def lasting(run_dir: Path, *arguments: str, options: tuple[str, ...] = TOWER) -> list[str]:
+    return command("lasting.py", *arguments, options=(*options, "--run-dir", str(run_dir)))
+
+
+def refused(lock: RunLock, match: str = "no other run trains in") -> None:
+    """Hold that another run has the directory."""
+    with pytest.raises(SettingError, match=match), lock.held(print):
+        pass
+
+
+# --- two runs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_of_two_runs_at_random_distances_exactly_one_trains(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    steps, seconds = 40, 0.05
+    assert run(lasting(tmp_path / "alone", str(steps), "0")).code == 0
+    digest = inspected(tmp_path / "alone")["digest"]
+    for number in range(PAIRS):
+        run_dir, begun = tmp_path / f"{number}", tmp_path / f"{number}-begun"
+        begun.mkdir()
+        words = lasting(run_dir, str(steps), str(seconds), str(begun))
+        distance_s = chance.choice([0.0, chance.uniform(0.0, 0.05), chance.uniform(0.0, 1.5)])
+        later = threading.Event()
+
+        def second(words: list[str], later: threading.Event, distance_s: float) -> Ended:
+            later.wait(distance_s)
+            return run(words)
+
+        with ThreadPoolExecutor(2) as pool:
+            ended = [pool.submit(run, words), pool.submit(second, words, later, distance_s)]
+            both = [one.result() for one in ended]
+        assert sorted(one.code for one in both) == [0, 2], both
+        [loser] = [one for one in both if one.code == 2]
+        [pid] = [entry.name for entry in begun.iterdir()]  # one has made updates
+        assert f"process {pid} on " in loser.err
+        assert loser.err.count("\n") == 1
+        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert [line["global_step"] for line in lines] == list(range(1, steps + 1))
+        assert inspected(run_dir)["digest"] == digest
+        shutil.rmtree(run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["towers", "processes"])
+def test_beside_a_running_run_others_are_refused_and_inspect_works(
+    engine: str, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--engine", engine, "--workers", "1", "--save-every-steps", "5")
+    words = lasting(run_dir, "100000", "0.02", options=options)
+    with started(tmp_path, words) as (process, _):
+        wait_for(process, "step 8/")
+        before = set(tree(run_dir))
+        for more in ((), ("--fresh",)):
+            refused = run(lasting(run_dir, "100000", "0.02", options=(*options, *more)))
+            assert refused.code == 2
+            assert f"process {process.pid} on " in refused.err
+            assert refused.err.count("\n") == 1
+        assert "aside-1" not in set(tree(run_dir)) | before
+        assert inspected(run_dir)["global_step"] >= 5
+        # Its death ends that, at once, whatever of it is still there.
+        process.kill()
+        process.wait()
+        again = run(lasting(run_dir, "1", "0", options=TOWER))
+        assert again.code == 0, again.err
+        assert "nothing to do" in again.out
+
+
+def test_two_trainers_of_one_process_are_two_runs(tmp_path: Path) -> None:
+    first, second = trainer(tmp_path), trainer(tmp_path, fresh=True)
+    updates = first.updates(DATA, steps=4)
+    next(updates)
+    first.save()  # it is ours already
+    before = tree(tmp_path)
+    for attempt in (
+        lambda: second.fit(DATA, steps=2),
+        lambda: next(second.updates(DATA, steps=2)),
+    ):
+        with pytest.raises(SettingError, match=rf"another Trainer of this .*pid {os.getpid()}"):
+            attempt()
+    assert tree(tmp_path) == before
+    assert [report.global_step for report in updates] == [2, 3, 4]
+    second.fit(DATA, steps=2)
+    assert (tmp_path / "aside-1" / "checkpoints").is_dir()
+    for steps in (3, 4):  # again, by the same trainer
+        second.fit(DATA, steps=steps)
+    assert second.global_step == 4
+    third = trainer(tmp_path).updates(DATA, steps=9)
+    next(third)
+    with pytest.raises(SettingError, match="another Trainer of this process"):
+        second.fit(DATA, steps=5)
+    third.close()
+    second.fit(DATA, steps=5)
+
+
+def test_a_save_outside_of_a_loop_is_refused_while_another_run_trains(tmp_path: Path) -> None:
+    first, second = trainer(tmp_path), trainer(tmp_path)
+    for _ in first.updates(DATA, steps=2):
+        pass
+    updates = second.updates(DATA, steps=4)
+    next(updates)
+    with pytest.raises(SettingError, match="another Trainer of this process"):
+        first.save()
+    updates.close()
+    assert first.save().is_dir()
+
+
+# --- who holds it ---------------------------------------------------------------------------------
+
+HOLDING = """
+import os, sys, time
+from pathlib import Path
+from quorate.services.run_lock import RunLock
+with RunLock(Path(sys.argv[1])).held(print):
+    if (pid := os.fork()) == 0:  # as a loader process of towers is
+        time.sleep(600)
+    print(pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_fork_that_outlives_the_run_does_not_hold_the_lock(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        fork = int(process.stdout.readline())
+        try:
+            refused(RunLock(tmp_path), f"process {process.pid} on ")
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            os.kill(fork, 0)  # it is still there
+            with RunLock(tmp_path).held(print):
+                pass
+        finally:
+            process.kill()
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_a_fork_does_not_release_the_lock_of_the_run(tmp_path: Path) -> None:
+    with RunLock(tmp_path).held(print):
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        refused(RunLock(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        b"",
+        b"no json",
+        b"\xff\xfe\x00",
+        b"[" * 4000,
+        b"[]",
+        b'{"pid": 1}',
+        b'{"pid": "x", "host": 1, "since": []}',
+        b'{"pid": -1, "host": "h", "since": 1}',
+        b'{"pid": 1' + b"0" * 400 + b', "host": "h", "since": 1e999}',
+    ],
+)
+def test_whatever_the_file_says_another_run_is_refused(
+    signature: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "OWNER_S", 0.05)
+    with RunLock(tmp_path).held(print):
+        (tmp_path / NAME).write_bytes(signature)
+        refused(RunLock(tmp_path), "another run does; wait for its end")
+
+
+def test_the_name_of_a_host_does_not_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
+    with RunLock(tmp_path).held(print):
+        forged = {"pid": 7, "host": "\x1b[2J" + "x" * 3000, "since": 0}
+        (tmp_path / NAME).write_text(json.dumps(forged))
+        with pytest.raises(SettingError) as caught, RunLock(tmp_path).held(print):
+            pass
+    assert "process 7 on \\x1b[2Jxxx" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_who_is_gone_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "OWNER_S", 0.05)
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    with RunLock(tmp_path).held(print):
+        signature = json.loads((tmp_path / NAME).read_text())
+        (tmp_path / NAME).write_text(json.dumps(signature | {"pid": gone.pid}))
+        refused(RunLock(tmp_path), "another run does")
+
+
+# --- where it cannot be ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "device"])
+def test_something_else_in_its_place_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "other")
+    with pytest.raises(SettingError, match=r"run_dir: got .*run\.lock"):
+        trainer(tmp_path).fit(DATA, steps=1)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_system_without_locks_is_said_and_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fcntl
+
+    def none(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    run = trainer(tmp_path)
+    run.fit(DATA, steps=2)
+    assert run.global_step == 2
+    out = capsys.readouterr().out
+    assert out.count(f"{tmp_path} cannot be locked (No locks available)") == 1
+
+
+def test_nfs_wants_a_file_that_is_open_for_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the client of Linux answers; the lock itself is real."""
+    import fcntl
+
+    real = fcntl.flock
+
+    def as_on_nfs(descriptor: int, how: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    with RunLock(tmp_path).held(print):
+        refused(RunLock(tmp_path))
+    with RunLock(tmp_path).held(print):
+        pass
+
+
+def test_a_full_disk_has_a_lock_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "OWNER_S", 0.05)
+    with disk(tmp_path / "disk", "1m") as place:
+        fill(place)
+        with RunLock(place).held(print):
+            refused(RunLock(place), "another run does")
+
+
+# --- a directory that was removed -----------------------------------------------------------------
+
+
+def test_what_is_made_again_in_the_place_of_a_directory_is_locked_again(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    first, second = RunLock(run_dir), RunLock(run_dir)
+    with first.held(print):
+        shutil.rmtree(run_dir)
+        with pytest.raises(FileNotFoundError):
+            first.renew()
+        assert not run_dir.exists()
+        run_dir.mkdir()
+        first.renew()
+        refused(second)
+        shutil.rmtree(run_dir)
+        first.renew(make=True)
+        refused(second)
+        # Another run was faster: it is that one's now.
+        shutil.rmtree(run_dir)
+        with second.held(print), pytest.raises(SettingError, match="another Trainer of this"):
+            first.renew(make=True)
+        first.renew()
+    with second.held(print):
+        pass
+
+
+def test_a_run_whose_directory_became_another_runs_writes_nothing_there(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    first, second = trainer(run_dir), trainer(run_dir)
+    updates = first.updates(DATA, steps=6)
+    next(updates)
+    shutil.rmtree(run_dir)
+    second.fit(DATA, steps=3)
+    theirs = second.updates(DATA, steps=9)
+    next(theirs)
+    before = tree(run_dir)
+    with pytest.raises(SettingError, match="another Trainer of this process"):
+        first.save()
+    assert tree(run_dir) == before
+    theirs.close()
+    updates.close()
+    found = files.find(run_dir)
+    assert found is not None
+    assert found.record["global_step"] == 3
+
+
+def test_a_run_without_a_directory_locks_nothing(tmp_path: Path) -> None:
+    lock = RunLock(None)
+    with lock.held(print), RunLock(None).held(print):
+        lock.renew(make=True)
+    assert list(tmp_path.iterdir()) == []
