@@ -39,7 +39,7 @@ ODD: tuple[Json, ...] = (
 FREE = {
     *("engine", "devices", "device_types", "workers", "threads", "precision", "compile"),
     *("schedule", "clip_norm", "torch", "python", "processors", "row_sample", "hyperparameters"),
-    *("doubts", "is_augmented", "saved_at", "optimizer_numbers"),
+    *("doubts", "is_augmented", "deterministic", "saved_at", "optimizer_numbers"),
 }
 # Records of before have none of these.
 OPTIONAL = {*FREE, "is_ordered", "ema_decay"} - {"saved_at", "optimizer_numbers"}
@@ -206,6 +206,8 @@ def _is_wrong(trail: tuple[Json, ...], value: Json, record: dict[str, Json]) -> 
         return not (value is None or is_line)
     if name in ("workers", "threads"):
         return not (value is None or (is_count and value >= 1))
+    if name == "deterministic":
+        return not (value is None or isinstance(value, bool))
     if name in ("compile", "is_augmented"):
         return not isinstance(value, bool)
     if name == "clip_norm":
