@@ -28,12 +28,17 @@ class _Place(NamedTuple):
     """A parameter, who has it, and where its values are to be."""
 
     name: str  # the user's
-    module: torch.nn.Module
+    owner: Mapping[str, object]  # the table of parameters of the module that has it
     attribute: str
     parameter: torch.nn.Parameter
     home: torch.Tensor
-    address: int
-    stride: tuple[int, ...]
+
+    def has_moved(self) -> bool:
+        """Return whether the parameter was given other memory, or reads it otherwise."""
+        try:
+            return not self.parameter.is_set_to(self.home)
+        except RuntimeError:  # of another dtype or device
+            return True
 
 
 class UserChanges:
@@ -62,6 +67,7 @@ class UserChanges:
         numbers = {id(p): number for number, p in enumerate(model.parameters())}
         seen: set[int] = set()
         for prefix, module in self._modules:
+            owner = vars(module).get("_parameters", {})  # a scripted module has none
             for attribute, parameter in module.named_parameters(recurse=False):
                 if id(parameter) in seen:
                     continue  # a tied one is known under its first name
@@ -69,12 +75,14 @@ class UserChanges:
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 home = parameters.views.get(name)
                 if home is not None:
-                    self._trained.append(_place(name, module, attribute, parameter, home))
+                    self._trained.append(_place(name, owner, attribute, parameter, home))
                 elif numbers[id(parameter)] not in mutable_frozen:
-                    self._frozen.append(_place(name, module, attribute, parameter))
+                    self._frozen.append(_place(name, owner, attribute, parameter))
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
         self._made = self._simple()  # as the script made them
         self._attributes = self._simple()  # as they are known
+        self._values: list[list[object]] = [[] for _ in self._modules]
+        self._ids: list[list[int]] = [[] for _ in self._modules]
         self._others = {prefix: _others(module) for prefix, module in self._modules}
 
     # --- around loops -----------------------------------------------------------------------------
@@ -180,12 +188,12 @@ class UserChanges:
         """Bring moved values back into the vectors; return who wants no gradient."""
         off = []
         for place in self._trained:
-            name, module, attribute, parameter, _, address, stride = place
-            if parameter.data_ptr() != address or parameter.stride() != stride:
+            name, owner, attribute, parameter, _ = place
+            if place.has_moved():
                 self._bring_home(place)
             if not parameter.requires_grad:
                 off.append(name)
-            if getattr(module, attribute, None) is not parameter:
+            if owner.get(attribute, parameter) is not parameter:
                 self._refuse(
                     f"parameter {name!r} is another object now, which no optimizer has; write "
                     "into the one that there was: p.data.copy_(values), or load_state_dict "
@@ -197,9 +205,9 @@ class UserChanges:
         """Bring moved values back to where workers read them; return whether any changed."""
         changed = False
         for place in self._frozen:
-            name, _, _, parameter, _, address, stride = place
+            name, parameter = place.name, place.parameter
             now = version(parameter)
-            if parameter.data_ptr() != address or parameter.stride() != stride:
+            if place.has_moved():
                 self._bring_home(place)
                 changed = True
             elif now != self._versions[name]:
@@ -217,7 +225,12 @@ class UserChanges:
     def _look_at_attributes(self) -> dict[str, dict[str, Simple]]:
         """Return the simple ones that changed, by module; note what cannot be carried."""
         changed: dict[str, dict[str, Simple]] = {}
-        for prefix, module in self._modules:
+        for number, (prefix, module) in enumerate(self._modules):
+            # Held here, so that no other value can have the same id.
+            values = [*vars(module).values()]
+            if [*map(id, values)] == self._ids[number]:
+                continue
+            self._values[number], self._ids[number] = values, [*map(id, values)]
             known, others = self._attributes[prefix], self._others[prefix]
             for name, value in vars(module).items():
                 if name in _INTERNAL:
@@ -269,13 +282,12 @@ class UserChanges:
 
 def _place(
     name: str,
-    module: torch.nn.Module,
+    owner: Mapping[str, object],
     attribute: str,
     parameter: torch.nn.Parameter,
     home: torch.Tensor | None = None,
 ) -> _Place:
-    home = parameter.data if home is None else home
-    return _Place(name, module, attribute, parameter, home, home.data_ptr(), home.stride())
+    return _Place(name, owner, attribute, parameter, parameter.data if home is None else home)
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
