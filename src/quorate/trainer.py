@@ -214,7 +214,7 @@ class Trainer:
             self._recipe.run_dir,
             self._prepared.lock.renew,
             duration.max_time_s,
-            tuple(callbacks),
+            callbacks,
             self._crew.replicas.totals,
             chosen,
             partial(self._evaluated, rows, None),

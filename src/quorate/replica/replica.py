@@ -183,7 +183,7 @@ class Replica:
         ) -> tuple[Outcome, _Grads, float]:
             if (graphs := self._graphs_for(loss)) is not None:
                 step = graphs.run(
-                    rows_of.batch,
+                    rows_of.on_device,
                     self._flat,
                     partial(self._begin, stream, seed, training=True),
                     partial(self._step, loss),
@@ -306,7 +306,7 @@ class Replica:
             if watched:
                 return work(reseed, loss.plain, fresh)
             return loss.run(
-                fresh.batch, training=training, work=lambda each: work(reseed, each, fresh)
+                fresh.on_device, training=training, work=lambda each: work(reseed, each, fresh)
             )
 
         def alone(fresh: FreshBatch, reseed: Reseed) -> T:
@@ -326,10 +326,10 @@ class Replica:
             return result
 
         try:
-            return run(FreshBatch(self.transfers.take(batch), keeps=reload is None))
+            return run(FreshBatch(batch, self.transfers.take, keeps=reload is None))
         except WrittenError:  # only here: what loads rows may have to wait for its turn
             assert reload is not None
-            return run(FreshBatch(self.transfers.take(reload()), keeps=True))
+            return run(FreshBatch(reload(), self.transfers.take, keeps=True))
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""

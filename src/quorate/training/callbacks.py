@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from quorate.errors import SettingError
 from quorate.services.report import Report
 
 
@@ -36,6 +38,24 @@ class Run(Protocol):
 
     def stop(self, reason: str = ...) -> None:
         """Finish the step under way, then end."""
+
+
+def checked(callbacks: object) -> tuple[Callback, ...]:
+    """Return callbacks, each with the methods that a ``Callback`` has.
+
+    Raises:
+        SettingError: they are no sequence of such.
+    """
+    expected, fix = "a list of objects that inherit from quorate.Callback", "pass callbacks=[mine]"
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, bytes)):
+        raise SettingError("callbacks", type(callbacks).__name__, expected, fix)
+    found = tuple(callbacks)
+    methods = [name for name in vars(Callback) if not name.startswith("_")]
+    for callback in found:
+        lacking = [name for name in methods if not callable(getattr(callback, name, None))]
+        if lacking or isinstance(callback, type):
+            raise SettingError("callbacks", callback, expected, fix)
+    return found
 
 
 class Callback:

@@ -16,14 +16,14 @@ from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
-from quorate.machine.standard_streams import occupy_standard_descriptors
+from quorate.machine.surroundings import require_surroundings
 from quorate.replica.replica import Replica
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
-from quorate.transports.amendments import Original
+from quorate.transports.job import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
@@ -53,7 +53,7 @@ class Crew:
 
     def __init__(self, recipe: Recipe, make_model: Callable[[], torch.nn.Module]) -> None:
         fold_tracebacks()  # before any code of the user's runs
-        occupy_standard_descriptors()  # before anything is opened
+        require_surroundings()
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         self.devices = [device for group in self.groups for device in group]

@@ -13,6 +13,7 @@ from quorate.data.source import Source
 from quorate.errors import CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
+from quorate.settings import switch
 from quorate.training import resume
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
@@ -71,7 +72,7 @@ def prepare(
     Raises:
         UserError: something cannot work; no worker was started.
     """
-    recipe = crew.recipe
+    recipe, shuffle = crew.recipe, switch("shuffle", shuffle)
     with ExitStack() as stack:
         # 1. The run directory, which is ours from here on; the plan.
         stack.enter_context(prepared.lock.held(say))
@@ -86,6 +87,7 @@ def prepare(
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, notes.append, say)
+        crew.replicas.look_at_rows(state.model, dataset)
         # 3. What is said before the first update.
         first = opening(
             plan,

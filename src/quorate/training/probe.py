@@ -7,7 +7,8 @@ model draws from generators that threads share, and ``channels_last`` is tried.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -15,17 +16,21 @@ from torch.nn.parameter import is_lazy
 from quorate.coordination.keys import key
 from quorate.coordination.plan import abridged
 from quorate.data.source import Batch
-from quorate.errors import CopyError, SettingError
+from quorate.errors import CompileError, CopyError, SettingError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
-from quorate.replica.model import settle, unchanged
+from quorate.replica.flat import Flat
+from quorate.replica.model import settle, sharing, unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks, version
 from quorate.replica.turns import Turns
+from quorate.settings import function
 from quorate.training.state import State
 from quorate.transports.job import exited
+
+FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
 def make_model(
@@ -38,7 +43,7 @@ def make_model(
     """
     module: object = model
     if not isinstance(model, torch.nn.Module) and callable(model):
-        make = model
+        make = function("model", model, "that makes a module", 0)
         with Stream() as stream:
 
             def build(reseed: Callable[[int], None]) -> object:
@@ -60,6 +65,13 @@ def make_model(
         if has_gradient_hooks(parameter):
             expected = "parameters without gradient hooks, which a worker's copy would not have"
             raise SettingError("model", f"a hook on {label}", expected, "put it into the loss")
+    for label, other in sharing(module):
+        got = f"{label} and {other}, which lie in the same memory"
+        fix = f"make them one parameter: assign {other} itself, and not its .data"
+        if label == other:
+            got = f"{label}, of which several elements are one in memory"
+            fix = "an expanded tensor needs a clone() before it is made a parameter"
+        raise SettingError("model", got, "memory for each element of a parameter", fix)
     settle(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         expected = "at least one parameter that requires a gradient"
@@ -88,36 +100,78 @@ def probed(
         UserError: the model or the loss cannot be trained.
         Whatever the user's code raises, with a note that names the rows.
     """
-    formats = [torch.contiguous_format]
-    if convolves(model):
-        formats.insert(0, torch.channels_last)
-    while True:
-        memory_format = formats.pop(0)
+    kept: tuple[State, frozenset[int]] | None = None
+    plain: Yield | None = None
+    for memory_format in FORMATS if convolves(model) else FORMATS[:1]:
         set_format(model, memory_format)
         state = make_state()
+        is_last = not convolves(model) or memory_format is torch.channels_last
         with unchanged(model):
             replica = make_replica(state)
-            work = replica.gradient if training else replica.evaluation
             before = [version(parameter) for parameter in replica.model.parameters()]
+            # The first of two is there to be compared with, and not worth compiling.
+            as_it_is = nullcontext() if is_last else replica.watched(lambda loss: loss)
             try:
-                with current(replica.device), Stream() as stream, watching():
-                    work(batch.data, len(batch.rows), stream, key("probe", seed))
+                with current(replica.device), Stream() as stream, watching(), as_it_is:
+                    found = _yield(replica, batch, stream, seed, training=training)
             except SystemExit as error:
                 raise exited(error, "shard 0 of step 0, which is tried first") from error
-            except CopyError:
+            except (CopyError, CompileError):
                 raise
-            except Exception as error:  # the user's code: tried again in the other format
-                if not formats:
-                    rows = abridged(batch.rows)
-                    error.add_note(f"quorate: while trying shard 0 of step 0, rows {rows}")
-                    if (text := out_of_memory.note(error, replica.device)) is not None:
-                        error.add_note(text)
-                    raise
-                continue
+            except Exception as error:  # the user's code
+                if kept is not None:
+                    say("channels_last is off: the model does not work with it")
+                    break
+                rows = abridged(batch.rows)
+                error.add_note(f"quorate: while trying shard 0 of step 0, rows {rows}")
+                if (text := out_of_memory.note(error, replica.device)) is not None:
+                    error.add_note(text)
+                raise
             after = [version(parameter) for parameter in replica.model.parameters()]
-        if convolves(model) and memory_format is torch.contiguous_format:
-            say("channels_last is off: the model does not work with it")
-        mutable_frozen = frozenset(n for n, old in enumerate(before) if after[n] != old)
-        if not mutable_frozen:
-            return state
-        return make_state(mutable_frozen=mutable_frozen)
+        if plain is not None and not plain.agrees(found):
+            say("channels_last is off: the model has another loss or gradient with it")
+            break
+        plain, kept = found, (state, frozenset(n for n, v in enumerate(before) if after[n] != v))
+    else:
+        assert kept is not None
+        state, mutable_frozen = kept
+        return make_state(mutable_frozen=mutable_frozen) if mutable_frozen else state
+    assert kept is not None
+    set_format(model, FORMATS[0])
+    return make_state(mutable_frozen=kept[1]) if kept[1] else make_state()
+
+
+class Yield(NamedTuple):
+    """What a shard yields, as far as it does not depend on what was drawn."""
+
+    loss: float | None
+    gradient: Flat | None
+
+    def agrees(self, other: Yield) -> bool:
+        """Return whether two are equal but for rounding: many layers may make much of that."""
+        one, two = self.loss, other.loss
+        if one is not None and two is not None and abs(one - two) > 0.02 * max(abs(one), abs(two)):
+            return False
+        if self.gradient is None or other.gradient is None:
+            return True
+        distance = norm = 0.0
+        for name, view in self.gradient.views.items():
+            distance += float((view - other.gradient.views[name]).abs().square().sum())
+            norm += float(view.abs().square().sum())
+        return not distance > 0.1 * norm
+
+
+def _yield(replica: Replica, batch: Batch, stream: Stream, seed: int, *, training: bool) -> Yield:
+    rows = len(batch.rows)
+    if training:
+        made = replica.gradient(batch.data, rows, stream, key("probe", seed))
+        if not stream.drawn and made.weight > 0:
+            return Yield(made.means()["loss"], made.gradient)
+        # Where a tensor is drawn, which of its elements comes first depends on its format.
+        try:
+            made = replica.evaluation(batch.data, rows, stream, key("probe", seed))
+        except Exception:  # a loss function that is for training only
+            return Yield(None, None)
+    else:
+        made = replica.evaluation(batch.data, rows, stream, key("probe", seed))
+    return Yield(None if stream.drawn or made.weight == 0 else made.means()["loss"], None)

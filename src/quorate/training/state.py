@@ -10,7 +10,7 @@ import torch
 from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.model import bind, frozen, trainable
+from quorate.replica.model import aliases, bind, frozen, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.optimizing.optimize import Optimize
@@ -54,7 +54,10 @@ class State:
         self.parameters = layout.shared() if shared else layout.new(device)
         for name, parameter in parameters.items():
             self.parameters.views[name].copy_(parameter.detach())
+        followers = aliases(model)
         bind(parameters, self.parameters)
+        for follow in followers:
+            follow()
         self.mutable_frozen = mutable_frozen
         self.buffers = Buffers(model, mutable_frozen)
         self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -55,17 +55,6 @@ class Amendments:
             # Under a name of the coordinator's model, which this is a copy of.
             for attribute, value in attributes.items():
                 setattr(modules[name], attribute, value)
-
-
-class Original(NamedTuple):
-    """The coordinator's model, which replicas are kept like."""
-
-    amendments: Callable[[], Amendments]  # as they are now
-    frozen: Callable[[], Mapping[str, torch.Tensor]]  # the values of what is not trained
-    changes: Callable[[], int]  # another number if what is no trained parameter and no buffer is
-
-
-UNCHANGED = Original(Amendments, dict, lambda: 0)  # of a model that no user code changes
 
 
 class Follower:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged, home_shards
 from quorate.data.feed import CPU, Feed
+from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
@@ -21,6 +23,7 @@ from quorate.replica.replica import Phase, Replica, no_phase
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
+from quorate.transports.amendments import Amendments
 
 
 class NotWanted(BaseException):
@@ -35,6 +38,17 @@ class Task(NamedTuple):
     shard: int
     into: Flat | None = None  # where the gradient is written; None: a vector of the replica's own
     at: Phase = no_phase  # told the name of each phase when it begins; it may raise NotWanted
+
+
+class Original(NamedTuple):
+    """The coordinator's model, which replicas are kept like."""
+
+    amendments: Callable[[], Amendments]  # as they are now
+    frozen: Callable[[], Mapping[str, torch.Tensor]]  # the values of what is not trained
+    changes: Callable[[], int]  # another number if what is no trained parameter and no buffer is
+
+
+UNCHANGED = Original(Amendments, dict, lambda: 0)  # of a model that no user code changes
 
 
 class Job(ABC):
@@ -79,6 +93,7 @@ class Job(ABC):
         rank_of: tuple[int, int] = (0, 1),
         first: Ticket = (0, 0),
         moves_to: torch.device = CPU,
+        told: Told = nobody_told,
     ) -> Feed:
         """Rows, fetched ahead, of a worker's home shards; by default of all.
 
@@ -86,6 +101,7 @@ class Job(ABC):
             rank_of: rank of the worker, and how many there are.
             first: the first shard that is wanted.
             moves_to: a device that rows will be moved to.
+            told: of what is loaded ahead.
         """
 
         def covers(ticket: Ticket) -> bool:
@@ -112,6 +128,7 @@ class Job(ABC):
             behind=self.plan.lookahead - 1 if rank_of == (0, 1) else 0,
             covers=covers,
             moves_to=moves_to,
+            told=told,
             **self.loading,
         )
 

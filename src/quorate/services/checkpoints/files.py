@@ -14,8 +14,7 @@ cover either: the record is compared with its schema (``record``), tensor files 
 (``tensor_file``), and both with each other. Each tensor file has the checksum of the record in its
 header, so that files of two checkpoints are not taken for one.
 
-What the tensors are to a training is in ``quorate.training.saved_state``. Checking, listing and
-digests need no torch, whose import takes longer than they do.
+What tensors are to a training: ``training.saved_state``. Whoever checks or lists needs no torch.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -204,10 +204,16 @@ def listing(run_dir: Path) -> list[Listed]:
             saved_at = _check_at(path, step)["saved_at"]
         except CheckpointError as error:
             wrong = str(error)
-        with suppress(FileNotFoundError):
-            nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-            listed.append(Listed(path, step, nbytes, saved_at, wrong))
+        if os.path.lexists(path):
+            listed.append(Listed(path, step, _nbytes(path), saved_at, wrong))
     return listed
+
+
+def _nbytes(path: Path) -> int:
+    """Return the bytes of a checkpoint's files, as far as they can be seen."""
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    return 0
 
 
 def record_of(path: Path) -> dict[str, Any]:
@@ -269,19 +275,15 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List the directories of checkpoints, sound or not, with the steps that their names say.
+    """List what has the name of a checkpoint, sound or not, with the steps that the names say.
 
     Raises:
         SettingError: nobody can tell what there is.
     """
     require_seen(run_dir)
     paths = (run_dir / "checkpoints").glob("step-*")
-    steps = [
-        (path, int(path.name[5:]))
-        for path in paths
-        # A link that leads nowhere is a checkpoint that cannot be seen, and not none.
-        if path.name[5:].isdecimal() and (path.is_dir() or path.is_symlink())
-    ]
+    # Whatever it is: a link that leads nowhere is a checkpoint that cannot be seen, and not none.
+    steps = [(path, int(path.name[5:])) for path in paths if path.name[5:].isdecimal()]
     return sorted(steps, key=lambda item: -item[1])
 
 
@@ -315,6 +317,11 @@ def _check_at(path: Path, step: int) -> dict[str, Any]:
     if not is_ours(path, step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise CheckpointError(f"{path}: it is no directory")
+    except OSError as error:  # a link that leads nowhere
+        raise CheckpointError(f"{path}: {_reason(error)}") from error
     return check(path, step)
 
 

@@ -237,7 +237,8 @@ def intra_op_threads(threads: int) -> Iterator[None]:
 def _clip(gradient: Flat, most: float) -> float:
     """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
     wide = torch.float32 if gradient.device.type == "mps" else torch.float64  # which it lacks
-    squares = [torch.linalg.vector_norm(v, dtype=wide).square() for v in gradient.vectors]
+    vectors = [torch.view_as_real(v) if v.is_complex() else v for v in gradient.vectors]
+    squares = [torch.linalg.vector_norm(v, dtype=wide).square() for v in vectors]
     norm = float(torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt())
     scale = most / (norm + 1e-6)
     if scale < 1:

@@ -26,6 +26,7 @@ from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
 _TICKET = struct.Struct("<q")
+_AHEAD = struct.Struct("<qqq")  # whether anything, step, shard
 _Description = list[list[Any]]
 
 
@@ -71,12 +72,13 @@ class Arena:
             "snapshots": snapshots,
             "workers": workers,
         }
-        # From the front: buffers, workers' timesheets and which ticket they may leave off; then the
-        # slots, each on pages of its own, so that those never used cost nothing.
+        # From the front: buffers; workers' timesheets, which ticket they may leave off, and what
+        # they load ahead; then the slots, each on pages of its own: those never used cost nothing.
         integer_buffers_at = 8 * floats
         sheets_at = _up(integer_buffers_at + integer_buffers, 64)
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
-        self._slots_at = _up(self._cancelled_at + workers * _TICKET.size, _PAGE)
+        self._ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
+        self._slots_at = _up(self._ahead_at + workers * _AHEAD.size, _PAGE)
         self.slot_bytes = _up(
             _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, _PAGE
         )
@@ -187,6 +189,13 @@ class Arena:
         """Return what a worker is at. Any thread may ask; does not block."""
         return self._sheets[worker].read()
 
+    def loaded_ahead(self, worker: int) -> tuple[int, int] | None:
+        """Return the step and shard whose rows a worker loads ahead, or did at its end."""
+        any_, step, shard = _AHEAD.unpack_from(
+            self._segment.map, self._ahead_at + worker * _AHEAD.size
+        )
+        return (step, shard) if any_ else None
+
     # --- a worker's side --------------------------------------------------------------------------
 
     @classmethod
@@ -224,6 +233,11 @@ class Arena:
     ) -> None:
         """Say what this worker is at; the coordinator may while there is no process of it."""
         self._sheets[worker].tell(phase, step, shard)
+
+    def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
+        """Say what this worker loads ahead from now on, beside the shard that it is at."""
+        entry = (0, 0, 0) if ticket is None else (1, *ticket)
+        _AHEAD.pack_into(self._segment.map, self._ahead_at + worker * _AHEAD.size, *entry)
 
     # --- both -------------------------------------------------------------------------------------
 

@@ -201,9 +201,15 @@ class ProcessesChannel:
             _, step, shard, _ = running
             self._end(worker, running)  # it is gone, and reads and writes no more
             rows = abridged(self.job.plan.shard(step, shard))
-            self._errors[worker, step, shard] = WorkerError(
-                f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
-            )
+            text = f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
+            ahead = self._transport.arena.loaded_ahead(worker)
+            if ahead is not None and ahead != (step, shard):
+                rows = abridged(self.job.plan.shard(*ahead))
+                text += (
+                    f", and loaded rows {rows} of step {ahead[0]}, shard {ahead[1]} ahead: the one "
+                    "or the other may be to blame"
+                )
+            self._errors[worker, step, shard] = WorkerError(text)
         self._ends[worker] += 1
         crashed = crashed and running is not None
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))

@@ -11,27 +11,25 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import selectors
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from quorate.errors import WorkerError
-from quorate.machine.cores import usable_cores
+from quorate.machine.container import oom_kills
 from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-from quorate.transports.amendments import UNCHANGED, Original
-from quorate.transports.job import Job, Training
+from quorate.transports.job import UNCHANGED, Job, Original, Training
 from quorate.transports.processes.agreement import Agreement
+from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
 from quorate.transports.processes.decisions import (
@@ -122,16 +120,14 @@ class Processes:
         self._amendments = original.amendments
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
+        self._oom_kills = oom_kills()  # as far as they are explained
         text, self._fds = arena.handed_over()
         payload = json.dumps(text).encode()
         self._description = Segment(len(payload))
         self._description.map[:] = payload
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        self._starter = new_starter(script, spins=threads * len(groups) <= usable_cores())
+        self._alarm = Alarm(self._selector)
+        self._starter = new_starter(script, threads=threads * len(groups))
         try:
             for number in range(len(groups)):
                 self._start(number)
@@ -191,8 +187,7 @@ class Processes:
 
     def wake(self) -> None:
         """Have ``pump`` return. Any thread, also a signal handler, may."""
-        with suppress(OSError):  # it is awake already, or gone
-            os.write(self._wake_write, b"!")
+        self._alarm.ring()
 
     def pump(self, timeout_s: float | None) -> None:
         """Wait for news of any worker, at most so long, and pass on what there is.
@@ -225,11 +220,8 @@ class Processes:
         for number in range(len(self._processes)):
             self._release(number)
         self._starter.close()
-        if self._wake_write >= 0:
-            self._selector.close()
-            write, self._wake_write = self._wake_write, -1
-            os.close(self._wake_read)
-            os.close(write)
+        self._selector.close()
+        self._alarm.close()
 
     # --- what was decided -------------------------------------------------------------------------
 
@@ -272,6 +264,7 @@ class Processes:
         self._processes[number] = process
         hear, look = lambda: self._hear(number), lambda: self._look(number)
         process.watch(self._selector, hear, look)
+        self.arena.loads_ahead(number, None)
         self.members[number].started(time.monotonic(), tells_exit=process.exit is not None)
 
     def _restart(self, number: int) -> None:
@@ -312,10 +305,6 @@ class Processes:
         self.arena.tell(number, "starting")  # it writes no more, and the next one not yet
 
     # --- news of workers --------------------------------------------------------------------------
-
-    def _woken(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
 
     def _hear(self, number: int) -> None:
         process = self._processes[number]
@@ -368,6 +357,9 @@ class Processes:
         for message in process.wire.arrived():  # what it sent before it ended counts
             self._handle(number, process, message)
         ending, doing = process.ending(), self.arena.doing(number)
+        if ending.is_kill and self.members[number].is_wanted and oom_kills() > self._oom_kills:
+            self._oom_kills += 1  # another may have been killed meanwhile
+            ending = ending._replace(is_out_of_memory=True)
         changed = self._script.changed(self._sources)
         self._do(self.members.exited(number, ending, doing, time.monotonic(), changed=changed))
 
