@@ -177,7 +177,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
-            amendments=lambda: state.user_changes.amendments,
+            original=state.user_changes.original,
         )
 
     def spot_checks(self, state: State, source: Source, transport: Transport) -> SpotChecks | None:

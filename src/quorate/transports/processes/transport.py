@@ -25,8 +25,7 @@ from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-from quorate.transports.amendments import Amendments
-from quorate.transports.job import Job, Training
+from quorate.transports.job import UNCHANGED, Job, Original, Training
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
@@ -76,7 +75,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
-        amendments: what user code changed in the coordinator's model.
+        original: the coordinator's model, whose changes by user code are followed.
 
     Raises:
         UserError: there are too few descriptors.
@@ -100,7 +99,7 @@ class Processes:
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
-        amendments: Callable[[], Amendments] = Amendments,
+        original: Original = UNCHANGED,
     ) -> None:
         require_descriptors(len(groups))
         self.arena = arena
@@ -108,19 +107,15 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
-        self._agreement = Agreement(
-            *(model, arena, buffers, probe, groups, datasets),
-            threads=threads,
-            say=say,
-            changes=lambda: amendments().number,
-        )
+        told: Any = {"threads": threads, "say": say, "changes": original.changes}
+        self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
         self._script = script
         self._sources = script.sources()
         self._compiles = compiles
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
-        self._amendments = amendments
+        self._amendments = original.amendments
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         self._oom_kills = oom_kills()  # as far as they are explained
