@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from enum import Enum
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -235,26 +236,59 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def function(name: str, value: T, expected: str) -> T:
-    """Check that something can be called.
+def function(name: str, value: T, expected: str, arguments: int) -> T:
+    """Check that something can be called with so many arguments.
 
     Raises:
         SettingError: it cannot.
     """
+    expected = f"a function {expected}"
     if not callable(value):
-        kind = type(value).__name__
-        raise SettingError(name, kind, f"a function {expected}", "see help(quorate.Trainer)")
+        raise SettingError(name, type(value).__name__, expected, "see help(quorate.Trainer)")
+    try:
+        takes = signature(value)
+    except (TypeError, ValueError):  # it is not written in Python
+        return value
+    try:
+        takes.bind(*range(arguments))
+    except TypeError as error:
+        fix = f"have it take {arguments} positional argument{'s' if arguments > 1 else ''}"
+        got = f"{getattr(value, '__name__', type(value).__name__)}{takes}"
+        raise SettingError(name, got, f"{expected} ({error})", fix) from None
     return value
 
 
-def a_function(expected: str) -> Callable[[str, T], T]:
-    """Return the check of something that can be called; ``expected`` completes "a function ..."."""
-    return lambda name, value: function(name, value, expected)
+def a_function(expected: str, arguments: int = 1) -> Callable[[str, T], T]:
+    """Return the check of something that can be called with so many positional arguments.
+
+    Args:
+        expected: completes "a function ...".
+    """
+    return lambda name, value: function(name, value, expected, arguments)
 
 
-def switch(_name: str, value: object) -> bool:
-    """Return whether something is on."""
+def switch(name: str, value: object) -> bool:
+    """Return whether something is on.
+
+    Raises:
+        SettingError: it is neither: "no", which counts as true in Python.
+    """
+    # NumPy's truth value is no bool, and is called so before and from NumPy 2 on.
+    is_whole = isinstance(value, int) and value in (0, 1)
+    if not is_whole and type(value).__name__ not in ("bool", "bool_"):
+        raise SettingError(name, value, "True or False", "pass a bool")
     return bool(value)
+
+
+def file_or_directory(name: str, value: object) -> Path | str:
+    """Check the name of something that is to be there.
+
+    Raises:
+        SettingError: it is no path.
+    """
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+        raise SettingError(name, value, "the path of a file or directory", "pass a str or a Path")
+    return value if isinstance(value, str) else Path(value)
 
 
 def directory(name: str, value: object) -> Path | None:
@@ -266,10 +300,15 @@ def directory(name: str, value: object) -> Path | None:
     expected = "the path of a directory"
     if value is None:
         return None
-    if not isinstance(value, (str, Path)) or not str(value):
+    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         raise SettingError(name, value, expected, "leave it out to save nothing")
     path = Path(value)
-    nearest = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+    try:
+        places = (path, *path.absolute().parents)
+    except FileNotFoundError:
+        fix = "the current folder was deleted: cd to another"
+        raise SettingError(name, str(value), expected, fix) from None
+    nearest = next(place for place in places if os.path.lexists(place))
     try:
         is_directory = nearest.is_dir()
     except OSError as error:

@@ -207,13 +207,14 @@ class Trainer:
         """
         chosen = None if validation is None else resolved(Validation, validation)
         rows = None if chosen is None else chosen.dataset
+        self._recipe.optimize.require_validation(is_there=chosen is not None)
         self._crew.begin_loop(dataset, rows)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
         services = Services(
             self._recipe.run_dir,
             self._prepared.lock.renew,
             duration.max_time_s,
-            tuple(callbacks),
+            callbacks,
             self._crew.replicas.totals,
             chosen,
             partial(self._evaluated, rows, None),
@@ -232,9 +233,10 @@ class Trainer:
     ) -> Generator[Report]:
         """Yield a report per update: the loop of ``fit`` as a generator. Nothing is saved.
 
-        Workers wait while the caller has a report: parameters may be read then. Leaving the loop
+        Workers wait while the caller has a report: the model may be read and changed. Leaving it
         ends them; another loop goes on at the next update. Arguments and errors as for ``fit``.
         """
+        self._recipe.optimize.require_validation(is_there=False)
         self._crew.begin_loop(dataset)
         duration = Duration(epochs=epochs, steps=steps)
         with self._looping(dataset, duration, shuffle, Stops()) as loop:
@@ -302,12 +304,11 @@ class Trainer:
         if run_dir.path is None or prepared.state is None or prepared.plan is None:
             raise UserError("nothing to save: set run_dir, and train first")
         refuse_half_an_update(prepared.state)
-        if prepared.saved is None or prepared.saved[0] != self.global_step:
-            with prepared.lock.held(self._say):
-                facts = self._facts(prepared.state)
-                path = save_now(run_dir, prepared.state, facts, prepared.lock.renew)
-            prepared.saved = (self.global_step, path)
-        return prepared.saved[1]
+        with prepared.lock.held(self._say):
+            facts = self._facts(prepared.state)
+            path = save_now(run_dir, prepared.state, facts, prepared.lock.renew)
+        prepared.saved = (self.global_step, path)  # again: the model may be another since
+        return path
 
     def _facts(self, state: Any) -> dict[str, Any]:
         return self._prepared.facts(self._crew, state)

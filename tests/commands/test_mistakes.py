@@ -30,7 +30,7 @@ IN_THE_SCRIPT = {
     "batch-size-true": ["batch_size: got True", "whole number"],
     "clip-0": ["clip_norm: got 0", "> 0"],
     "ema-1": ["ema_decay: got 1.0", "< 1"],
-    "plateau": ["schedule: got 'ReduceLROnPlateau'"],
+    "plateau": ["schedule_metric: got None"],
     "optimizer": ["optimizer: got 'NoneType'"],
     "rule": ["update: got 'majority'", "sync, quorum:R, async, bounded:K"],
     "optimizer-itself": ["optimizer: got 'SGD'", "a function from parameters"],
@@ -38,7 +38,7 @@ IN_THE_SCRIPT = {
     "schedule-itself": ["schedule: got 'int'"],
     "other-schedule": ["schedule: got 'a scheduler of another optimizer'"],
     "text-metric": ["metric 'accuracy' must be a scalar", "str 'high'"],
-    "run-dir-file": ["run_dir: got", "broken.py cannot be written to"],
+    "run-dir-file": ["run_dir: got", "broken.py is none"],
     "run-dir-number": ["run_dir: got 5"],
     "epochs-0": ["epochs: got 0", ">= 1"],
 }
@@ -49,6 +49,9 @@ AT_THE_COMMAND = {
     ("--devices", "cpu+cuda:77"): ["devices: got 'cuda:77'"],
     ("--devices", "cpu+cpu"): ["devices: got 'cpu+cpu', expected 2 different devices"],
     ("--workers", "0"): ["workers: got 0", ">= 1"],
+    ("--workers", f"{10**20}"): [f"workers: got {10**20}", "<= 4096"],
+    ("--threads", "100000000"): ["threads: got 100000000", "<= 1024"],
+    ("--seed", f"{2**64}"): [f"seed: got {2**64}", f"<= {2**64 - 1}"],
     ("--workers", "two"): ["--workers", "two"],
     ("--shards", "0"): ["shards: got 0", ">= 1"],
     ("--shards", "9"): ["shards: got 9", "8 rows of a batch"],
@@ -66,6 +69,53 @@ AT_THE_COMMAND = {
 }
 
 
+# Setting -> values as Python has them, each with what its line says.
+OF_THE_TRAINER = {
+    "batch_size": {"None": "got None", "float('nan')": "got nan", "[8]": "got [8]"},
+    "shards": {"2.0": "got 2.0, expected a whole number >= 1", "'2'": "got '2'"},
+    "seed": {"1.5": "got 1.5, expected a whole number >= 0"},
+    "workers": {"1.5": "got 1.5", "[2]": "got [2]"},
+    "update": {"5": "got 5", "'sync:1'": "got 'sync:1'", "'bounded:1.5'": "got 'bounded:1.5'"},
+    "precision": {"'fp64'": "got 'fp64'", "None": "got None"},
+    "totals": {"5": "got 'int'", "{'a': 5}": "totals['a']"},
+    "clip_norm": {"float('inf')": "got inf", "'1'": "got '1', expected a number > 0"},
+    "ema_decay": {"2": "got 2, expected a number > 0 and < 1", "float('nan')": "got nan"},
+    "nonfinite": {"'ignore'": "got 'ignore', expected stop or skip"},
+    "engine": {"5": "got 5"},
+    "threads": {"None": "got None", "2.0": "got 2.0"},
+    "worker_timeout_s": {"float('nan')": "got nan", "-1": "got -1, expected a number > 0"},
+    "collate": {"'x'": "got 'str', expected a function", "lambda: 1": "have it take 1 positional"},
+    "augment": {"lambda batch: batch": "have it take 2 positional arguments"},
+    "order": {"'random'": "got 'str', expected a function"},
+    "loader_workers": {"-1": "got -1", "1.5": "got 1.5"},
+    "save_every_s": {"0": "got 0", "'often'": "got 'often'"},
+    "save_every_steps": {"1.5": "got 1.5"},
+    "keep": {"0": "got 0", "None": "got None"},
+    "init_from": {"5": "got 5", "''": "got ''"},
+    "run_dir": {"''": "got ''", "b'x'": "got b'x'", "chr(0)": "expected the path of a directory"},
+    "optimizer": {"lambda: 1": "have it take 1 positional", "'adam'": "got 'str'"},
+    "schedule": {"lambda optimizer: None": "got 'NoneType'", "lambda: 1": "have it take 1"},
+    "compile": {"'no'": "got 'no', expected True or False", "5": "got 5"},
+    "soft_placement": {"'no'": "got 'no', expected True or False"},
+    "no_such": {"1": "expected a keyword that there is"},
+}
+OF_FIT = {
+    "epochs": {"1.5": "got 1.5", "None": "got None", "-1": "got -1"},
+    "steps": {"0": "got 0, expected a whole number >= 1", "'a'": "got 'a'"},
+    "max_time_s": {"0": "got 0", "float('nan')": "got nan"},
+    "callbacks": {"5": "got 'int'", "[5]": "got 5", "[dict]": "quorate.Callback"},
+    "validation": {"5": "got int", "[]": "got 0 rows"},
+    "shuffle": {"'no'": "got 'no', expected True or False"},
+    "epoch": {"1": "did you mean epochs?"},
+}
+SETTINGS = [
+    (place, name, value, said)
+    for place, table in (("trainer", OF_THE_TRAINER), ("fit", OF_FIT))
+    for name, values in table.items()
+    for value, said in values.items()
+]
+
+
 def the_line(captured: pytest.CaptureFixture[str]) -> str:
     shown = captured.readouterr()
     lines = shown.err.splitlines()
@@ -78,6 +128,17 @@ def test_a_mistake_in_the_script(mistake: str, capsys: pytest.CaptureFixture[str
     assert main(["run", "--devices", "cpu", "--workers", "2", BROKEN, mistake]) == 2
     line = the_line(capsys)
     assert all(part in line for part in IN_THE_SCRIPT[mistake]), line
+
+
+@pytest.mark.parametrize(("place", "name", "value", "said"), SETTINGS)
+def test_a_setting_that_cannot_work(
+    place: str, name: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--devices", "cpu", BROKEN, place, name, value]) == 2
+    line = the_line(capsys)
+    assert line.startswith("quorate: ")
+    assert said in line
+    assert "; " in line or place == "fit"  # what to do
 
 
 @pytest.mark.parametrize("option", AT_THE_COMMAND, ids=" ".join)

@@ -383,7 +383,7 @@ def test_dropout_and_batch_norm_are_repeatable() -> None:
             "return x + torch.rand(x.shape,",
         ),
         ("memory", calls.MEMORY, "aten.empty.memory_format", "noise", "return x + torch.empty(8)"),
-        ("seed", calls.RESULT, "aten.randn_like.default", "noise", "return x + torch.randn_like"),
+        ("seed", calls.RESULT, "aten.randn_like.generator", "noise", "return x + torch.randn_like"),
         ("part", calls.NUMBER, "aten.select.int", "noise", "mask[next(self.count)] = 0"),
         ("half", calls.MEMORY, "aten.empty_like.default", "noise", "out = torch.empty_like(x)"),
         ("hook", calls.NUMBER, "aten.mul.Tensor", "noise", "x.register_hook(lambda gradient:"),

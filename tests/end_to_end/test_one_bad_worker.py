@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.runs import command, run
+
+from quorate.machine import container
 
 pytestmark = pytest.mark.slow
 
@@ -43,3 +50,91 @@ def test_one_that_raises_in_every_shard_is_named_once_and_at_the_end(tmp_path: P
         " shards, which others computed; the last was ZeroDivisionError: here alone: it is not as "
         "the others are"
     )
+
+
+HUNGRY = """
+import torch, quorate
+from torch.utils.data import TensorDataset
+from quorate.transports.processes.worker import here
+kept = []
+def loss(model, batch):
+    if here() is not None and model.training:
+        for _ in range(400):
+            kept.append(torch.ones(10 << 20, dtype=torch.uint8))
+    return model(batch[0]).square().mean()
+torch.manual_seed(0)
+trainer = quorate.Trainer(torch.nn.Linear(3, 1), loss, optimizer=torch.optim.Adam, batch_size=8,
+    shards=4)
+trainer.fit(TensorDataset(torch.ones(80, 3)), epochs=2)
+"""
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of 2 GiB; its name."""
+    version_1 = (container.ROOT / "memory" / "memory.limit_in_bytes").exists()
+    parent = container.ROOT / "memory" if version_1 else container.ROOT
+    group = parent / f"quorate-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        (group / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(2 << 30))
+        yield group
+    except OSError as error:
+        pytest.skip(f"no limit can be set: {error}")
+    finally:
+        deadline = time.monotonic() + 5
+        while group.exists() and time.monotonic() < deadline:
+            with suppress(OSError):  # the kernel may not know yet that its processes are gone
+                group.rmdir()
+            time.sleep(0.05)
+
+
+def test_workers_that_are_always_out_of_memory_are_given_up_soon(
+    tmp_path: Path, memory_group: Path
+) -> None:
+    (tmp_path / "script.py").write_text(HUNGRY)
+    words = command(tmp_path / "script.py", options=("--workers", "2"))
+    inside = f'echo $$ > {memory_group}/cgroup.procs && exec "$@"'
+    ended = run(["sh", "-c", inside, "sh", *words])
+    assert ended.code == 1, ended.said
+    last = ended.err.splitlines()
+    assert any("no worker is left" in line for line in last), ended.said
+    assert sum("as memory ran out: fewer workers" in line for line in last) >= 1, ended.said
+    assert ended.said.count("; another is starting") <= 2 * 3
+
+
+AHEAD = """
+import ctypes, time, torch, quorate
+from torch.utils.data import Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 80
+    def __getitem__(self, row):
+        if row == 71:  # of step 8, shard 3
+            ctypes.string_at(0)
+        return torch.ones(3)
+def loss(model, batch):
+    time.sleep(0.3)
+    return model(batch).square().mean()
+trainer = quorate.Trainer(torch.nn.Linear(3, 1), loss, optimizer=torch.optim.Adam, batch_size=8,
+    shards=4)
+trainer.fit(Rows(), epochs=1, shuffle=False)
+"""
+
+
+def test_a_crash_over_rows_that_are_loaded_ahead_names_them(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(AHEAD)
+    ended = run(
+        command(tmp_path / "script.py", options=("--workers", "1", "--engine", "processes"))
+    )
+    assert ended.code == 1, ended.said
+    last = ended.err.splitlines()[-1]
+    assert "was killed by signal 11 (SIGSEGV)" in last
+    assert re.search(r"it computed step [67], shard ", last)
+    said = (
+        ", and loaded rows [70, 71] of step 8, shard 3 ahead: the one or the other may be to blame"
+    )
+    assert last.endswith(said), last

@@ -146,7 +146,7 @@ def test_too_few_descriptors_are_refused_with_both_figures() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     require_descriptors(2)
     opened = len(os.listdir("/dev/fd")) - 1  # noqa: PTH208
-    for left, is_enough in ((14, False), (15, True)):
+    for left, is_enough in ((21, False), (22, True)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, hard))
         try:
             require_descriptors(2)
@@ -157,7 +157,7 @@ def test_too_few_descriptors_are_refused_with_both_figures() -> None:
             assert is_enough
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert said.startswith(f"descriptors: 2 workers need 15, and 14 of {opened + 14} are left (")
+    assert said.startswith(f"descriptors: 2 workers need 22, and 21 of {opened + 21} are left (")
     assert "ulimit -n 256" in said
 
 

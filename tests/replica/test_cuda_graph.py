@@ -85,8 +85,8 @@ class Bench:
 
     def why(self) -> str:
         (line,) = self.notes.take()
-        assert line.startswith("shards are computed without a CUDA graph: ")
-        return line.partition(": ")[2]
+        assert str(line).startswith("shards are computed without a CUDA graph: ")
+        return str(line).partition(": ")[2]
 
 
 def square(model: nn.Module, batch: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from quorate.replica.digest import digest
-from quorate.replica.transfer import FreshBatch, WrittenError, copied
+from quorate.replica.transfer import FreshBatch, Transfers, WrittenError, copied
 
 ROWS = 12
 X = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0))
@@ -169,7 +169,7 @@ def test_nor_where_rows_are_augmented() -> None:
 
 def test_nothing_is_copied_until_it_has_to_be() -> None:
     batch = {"x": torch.ones(3), "rest": [torch.zeros(2), "text", 3]}
-    fresh = FreshBatch(batch, keeps=False)
+    fresh = FreshBatch(batch, Transfers(torch.device("cpu")).take, keeps=False)
     first = fresh.take()
     assert first is not batch
     assert first["x"] is batch["x"]

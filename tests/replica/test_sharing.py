@@ -6,10 +6,19 @@ of workers it has one digest, and the values of a plain loop; or it is refused b
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from support.runs import Ended, command, last_json, run_all
+from torch import nn
+
+from quorate.errors import CopyError
+from quorate.replica.shared.copies import copy_of, deep_copy
+from quorate.replica.shared.sharing import Sharing, rows_use
+from quorate.replica.turns import Turns
 
 # Copies that would hold on to the original: what is named where towers are asked for.
 NO_COPY = {
@@ -18,7 +27,7 @@ NO_COPY = {
     "loss_that_is_an_object": "the loss function.model is the model that is trained",
     "loss_that_is_a_partial": "argument 'other' of a partial is the model that is trained",
     "lambda_in_an_attribute": "'model.first' in the model.gate (sharing.py:",
-    "patched_forward": "'plain' in forward (sharing.py:",
+    "patched_forward": "'model.last.bias' in the model.forward (sharing.py:",
     "hook_with_the_model": "a hook of the model.first",
     "weak_reference": "a weak reference, is the model that is trained",
     "hook_that_keeps_in_the_model": "is written to, of which a tower has a copy",
@@ -32,13 +41,12 @@ SAME = {
     "kept_from_before": "",
     "scripted": "",
     "traced": "",
-    "hook_that_keeps_in_a_global": "'acts' in keep",
+    "hook_that_keeps_in_a_global": "'acts' in ",
     "counter_in_a_global": "'count' in loss",
     "default_dtype": "torch.set_default_dtype (sharing.py:",
     "default_dtype_that_stays": "the default dtype",
     "attention_kernel": "sdpa_kernel (sharing.py:",
     "onednn_off": "torch.backends.mkldnn.flags (sharing.py:",
-    "gradients_left_off": "",
 }
 DRAWS = ("late_python", "late_numpy", "default_generator", "thread_pool")
 
@@ -97,3 +105,123 @@ def test_late_draws_are_keyed(case: str) -> None:
     found = results(case, "2 processes", "tower", "2 towers", "3 towers")
     assert len({r["digest"] for r in found.values()}) == 1
     assert all(r["off"] > 1e-6 for r in found.values())  # a plain loop draws other numbers
+
+
+# --- no false alarm ------------------------------------------------------------------------------
+
+rates = {"start": 0.1}
+classes = 10
+
+
+class Head(nn.Module):
+    """Uses what scripts use: globals that are no models, its own class, a lambda, a helper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = lambda x: x * rates["start"]
+        self.inner = nn.Linear(4, classes)
+        self.inner.register_forward_hook(lambda _m, _i, out: out.clamp(-9, 9))
+        self.forward = functools.partial(self.forward, scale=2.0)  # type: ignore[method-assign]
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        assert isinstance(self, Head)
+        return self.act(self.inner(x)) * scale
+
+
+USUAL: dict[str, Callable[[], nn.Module]] = {
+    "a script's": Head,
+    "convolutions": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2)),
+    "transformer": lambda: nn.Transformer(8, 2, 1, 1, 8),
+    "attention": lambda: nn.MultiheadAttention(8, 2),
+    "lstm": lambda: nn.LSTM(3, 4, num_layers=2, dropout=0.1),
+    "gru": lambda: nn.GRU(3, 4, bidirectional=True),
+    "embeddings": lambda: nn.EmbeddingBag(9, 4, max_norm=1.0),
+    "lists": lambda: nn.ModuleList([nn.ModuleDict({"a": nn.Linear(1, 1)}), nn.ParameterList()]),
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+    "orthogonal": lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
+    "adaptive softmax": lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5]),
+    "synchronised": lambda: nn.SyncBatchNorm(3),
+    "checkpoints": lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.RReLU()),
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.filterwarnings("ignore")
+def test_no_alarm_of_usual_models(name: str) -> None:
+    model = USUAL[name]()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        targets = torch.as_tensor(batch[1])
+        return nn.functional.cross_entropy(model(batch[0]), targets) * rates["start"] / classes
+
+    sharing, turns = Sharing(model, loss), Turns(side_by_side=True)
+    sharing.tell(turns)
+    assert sharing.obstacle is None
+    assert (turns.draws, turns.reasons, turns.may_draw) == (False, [], None)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_parameters_of_copies_lie_where_they_are_told_to() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # type: ignore[no-untyped-call]
+    dict(model.named_parameters())["0.bias"].requires_grad_(False)
+    views = {n: p.detach() + 1 for n, p in model.named_parameters() if p.requires_grad}
+    copied = copy_of(model, views, None, ())
+    for name, parameter in copied.named_parameters():
+        assert parameter.is_leaf
+        assert parameter.requires_grad is (name in views)
+        if name in views:
+            assert parameter.data_ptr() == views[name].data_ptr()
+    copied(torch.randn(4, 3)).square().sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+    means = [dict(m.named_buffers())["1.running_mean"] for m in (model, copied)]
+    assert not torch.equal(*means)
+
+
+def test_what_was_computed_before_and_is_used_is_no_copy() -> None:
+    model: Any = nn.Linear(3, 2)
+    model.doubled = model.weight * 2
+    copied: Any = copy_of(model, {n: p.detach() for n, p in model.named_parameters()}, None, ())
+    with pytest.raises(CopyError, match="attribute 'doubled' was computed before"):
+        nn.functional.linear(torch.ones(1, 3), copied.doubled).sum().backward()
+
+
+def test_an_average_of_a_model_with_computed_weights() -> None:
+    with pytest.warns(FutureWarning):
+        model = torch.nn.utils.weight_norm(nn.Linear(3, 2))
+    copied = deep_copy(model)
+    assert torch.equal(copied(torch.ones(1, 3)), model(torch.ones(1, 3)))
+    assert copied.weight_v.data_ptr() != model.weight_v.data_ptr()
+
+
+def test_rows_that_the_trained_model_makes_are_in_doubt() -> None:
+    model = nn.Linear(3, 2)
+
+    class Embedded:
+        def __init__(self, encoder: nn.Module) -> None:
+            self.encoder = encoder
+
+    rows: list[Any] = [(torch.ones(3), 0)] * 10
+    assert rows_use(model, {"the dataset": rows, "collate": torch.stack}) is None
+    assert rows_use(model, {"the dataset": Embedded(nn.Linear(3, 2))}) is None
+    said = rows_use(model, {"the dataset": Embedded(model)})
+    assert said == "the dataset.encoder is the model that is trained"
+    said = rows_use(model, {"collate": lambda items: model(torch.stack(items))})
+    assert said is not None
+    assert said.startswith("'model' in collate (test_sharing.py:")
+
+
+def test_objects_that_raise_when_they_are_looked_at_are_passed_over() -> None:
+    class Stands:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            raise RuntimeError("there is nobody")
+
+    model: Any = nn.Linear(3, 2)
+    stands = Stands()
+    reg = [model]
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return stands, reg
+
+    assert "is the model that is trained" in str(Sharing(model, loss).obstacle)

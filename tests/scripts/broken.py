@@ -1,4 +1,8 @@
-"""A script with one mistake, named by its argument, for the tests of error messages."""
+"""A script with one mistake, named by its argument, for the tests of error messages.
+
+broken.py NAME
+broken.py trainer|fit SETTING VALUE  with the value as Python has it
+"""
 
 from __future__ import annotations
 
@@ -77,6 +81,11 @@ options |= {
     "rule": {"update": "majority"},
     "big-batch": {"batch_size": 64},
 }.get(mistake, {})
+arguments: dict[str, object] = {"epochs": 0 if mistake == "epochs-0" else 1}
+if mistake == "trainer":
+    options |= {"batch_size": 8} | {sys.argv[2]: eval(sys.argv[3])}
+if mistake == "fit":
+    arguments[sys.argv[2]] = eval(sys.argv[3])
 options.setdefault("optimizer", lambda params: torch.optim.SGD(params, lr=0.1))
 trainer = front_door.trainer(nn.Linear(3, 1), None if mistake == "no-function" else loss, **options)
-trainer.fit(data, epochs=0 if mistake == "epochs-0" else 1)
+trainer.fit(data, **arguments)

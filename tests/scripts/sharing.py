@@ -220,7 +220,7 @@ def default_dtype() -> Any:
 def default_dtype_that_stays() -> Any:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         noise = torch.full((3,), 0.1).sum()
-        torch.set_default_dtype(torch.float64)
+        vars(torch)["set_default_dtype"](torch.float64)  # not to be seen in the code
         return mse(model, batch) * noise.float()
 
     return Net(), loss
@@ -234,7 +234,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.first(x).view(1, 1, -1, 8)
         with sdpa_kernel([SDPBackend.MATH]):
-            return F.scaled_dot_product_attention(h, h, h).view(-1, 8).sum(1, keepdim=True)
+            return F.scaled_dot_product_attention(h, h, h).view(-1, 8).mean(1, keepdim=True)
 
 
 def attention_kernel() -> Any:
@@ -248,16 +248,6 @@ def onednn_off() -> Any:
                 return super().forward(x)
 
     return Off(), mse
-
-
-def gradients_left_off() -> Any:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        value = mse(model, batch)
-        torch.set_grad_enabled(False)
-        torch.set_num_threads(1)
-        return value
-
-    return Net(), loss
 
 
 # Draws. The plain loop does not know the keys, so these have no values to compare with.
@@ -319,7 +309,6 @@ def plain_loop(model: nn.Module, loss: Any) -> nn.Module:
             rows = slice(first + shard * size, first + (shard + 1) * size)
             value = loss(model, [tensor[rows] for tensor in DATA.tensors])
             grads = torch.autograd.grad(value, parameters)
-            torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
             for total, grad in zip(sums, grads, strict=True):
                 total += grad / SHARDS

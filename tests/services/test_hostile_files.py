@@ -104,6 +104,17 @@ def test_a_directory_under_another_form_of_the_name_is_passed_over(
     assert sorted(path.name for path in folder.iterdir()) == ["step-000000000006", "step-9"]
 
 
+def test_a_file_under_the_name_of_a_checkpoint_is_said(sound: Path, tmp_path: Path) -> None:
+    shutil.copytree(sound, tmp_path / "run")
+    os.mkfifo(files.checkpoint_of(tmp_path / "run", 6))
+    found = files.find(tmp_path / "run")
+    assert found is not None
+    assert found.path == files.checkpoint_of(tmp_path / "run", 4)
+    assert "step-000000000006: it is no directory" in found.passed_over[0]
+    listed = files.listing(tmp_path / "run")
+    assert [one.wrong is None for one in listed] == [False, True, True]
+
+
 def test_files_of_two_checkpoints_are_not_taken_for_one(sound: Path, tmp_path: Path) -> None:
     """With checksums made anew: sound files of the same run, of another step."""
     shutil.copytree(sound, tmp_path / "run")

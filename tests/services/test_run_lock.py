@@ -19,13 +19,15 @@ from support.disks import disk, fill, tree
 from support.runs import Ended, command, inspected, run, started, wait_for
 from support.small import DATA, trainer
 
+import quorate
 from quorate.errors import SettingError
-from quorate.services import run_lock
+from quorate.services import metrics_log, run_lock
 from quorate.services.checkpoints import files
+from quorate.services.report import Report
 from quorate.services.run_lock import NAME, RunLock
 
 TOWER = ("--engine", "towers", "--workers", "1")
-# How often two runs are started in one directory. 100 of them take 10 minutes.
+# How often two runs are started in one directory.
 PAIRS = int(os.environ.get("QUORATE_TEST_PAIRS", "4"))
 
 
@@ -327,6 +329,33 @@ def test_a_run_whose_directory_became_another_runs_writes_nothing_there(tmp_path
     found = files.find(run_dir)
     assert found is not None
     assert found.record["global_step"] == 3
+
+
+def test_the_log_of_a_run_whose_directory_became_another_runs_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics_log, "LOOK_EVERY_S", 0.0)
+    run_dir = tmp_path / "run"
+    theirs = run_dir / "metrics.jsonl"
+
+    class Taken(quorate.Callback):
+        def updated(self, report: Report) -> None:
+            if report.global_step == 2:
+                shutil.rmtree(run_dir)
+                self.other = RunLock(run_dir).held(print)
+                self.other.__enter__()
+                theirs.write_text("theirs\n")
+            if report.global_step == 5:
+                assert theirs.read_text() == "theirs\n"
+                shutil.rmtree(run_dir)
+                self.other.__exit__(None, None, None)
+
+    run = trainer(run_dir, summary_every_s=None)
+    run.fit(DATA, steps=8, callbacks=[Taken()])
+    out = capsys.readouterr().out
+    assert out.count("metrics.jsonl is not written, training goes on: run_dir: got") == 1
+    lines = [json.loads(line)["global_step"] for line in theirs.read_text().splitlines()]
+    assert lines == [3, 4, 5, 6, 7, 8]
 
 
 def test_a_run_without_a_directory_locks_nothing(tmp_path: Path) -> None:

@@ -39,7 +39,12 @@ ODD: tuple[Json, ...] = (
 FREE = {
     *("engine", "devices", "device_types", "workers", "threads", "precision", "compile"),
     *("schedule", "clip_norm", "torch", "python", "processors", "row_sample", "hyperparameters"),
-    *("doubts", "is_augmented", "saved_at", "optimizer_numbers"),
+    *("doubts", "is_augmented", "saved_at", "optimizer_numbers", "deterministic"),
+}
+# What is compared; of an entry that is none of these nothing is known here.
+COMPARED = {
+    *("format", "global_step", "epoch", "seed", "shards", "batch_size", "rows", "shuffle"),
+    *("is_ordered", "update", "ema_decay", "account", "order", "optimizer", "files"),
 }
 # Records of before have none of these.
 OPTIONAL = {*FREE, "is_ordered", "ema_decay"} - {"saved_at", "optimizer_numbers"}
@@ -133,7 +138,8 @@ def _at(record: Json, trail: tuple[Json, ...]) -> tuple[Json, Json]:
 
 def _record(forged: Forged) -> str:
     chance, record = forged.chance, forged.record
-    trail = chance.choice([*_places(record)])
+    known = {*COMPARED, *FREE}
+    trail = chance.choice([place for place in _places(record) if place[0] in known])
     inside, key = _at(record, trail)
     old, where = inside[key], ".".join(map(str, trail))
     way = chance.choice(["missing", "renamed", "odd", "beside", "near"])
@@ -194,8 +200,8 @@ def _is_wrong(trail: tuple[Json, ...], value: Json, record: dict[str, Json]) -> 
         return not (value is None or is_line)
     if name in ("workers", "threads"):
         return not (value is None or (is_count and value >= 1))
-    if name in ("compile", "is_augmented"):
-        return not isinstance(value, bool)
+    if name in ("compile", "is_augmented", "deterministic"):
+        return not (isinstance(value, bool) or (name == "deterministic" and value is None))
     if name == "clip_norm":
         return not (value is None or (is_number and 0 < value < 10**300))
     if name == "saved_at":

@@ -13,6 +13,7 @@ from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
+from quorate.machine.surroundings import require_current_folder
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import real, whole
 from quorate.training.observer import observing
@@ -72,6 +73,7 @@ def command(
     """
     if dies_with is not None:
         die_with(dies_with)
+    require_current_folder()
     file = Path(script)
     if not file.is_file():
         raise SettingError("script", script, "a Python file", "check the path")

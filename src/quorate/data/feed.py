@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from quorate.data.loader_processes import load_all
+from quorate.data.loader_processes import Told, load_all, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.replica.transfer import pinned
 
@@ -31,6 +31,7 @@ class Feed:
             take long to decode and the workers wait for input.
         threads: intra-op threads of what loads, as workers have them: bits depend on it.
         moves_to: a device that batches will be moved to, for which they are made ready.
+        told: of what is loaded ahead by the feed's own thread.
 
     ``take`` may be called by any thread; ``close`` ends the thread and the processes.
     """
@@ -46,6 +47,7 @@ class Feed:
         loader_workers: int = 0,
         threads: int = 1,
         moves_to: torch.device = CPU,
+        told: Told = nobody_told,
     ) -> None:
         self._source = source
         self._moves_to = moves_to
@@ -61,7 +63,7 @@ class Feed:
         # Loader processes start here, in the caller's thread: of a training loop before the
         # workers' threads. A fork of a process with running threads may inherit a locked lock.
         still_wanted = (t for t in tickets if t[0] >= self._wanted[0] - behind)
-        self._loads = load_all(source, still_wanted, loader_workers, threads)
+        self._loads = load_all(source, still_wanted, loader_workers, threads, told)
         self._thread = threading.Thread(target=self._run, name="quorate-feed", daemon=True)
         self._thread.start()
 

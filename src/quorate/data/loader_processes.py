@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import Protocol
@@ -36,6 +36,11 @@ GRACE_S = 5.0
 _TICKET = struct.Struct("<qq")
 
 Load = tuple[Ticket, Batch | None]
+Told = Callable[[Ticket | None], None]  # what is loaded from now on
+
+
+def nobody_told(_ticket: Ticket | None) -> None:
+    """Tell nobody."""
 
 
 class Loads(Protocol):
@@ -50,7 +55,13 @@ class Loads(Protocol):
         """Free what it holds. Only when nobody waits for it. Blocks until processes have ended."""
 
 
-def load_all(source: Source, tickets: Iterable[Ticket], loader_workers: int, threads: int) -> Loads:
+def load_all(
+    source: Source,
+    tickets: Iterable[Ticket],
+    loader_workers: int,
+    threads: int,
+    told: Told = nobody_told,
+) -> Loads:
     """Load one ticket after the other; None where the dataset raised.
 
     Processes start before this returns, in the thread that calls it.
@@ -58,21 +69,27 @@ def load_all(source: Source, tickets: Iterable[Ticket], loader_workers: int, thr
     Args:
         loader_workers: how many processes load; 0 is the thread that iterates.
         threads: intra-op threads of each process.
+        told: of what the thread that iterates loads, and when it is done.
     """
     if not loader_workers:
-        return _InThread(source, tickets)
+        return _InThread(source, tickets, told)
     return LoaderProcesses(source, tickets, loader_workers, threads)
 
 
 class _InThread:
     """Loads in the thread that iterates."""
 
-    def __init__(self, source: Source, tickets: Iterable[Ticket]) -> None:
+    def __init__(self, source: Source, tickets: Iterable[Ticket], told: Told) -> None:
         self._source = source
         self._tickets = tickets
+        self._told = told
 
     def __iter__(self) -> Iterator[Load]:
-        return ((ticket, attempt(self._source, ticket)) for ticket in self._tickets)
+        for ticket in self._tickets:
+            self._told(ticket)
+            batch = attempt(self._source, ticket)
+            self._told(None)
+            yield ticket, batch
 
     def end(self) -> None:
         pass

@@ -40,7 +40,7 @@ class Loading(Settings):
         default=None,
         metadata=about(
             "of a batch and what it draws",
-            check=a_function("of a batch and what it draws"),
+            check=a_function("of a batch and what it draws", 2),
             at_resume=AtResume.SAID,
             recorded="is_augmented",
             seen=lambda augment: augment is not None,

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate, get_worker_info
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import Plan, Rows
+from quorate.coordination.plan import Plan, Rows, abridged
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
 from quorate.replica.fingerprint import fingerprint
@@ -47,12 +47,17 @@ def length(dataset: Any, name: str = "the dataset") -> int:
         DataError: it is no map-style dataset, or is empty.
     """
     map_style = "a map-style dataset, with __getitem__ and __len__"
-    if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+    # A text is a sequence of texts, a class has what its instances have.
+    is_none = isinstance(dataset, (IterableDataset, str, bytes, type))
+    if not hasattr(dataset, "__getitem__") or is_none:
         raise DataError(name, got=type(dataset).__name__, expected=map_style)
     try:
         rows = len(dataset)
     except (TypeError, NotImplementedError):
         got = f"{type(dataset).__name__} without a length"
+        raise DataError(name, got=got, expected=map_style) from None
+    except ValueError:  # len() itself refuses it
+        got = f"{type(dataset).__name__} with a length below zero"
         raise DataError(name, got=got, expected=map_style) from None
     if rows == 0:
         raise DataError(name, got="0 rows", expected="at least one row")
@@ -148,7 +153,13 @@ class Source:
                     raise
         hashes = self._hashes(lambda: samples)
         rekey("collate", seed, *ticket)
-        return self._collate(samples), hashes
+        try:
+            return self._collate(samples), hashes
+        except Exception as error:
+            error.add_note(
+                f"quorate: while making a batch of rows {abridged(self.plan.shard(*ticket))}"
+            )
+            raise
 
     def _hashes(self, samples: Callable[[], Iterable[Any]]) -> Sequence[str]:
         return [fingerprint(sample) for sample in samples()] if self.hashes_samples else ()

@@ -66,6 +66,26 @@ def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     return max(0, min(found)) if found else None
 
 
+def oom_kills(
+    root: Path = ROOT, membership: Path = MEMBERSHIP, vmstat: Path = Path("/proc/vmstat")
+) -> int:
+    """Return a count that rises when the kernel kills a process for memory; 0 if none is to be had.
+
+    It counts in this process's groups, where the limit of one is reached, and on the machine.
+    """
+    files = [vmstat]
+    for group in _groups("memory", root, membership):
+        files += [group / "memory.events", group / "memory.oom_control"]
+    counts = 0
+    for file in files:
+        try:
+            entries = dict(line.split() for line in file.read_text().splitlines())
+            counts = max(counts, int(entries.get("oom_kill", 0)))
+        except (OSError, ValueError):
+            pass  # no such group, or an old kernel
+    return counts
+
+
 def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
     """Yield this process's group and those above it, as far as they can be seen from here."""
     try:

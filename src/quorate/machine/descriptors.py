@@ -11,9 +11,10 @@ from pathlib import Path
 
 from quorate.errors import UserError
 
-# Measured on Linux: a coordinator has 11 before it starts workers, then 18 and 4 per worker.
+# Measured on Linux: a run with a run directory, a validation set and two workers has 13 before it
+# starts them, and 30 at most: while it saves.
 PER_WORKER = 4  # its wire, its exit, what it printed, and how it was started
-SPARE = 7  # what opens later: a fork server, summaries, metrics, a checkpoint
+SPARE = 14  # what opens later: a fork server, summaries, metrics, a checkpoint; and some more
 
 
 def limit() -> tuple[int | None, int | None]:

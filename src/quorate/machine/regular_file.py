@@ -55,8 +55,8 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
     Raises:
         OSError: see ``open_regular``; or it is larger.
     """
-    with open_regular(path) as file:
-        data = file.read(most_bytes + 1)
+    with open_regular(path) as file:  # it may grow: no more is read than there was, and one byte
+        data = file.read(min(size_of(file), most_bytes) + 1)
     if len(data) > most_bytes:
         reason = f"more than the {most_bytes:,} bytes that it may have"
         raise OSError(errno.EFBIG, reason, str(path))

@@ -7,6 +7,7 @@ is a memfd, which counts as memory and is not bounded by the size of /dev/shm.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -44,9 +45,12 @@ class Segment:
             # Tensors hold on to the map, and the object need not outlive them to keep it mapped.
             self.map = mmap.mmap(self.fd, nbytes)
         except OSError as error:
+            cure = "use fewer workers or shards, or engine='towers'"
+            if error.errno == errno.EFBIG:  # it counts as a file
+                cure = "raise the limit on the size of files: ulimit -f unlimited, or " + cure
+            size = f"{nbytes:,} bytes" if nbytes < MIB else f"{nbytes / MIB:,.0f} MiB"
             raise UserError(
-                f"shared memory: {nbytes / MIB:,.0f} MiB cannot be had ({error.strerror}); use "
-                "fewer workers or shards, or engine='towers'"
+                f"shared memory: {size} cannot be had ({error.strerror}); {cure}"
             ) from error
         self.nbytes = nbytes
 

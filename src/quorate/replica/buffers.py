@@ -11,15 +11,26 @@ Legend: F elements of the floating-point buffers, f their number; C and c the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from quorate.errors import UserError
-from quorate.replica.torch_internals import copy_all
+from quorate.replica.torch_internals import buffers_of, copy_all
 
-_Lookup = Callable[[], torch.Tensor]
+
+class _Place(NamedTuple):
+    """Where a buffer is found."""
+
+    label: str  # for messages
+    table: Mapping[str, Any]
+    name: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found: torch.Tensor = self.table[self.name]
+        return found
 
 
 class Buffers:
@@ -33,28 +44,22 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module, mutable_frozen: Collection[int] = ()) -> None:
         # Looked up anew each time: a forward pass may put another tensor in a buffer's place.
-        lookups: list[tuple[str, _Lookup]] = [
-            (f"{path}.{name}".lstrip("."), partial(getattr, module, name))
+        places = [
+            _Place(f"{path}.{name}".lstrip("."), buffers_of(module), name)
             for path, module in model.named_modules()
             for name, _ in module.named_buffers(recurse=False)
         ]
-        lookups += [
-            (name, partial(_itself, parameter))
+        places += [
+            _Place(name, {name: parameter}, name)
             for number, (name, parameter) in enumerate(model.named_parameters())
             if number in mutable_frozen
         ]
-        seen: set[int] = set()
-        floats: list[tuple[str, _Lookup]] = []
-        others: list[tuple[str, _Lookup]] = []
-        for name, lookup in lookups:
-            buffer = lookup()
-            if id(buffer) in seen:
-                continue
-            seen.add(id(buffer))
-            is_float = buffer.is_floating_point() or buffer.is_complex()
-            (floats if is_float else others).append((name, lookup))
-        self._floats, self._others = _Part(floats), _Part(others)
-        self._counters = _Part([pair for pair in others if pair[1]().dtype == torch.int64])
+        places = [*{id(place.tensor): place for place in reversed(places)}.values()][::-1]
+        kinds = [p.tensor.is_floating_point() or p.tensor.is_complex() for p in places]
+        self._floats = _Part([p for p, is_float in zip(places, kinds, strict=True) if is_float])
+        others = [p for p, is_float in zip(places, kinds, strict=True) if not is_float]
+        self._others = _Part(others)
+        self._counters = _Part([p for p in others if p.tensor.dtype == torch.int64])
         self._before: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     def floats(self) -> list[torch.Tensor]:
@@ -91,6 +96,8 @@ class Buffers:
         values = _together(self.others())
         if not values:
             return None
+        if len({value.dtype for value in values}) == 1:
+            return torch.cat([value.reshape(-1) for value in values]).view(torch.uint8)
         return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
 
     def set(self, values: torch.Tensor | None, integer_buffers: torch.Tensor | None) -> None:
@@ -129,23 +136,21 @@ class Buffers:
         after, counts = self._floats.vector(), self._counters.vector()
         vector = torch.zeros(size, dtype=torch.float64, device=_device(after, self._counters))
         values, weights, added, lowered, more, mixed = torch.split_with_sizes(vector, self._sizes)
-        if after is not None and before is not None and weight > 0:
+        if after is not None and before is not None and weight > 0 and not _equal(after, before):
             changed = self._floats.any_of(after != before)
-            if changed is True:
-                values.copy_(after).mul_(weight)
+            values.copy_(after).mul_(weight)
+            if isinstance(changed, bool):
                 weights.fill_(weight)
-            elif changed is not False:
-                values.copy_(after).mul_(weight)
+            else:
                 values.masked_fill_(~self._floats.spread(changed), 0)  # 0 * nan is nan
                 weights.copy_(changed).mul_(weight)
-        if counts is not None and counted is not None:
+        if counts is not None and counted is not None and not _equal(counts, counted):
             difference = counts - counted
             added.copy_(difference)
-            if difference.device.type != "cpu" or difference.any():
-                low, high = self._counters.extremes(difference)
-                lowered.copy_(low < 0)
-                more.copy_(high > 1)
-                mixed.copy_(low != high)
+            low, high = self._counters.extremes(difference)
+            lowered.copy_(low < 0)
+            more.copy_(high > 1)
+            mixed.copy_(low != high)
         return vector
 
     def take(
@@ -203,12 +208,13 @@ class _Part:
     """Some of a model's buffers, as one vector.
 
     Args:
-        lookups: names, and what finds the buffers now.
+        places: where they are found.
     """
 
-    def __init__(self, lookups: Sequence[tuple[str, _Lookup]]) -> None:
-        self.names = [name for name, _ in lookups]
-        self._lookups = [lookup for _, lookup in lookups]
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self.names = [place.label for place in places]
+        self._places = places
+        self._is_complex = any(place.tensor.is_complex() for place in places)
         found = self.tensors()
         self._shapes = [tensor.shape for tensor in found]
         self._sizes = [tensor.numel() for tensor in found]
@@ -217,7 +223,9 @@ class _Part:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the buffers as they are now, complex ones as pairs of numbers."""
-        return [_real(lookup()) for lookup in self._lookups]
+        found = [table[name] for _, table, name in self._places]
+        found = [tensor.detach() if tensor.requires_grad else tensor for tensor in found]
+        return [_real(tensor) for tensor in found] if self._is_complex else found
 
     def vector(self) -> torch.Tensor | None:
         """Return a copy of all values, (elements,); None if there are no buffers.
@@ -240,7 +248,7 @@ class _Part:
             found = [tensor.cpu() for tensor in found]
         if len({tensor.dtype for tensor in found}) > 1:
             found = [tensor.to(torch.float64) for tensor in found]
-        return torch.cat([tensor.reshape(-1) for tensor in found])
+        return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in found])
 
     def put(self, values: torch.Tensor) -> None:
         """Take values as ``vector`` gives them, of any dtype."""
@@ -316,8 +324,12 @@ def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
     return lambda buffers: buffers.set(values, integer_buffers)
 
 
-def _real(buffer: torch.Tensor) -> torch.Tensor:
-    tensor = buffer.detach()
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether all values are equal; False where to ask is to wait for a device."""
+    return one.device.type == "cpu" and torch.equal(one, other)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -342,7 +354,3 @@ def _is_partly(changed: torch.Tensor) -> bool:
         if whole.any() and not whole.all() and not rows[~whole].any():
             return True
     return False
-
-
-def _itself(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter

@@ -103,6 +103,10 @@ class ShardGraphs:
         graph.replay()
         return graph.step
 
+    def forget(self) -> None:
+        """Drop all graphs: the model is another."""
+        self._graphs.clear()
+
     def _recorded(
         self,
         batch: Any,

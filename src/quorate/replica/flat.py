@@ -18,6 +18,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.torch_internals import copy_all
 
 ALIGNMENT_BYTES = 64
+LARGE = 1 << 17  # elements of a tensor that is worth an operation of its own
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Flat:
     ) -> None:
         self.layout = layout
         self.vectors = vectors  # one (P,) per dtype
+        self._stretches: dict[tuple[str, ...], list[torch.Tensor]] = {}  # of ``_without``: the last
         self.segment = segment  # that they lie in, if other processes can map it
         self.views: dict[str, torch.Tensor] = {
             name: section.view(vectors[section.vector]) for name, section in layout.sections.items()
@@ -146,26 +148,34 @@ class Flat:
     @torch.no_grad()
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
         """Copy tensors in, multiplied by a factor; names that are not there become zero."""
-        targets, sources = [], []
+        fuses = factor != 1.0 and self.device.type == "cpu"
+        targets, sources, fused = [], [], []
         for name, view in self.views.items():
             value = values.get(name)
             if value is None:
                 view.zero_()
+                continue
+            if value.is_sparse:
+                value = value.to_dense()
+            if fuses and view.numel() >= LARGE and _are_alike(view, value):
+                # While it is copied: in one pass over memory.
+                torch.mul(value, factor, out=view)
+                fused.append(name)
             else:
                 targets.append(view)
-                sources.append(value.to_dense() if value.is_sparse else value)
-        if factor == 1.0 or self.device.type != "cpu":
-            if targets:
-                copy_all(targets, sources)
-            for vector in self.vectors if factor != 1.0 else ():
-                vector.mul_(factor)
-            return
-        for target, source in zip(targets, sources, strict=True):
-            # In one pass over memory; but in the dtype of the target, which may be the wider one.
-            if (source.dtype, source.device) == (target.dtype, target.device):
-                torch.mul(source, factor, out=target)
-            else:
-                target.copy_(source).mul_(factor)
+                sources.append(value)
+        if targets:
+            copy_all(targets, sources)
+        if factor != 1.0:
+            for stretch in self._without(tuple(fused)):
+                stretch.mul_(factor)
+
+    def _without(self, names: tuple[str, ...]) -> list[torch.Tensor]:
+        """Return the stretches that lie between some tensors."""
+        if names not in self._stretches:
+            rest = [name for name in self.views if name not in names]
+            self._stretches = {names: [stretch for stretch, _ in self.runs(rest)]}
+        return self._stretches[names]
 
     def runs(self, names: Iterable[str]) -> Iterator[tuple[torch.Tensor, list[str]]]:
         """Yield maximal stretches of the vectors that hold the named tensors and no other.
@@ -187,6 +197,11 @@ class Flat:
             end = section.start + section.span
         if members:
             yield self.vectors[vector][start:end], members
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether a product has the dtype and the device of both."""
+    return one.dtype == other.dtype and one.device == other.device
 
 
 def _may_run_ahead(*targets: torch.Tensor) -> bool:

@@ -76,7 +76,7 @@ def read(returned: object, *, rows: int, training: bool, totals: Collection[str]
         tensor = value if isinstance(value, torch.Tensor) else _tensor(value)
         if is_output and (tensor is None or tensor.numel() != 1):
             continue  # logits, hidden states
-        if tensor is None or tensor.numel() != 1:
+        if tensor is None or tensor.numel() != 1 or tensor.is_complex():
             raise LossError(
                 f"metric {name!r} must be a scalar; got {_describe(value)}; reduce it, or list "
                 "counts that are to be summed in Trainer(totals=...)"

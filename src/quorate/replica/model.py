@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -16,6 +16,11 @@ MOST_KEPT = 1 << 23
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the parameters that want a gradient, by the user's names; tied ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def laid_out(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that lie in flat vectors, also those switched off since."""
+    return {name: p for name, p in model.named_parameters() if name in names}
 
 
 def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -76,11 +81,11 @@ def settle(model: torch.nn.Module) -> None:
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Let a replica be made of the model itself; after the block the model is as it was.
 
-    That is its modes, its buffers, its frozen parameters of up to ``MOST_KEPT`` elements, and where
-    the trainable ones lie.
+    That is its modes and other attributes, its buffers, its frozen parameters of up to
+    ``MOST_KEPT`` elements, and where all of them lie.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    lies_in = [(parameter, parameter.data) for parameter in trainable(model).values()]
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
+    lies_in = [(parameter, parameter.data) for parameter in model.parameters()]
     # By their places: a forward pass may put another tensor there, or a buffer where none was.
     places = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
@@ -88,8 +93,9 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for own, kept in attributes:
+            own.clear()
+            own.update(kept)
         for parameter, data in lies_in:
             parameter.data = data
         for module, buffers in places:
@@ -101,6 +107,76 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.data.copy_(value)
+
+
+def sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield names of parameters that have elements in common, and so could not lie in one vector.
+
+    A pair of equal names is a parameter whose own elements are one: an expanded one. Buffers that
+    are parts of parameters are none of them, see ``aliases``; in a 4-dimensional one they are.
+    """
+    parameters = [*trainable(model).items()]
+    for number, (name, parameter) in enumerate(parameters):
+        if any(step == 0 and n > 1 for n, step in _axes(parameter)):
+            yield name, name
+        others: list[tuple[str, torch.Tensor]] = [*parameters[:number], *frozen(model).items()]
+        if parameter.dim() == 4:  # whose format may be changed
+            others += model.named_buffers()
+        for other_name, other in others:
+            if _overlap(parameter, other):
+                yield name, other_name
+
+
+def aliases(model: torch.nn.Module) -> list[Callable[[], None]]:
+    """Return what makes buffers again the parts of parameters that they are now.
+
+    To be called once those lie elsewhere. Where they have other strides then, nothing is done.
+    """
+    found = []
+    for parameter in trainable(model).values():
+        for _, buffer in model.named_buffers():
+            if buffer.dtype == parameter.dtype and _overlap(parameter, buffer):
+                found.append(_follower(buffer, parameter))
+    return found
+
+
+def _follower(buffer: torch.Tensor, parameter: torch.Tensor) -> Callable[[], None]:
+    shape, strides, was = buffer.shape, buffer.stride(), parameter.stride()
+    offset = buffer.storage_offset() - parameter.storage_offset()
+
+    def follow() -> None:
+        if parameter.stride() == was:
+            start = parameter.storage_offset() + offset
+            buffer.data = parameter.detach().as_strided(shape, strides, start)
+
+    return follow
+
+
+def _axes(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    return zip(tensor.shape, tensor.stride(), strict=True)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have elements in common."""
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    if min(one.numel(), other.numel()) == 0 or one is other:
+        return False
+    spans = []
+    for tensor in (one, other):
+        start = tensor.storage_offset() * tensor.element_size()
+        extent = 1 + sum((n - 1) * step for n, step in _axes(tensor))
+        spans.append((start, start + extent * tensor.element_size()))
+    (first, first_end), (second, second_end) = spans
+    if first >= second_end or second >= first_end or one.dtype != other.dtype:
+        return first < second_end and second < first_end
+    # Their ranges overlap: columns of one matrix, say. Which elements they have:
+    size = one.element_size()
+    marks = torch.zeros((max(first_end, second_end)) // size, dtype=torch.bool)
+    marks.as_strided(one.shape, one.stride(), first // size).fill_(True)
+    return bool(marks.as_strided(other.shape, other.stride(), second // size).any())
 
 
 def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -> None:

@@ -20,7 +20,7 @@ function of the shard and the parameters, so any device finds the same bits, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +53,10 @@ class Precision:
         """Whether gradients need a scale."""
         return self.working is torch.float16
 
-    def working_tensors(self, model: torch.nn.Module) -> list[tuple[str, torch.Tensor]] | None:
-        """Return what a replica's trainable parameters are to be like; None: as they are."""
+    def working_tensors(
+        self, model: torch.nn.Module, trained: Mapping[str, torch.Tensor]
+    ) -> list[tuple[str, torch.Tensor]] | None:
+        """Return what a replica's trained parameters are to be like; None: as they are."""
         if self.working is None:
             return None
         kept = {
@@ -64,11 +66,10 @@ class Precision:
             for parameter in module.parameters(recurse=False)
         }
         found = []
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                lowered = parameter.dtype == torch.float32 and id(parameter) not in kept
-                dtype = self.working if lowered else parameter.dtype
-                found.append((name, torch.empty_like(parameter, dtype=dtype, requires_grad=False)))
+        for name, parameter in trained.items():
+            lowered = parameter.dtype == torch.float32 and id(parameter) not in kept
+            dtype = self.working if lowered else parameter.dtype
+            found.append((name, torch.empty_like(parameter, dtype=dtype, requires_grad=False)))
         return found
 
     @contextmanager

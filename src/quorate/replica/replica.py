@@ -25,7 +25,7 @@ from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
-from quorate.replica.model import Modes, bind, trainable
+from quorate.replica.model import Modes, bind, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
@@ -33,7 +33,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared import switches
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
-from quorate.replica.streams import Stream, alone_on
+from quorate.replica.streams import Stream, alone_on, seed_devices
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Turns
 from quorate.replica.witness.witness import Witness
@@ -106,7 +106,7 @@ class Replica:
             self.model.to(self.device)
         else:
             spread.put(self.model, group)
-        self._trainable = trainable(self.model)
+        self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
         self._modes = Modes(self.model)
         modules = self.model.modules()
@@ -114,16 +114,13 @@ class Replica:
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
-        self.witness = Witness(
-            self.model, parameters, written=written, mutable_frozen=mutable_frozen, notes=notes
-        )
+        self.witness = Witness(self.model, parameters, written, mutable_frozen, notes)
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
-        # A loss that is scaled may have to be scaled anew, which is found out on the host.
-        # What forward writes lies elsewhere for each shard.
+        # A scaled loss is scaled anew by the host; what forward writes lies elsewhere each time.
         may_record = spread is None and not computing.precision.is_scaled and not written
         if computing.compile and self.device.type == "cuda" and may_record:
             record = CudaRecord(self.device)
@@ -190,7 +187,7 @@ class Replica:
         ) -> tuple[Outcome, _Grads, float]:
             if (graphs := self._graphs_for(loss)) is not None:
                 step = graphs.run(
-                    rows_of.batch,
+                    rows_of.on_device,
                     self._flat,
                     partial(self._begin, stream, seed, training=True),
                     partial(self._step, loss),
@@ -269,6 +266,11 @@ class Replica:
             self._free.append(shard_sum.gradient)
             shard_sum.gradient = None
 
+    def changed(self) -> None:
+        """Note that the model computes otherwise now: what was recorded of it is of no use."""
+        if self._graphs is not None:
+            self._graphs.forget()
+
     @contextmanager
     def watched(self, watch: Callable[[Loss], Loss]) -> Iterator[None]:
         """Within the block the loss function is what ``watch`` makes of it.
@@ -282,6 +284,11 @@ class Replica:
             yield
         finally:
             self._loss = kept
+
+    @property
+    def trained(self) -> Collection[str]:
+        """The names of the parameters that have a gradient in the flat vector."""
+        return self._trainable
 
     @property
     def is_compiled(self) -> bool:
@@ -306,7 +313,7 @@ class Replica:
             if watched:
                 return work(reseed, loss.plain, fresh)
             return loss.run(
-                fresh.batch, training=training, work=lambda each: work(reseed, each, fresh)
+                fresh.on_device, training=training, work=lambda each: work(reseed, each, fresh)
             )
 
         def alone(fresh: FreshBatch, reseed: Reseed) -> T:
@@ -323,10 +330,10 @@ class Replica:
             return result
 
         try:
-            return run(FreshBatch(self.transfers.take(batch), keeps=reload is None))
+            return run(FreshBatch(batch, self.transfers.take, keeps=reload is None))
         except WrittenError:  # only here: what loads rows may have to wait for its turn
             assert reload is not None
-            return run(FreshBatch(self.transfers.take(reload()), keeps=True))
+            return run(FreshBatch(reload(), self.transfers.take, keeps=True))
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
@@ -359,10 +366,7 @@ class Replica:
             self._buffers.begin()
         self.witness.begin(self._flat)
         stream.reseed(seed)
-        for device in self.group:
-            if device.type != "cpu":
-                with torch.accelerator.device_index(device.index or 0):
-                    torch.get_device_module(device).manual_seed(seed)
+        seed_devices(self.group, seed)
 
     @property
     def _gathers_on(self) -> torch.device:
@@ -371,12 +375,13 @@ class Replica:
 
     def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
         """Return what this replica computes with: the parameters themselves, if it can."""
-        lowered = self._computing.precision.working_tensors(model)
+        trained = laid_out(model, self._layout.sections)
+        lowered = self._computing.precision.working_tensors(model, trained)
         if lowered is None and self._spread is None and parameters.device == self.device:
             return parameters
         working: Flat | Scattered
         if self._spread is not None:
-            working = self._spread.working(dict(lowered or trainable(model).items()), self.group)
+            working = self._spread.working(dict(lowered or trained), self.group)
         else:
             layout = parameters.layout if lowered is None else Layout(lowered)
             working = layout.new(self.device)

@@ -64,19 +64,28 @@ class Snapshots:
         self._slots = slots
         self._lent: dict[int, int] = {}  # worker -> number
         self._taken = 0
-        self.take()
+        self._newest: Snapshot | None = None
 
-    def take(self) -> None:
+    def renew(self) -> None:
+        """Note that there are new parameters and buffers: the next loan is of these.
+
+        They are copied only then, as user code may change them before.
+        """
+        self._newest = None
+
+    def _take(self) -> Snapshot:
         """Make a new snapshot of the parameters and buffers as they are now."""
         number = next(n for n in self._slots if n not in self._lent.values())
         values = self._slots[number]
         values.flat.copy_(self._parameters)
         values.take_buffers(self._buffers)
         self._taken += 1
-        self._newest = Snapshot(values, number, self._taken)
+        return Snapshot(values, number, self._taken)
 
     def lend(self, worker: int) -> Snapshot:
         """Return the newest snapshot: it stays as it is until the worker gives it back."""
+        if self._newest is None:
+            self._newest = self._take()
         self._lent[worker] = self._newest.number
         return self._newest
 

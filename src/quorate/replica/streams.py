@@ -215,6 +215,14 @@ def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable
     return draw
 
 
+def seed_devices(group: Group, seed: int) -> None:
+    """Seed torch's generators of a group's accelerators; those are one per process and device."""
+    for device in group:
+        if device.type != "cpu":
+            with torch.accelerator.device_index(device.index or 0):
+                torch.get_device_module(device).manual_seed(seed)
+
+
 @contextmanager
 def alone_on(group: Group) -> Iterator[None]:
     """Wait until no other replica computes on these devices, and keep them for the block.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from numbers import Number
 from typing import Any
 
@@ -83,12 +83,15 @@ class FreshBatch:
     nothing is copied, and what was written is found out when it is wanted again.
 
     Args:
-        batch: on the device.
+        batch: as it was loaded.
+        move: returns it in new containers, with its tensors on the device.
         keeps: whether to hand out copies.
     """
 
-    def __init__(self, batch: Any, *, keeps: bool) -> None:
-        self.batch = batch  # for its shapes; not to be handed to user code
+    def __init__(self, batch: Any, move: Callable[[Any], Any], *, keeps: bool) -> None:
+        self.on_device = move(batch)  # for its shapes; not to be handed to user code
+        self._batch = batch
+        self._move = move
         self._keeps = keeps
         self._before: list[Hashable] | None = None
 
@@ -99,12 +102,14 @@ class FreshBatch:
             WrittenError: it is taken again, and the first computation has, or may have, changed it.
         """
         if self._keeps:
-            return mapped_leaves(self.batch, copied)
-        now = [_state(leaf) for leaf in leaves(self.batch)]
-        if self._before is not None and now != self._before:
+            return mapped_leaves(self.on_device, copied)
+        now = [_state(leaf) for leaf in leaves(self._batch)]
+        if self._before is None:
+            self._before = now
+            return self.on_device
+        if now != self._before:
             raise WrittenError
-        self._before = now
-        return mapped(self.batch, lambda tensor: tensor)
+        return self._move(self._batch)
 
 
 def copied(leaf: Any) -> Any:

@@ -95,7 +95,10 @@ class Gauges:
         if now.all_s > before.all_s:  # the kernel counts in hundredths of a second
             busy = (now.busy_s - before.busy_s) / (now.all_s - before.all_s)
             self._host, self._host_cpu = now, min(max(busy, 0.0), 1.0)
-        memory = psutil.virtual_memory()
+        try:
+            memory = psutil.virtual_memory()
+        except OSError:
+            return HostUse(self._host_cpu, 0, 0)
         return HostUse(self._host_cpu, memory.total - memory.available, memory.total)
 
 
@@ -118,7 +121,10 @@ class _HostTimes(NamedTuple):
 
 
 def _host_times() -> _HostTimes:
-    times = psutil.cpu_times()._asdict()
+    try:
+        times = psutil.cpu_times()._asdict()
+    except OSError:  # there is no /proc
+        return _HostTimes(0.0, 0.0)
     for name in ("guest", "guest_nice"):  # Linux counts them in user and nice too
         times.pop(name, None)
     idle = times["idle"] + times.get("iowait", 0.0)
@@ -133,7 +139,7 @@ def _process(pid: int) -> tuple[tuple[int, float], float, int] | None:
             times, resident = process.cpu_times(), process.memory_info().rss
             # With the time at which it began: another may have the number by now.
             which = (pid, process.create_time())
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
     if not resident:
         return None  # it has ended and nobody has waited for it yet
@@ -144,7 +150,7 @@ def _threads() -> dict[int, float]:
     """Return the CPU seconds of this process's threads, by the kernel's numbers."""
     try:
         threads = psutil.Process(os.getpid()).threads()
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return {}
     return {thread.id: thread.user_time + thread.system_time for thread in threads}
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from quorate.errors import UserError
 from quorate.services.log_cut import cut
 from quorate.services.report import Report
 
@@ -30,15 +31,23 @@ class MetricsLog:
         run_dir: is there.
         global_step: where the run goes on.
         say: shows a line to the user.
+        renew: ``RunLock.renew``, called before the file is made again.
     """
 
-    def __init__(self, run_dir: Path, global_step: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        global_step: int,
+        say: Callable[[str], None],
+        renew: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = run_dir / "metrics.jsonl"
         self._say = say
+        self._renew = renew
         self._waiting = bytearray()  # whole lines, or the rest of one and whole lines
         self._is_in_a_line = False  # the first of them was begun in the file
         self._lost = 0  # lines
-        self._failing: OSError | None = None
+        self._failing: OSError | UserError | None = None
         self._descriptor: int | None = None
         self._looked_at = time.monotonic()
         self._cut(global_step)
@@ -83,7 +92,7 @@ class MetricsLog:
                 written = os.write(self._descriptor, self._waiting)
                 self._is_in_a_line = not self._waiting.endswith(b"\n", 0, written)
                 del self._waiting[:written]
-        except OSError as error:
+        except (OSError, UserError) as error:  # the latter: the directory is another run's now
             if self._failing is None:
                 self._say(f"metrics.jsonl is not written, training goes on: {error}")
             self._failing = error
@@ -103,6 +112,7 @@ class MetricsLog:
             if self._has_its_name(self._descriptor):
                 return self._descriptor
             self._close()
+        self._renew()
         # O_NONBLOCK: a FIFO in its place would wait for a reader.
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         descriptor = os.open(self._path, how, 0o666)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from quorate.settings import Settings, about, at_least, between, directory, switch
+from quorate.settings import (
+    Settings,
+    about,
+    at_least,
+    between,
+    directory,
+    file_or_directory,
+    switch,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,9 @@ class RunDir(Settings):
     init_from: Path | str | None = field(
         default=None,
         metadata=about(
-            "weights to begin from: a file or a run directory", kind=str, metavar="PATH"
+            "weights to begin from: a file or a run directory",
+            kind=str,
+            metavar="PATH",
+            check=file_or_directory,
         ),
     )

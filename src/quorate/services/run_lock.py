@@ -16,6 +16,7 @@ import os
 import socket
 import stat
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ class RunLock:
     def __init__(self, run_dir: Path | None) -> None:
         self._run_dir = run_dir
         self._descriptor: int | None = None
+        self._renewing = threading.Lock()
 
     @contextmanager
     def held(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -86,7 +88,7 @@ class RunLock:
     def renew(self, *, make: bool = False) -> None:
         """Hold on to what has the directory's name now: it may have been removed, and made again.
 
-        Any one thread may call it while the lock is held.
+        Any thread may call it while the lock is held.
 
         Args:
             make: make the directory again where it is gone.
@@ -95,14 +97,16 @@ class RunLock:
             OSError: the directory is not there.
             SettingError: it is another run's now.
         """
-        if self._run_dir is None or self._descriptor is None or self._is_ours():
-            return
+        with self._renewing:
+            if self._run_dir is not None and self._descriptor is not None and not self._is_ours():
+                self._renew(self._run_dir, make=make)
+
+    def _renew(self, run_dir: Path, *, make: bool) -> None:
         if make:
-            self._run_dir.mkdir(parents=True, exist_ok=True)
-        elif not self._run_dir.is_dir():
-            reason = os.strerror(errno.ENOENT)
-            raise FileNotFoundError(errno.ENOENT, reason, str(self._run_dir))
-        descriptor, _ = _locked(self._run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
+        elif not run_dir.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(run_dir))
+        descriptor, _ = _locked(run_dir)
         self._forget()
         self._keep(descriptor)
 

@@ -162,7 +162,7 @@ class InMemoryChannel:
             replica.recycle(value)
         self._collected = []
         if self._snapshots is not None:
-            self._snapshots.take()
+            self._snapshots.renew()
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         """Return what was raised in a shard, or how its worker ended."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from quorate.errors import SettingError
 from quorate.services.report import Report
 
 
@@ -38,12 +40,31 @@ class Run(Protocol):
         """Finish the step under way, then end."""
 
 
+def checked(callbacks: object) -> tuple[Callback, ...]:
+    """Return callbacks, each with the methods that a ``Callback`` has.
+
+    Raises:
+        SettingError: they are no sequence of such.
+    """
+    expected, fix = "a list of objects that inherit from quorate.Callback", "pass callbacks=[mine]"
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, bytes)):
+        raise SettingError("callbacks", type(callbacks).__name__, expected, fix)
+    found = tuple(callbacks)
+    methods = [name for name in vars(Callback) if not name.startswith("_")]
+    for callback in found:
+        lacking = [name for name in methods if not callable(getattr(callback, name, None))]
+        if lacking or isinstance(callback, type):
+            raise SettingError("callbacks", callback, expected, fix)
+    return found
+
+
 class Callback:
     """Inherit from it, and define what is of interest.
 
-    All methods are called in the thread of ``fit``, between two updates: parameters may be read
-    (``trainer.model``), ``trainer.evaluate`` and ``trainer.stop`` be called. What they raise ends
-    the run as any exception of the user's own code does: the state is saved.
+    All methods are called in the thread of ``fit``, between two updates: ``trainer.model`` may be
+    read and changed (all workers get it before the next shard; docs/checkpoints.md says what), and
+    ``trainer.evaluate`` and ``trainer.stop`` be called. What they raise ends the run as any
+    exception of the user's own code does: the state is saved.
     """
 
     def started(self, trainer: Run) -> None:

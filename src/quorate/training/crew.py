@@ -16,18 +16,18 @@ from quorate.data.source import Source
 from quorate.errors import CopyError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
-from quorate.machine.standard_streams import occupy_standard_descriptors
+from quorate.machine.surroundings import require_surroundings
 from quorate.replica.replica import Replica
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
+from quorate.transports.amendments import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
-from quorate.transports.spot_check import SpotCheck
 from quorate.transports.spot_checks import SpotChecks
 from quorate.transports.towers import Towers
 
@@ -54,7 +54,7 @@ class Crew:
 
     def __init__(self, recipe: Recipe, make_model: Callable[[], torch.nn.Module]) -> None:
         fold_tracebacks()  # before any code of the user's runs
-        occupy_standard_descriptors()  # before anything is opened
+        require_surroundings()
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         self.devices = [device for group in self.groups for device in group]
@@ -177,6 +177,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
+            amendments=lambda: state.user_changes.amendments,
         )
 
     def spot_checks(self, state: State, source: Source, transport: Transport) -> SpotChecks | None:
@@ -186,14 +187,15 @@ class Crew:
         if every == 0 or not are_alike:
             return None
 
-        def job(step: int, number: int, closer: bool) -> SpotCheck:
-            ticket = (step, number % plan.shards_of(step))
-            threads = self.recipe.workers.threads
-            return SpotCheck(
-                source, state.parameters, range(0), ticket=ticket, closer=closer, threads=threads
-            )
-
-        return SpotChecks(transport, len(self.groups), job, every, self.replicas.notes)
+        return SpotChecks(
+            transport,
+            source,
+            state.parameters,
+            workers=len(self.groups),
+            threads=self.recipe.workers.threads,
+            every=every,
+            notes=self.replicas.notes,
+        )
 
     def evaluators(self, state: State) -> Transport:
         """Return workers for an evaluation outside of a training loop; the caller closes them."""
@@ -210,6 +212,7 @@ class Crew:
                 lambda group: make(group[0]),
                 state.buffers,
                 threads=self.recipe.workers.threads,
+                original=_original(state),
             )
 
     def probe_replica(self, state: State) -> Replica:
@@ -219,4 +222,10 @@ class Crew:
 
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
-        return Towers(self.groups, make, state.buffers, threads=threads, say=say)
+        original = _original(state)
+        return Towers(self.groups, make, state.buffers, threads=threads, original=original, say=say)
+
+
+def _original(state: State) -> Original:
+    changes = state.user_changes
+    return Original(lambda: changes.amendments, changes.frozen)

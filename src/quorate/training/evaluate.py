@@ -61,6 +61,7 @@ def evaluate(
         stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         source = Source(dataset, plan, recipe.loading.collate)
         state = evaluable(crew, prepared, source, say)
+        state.user_changes.look()
         parameters = state.parameters
         if averaged or (averaged is None and state.average is not None):
             if state.average is None:
@@ -70,7 +71,10 @@ def evaluate(
         if transport is None or not transport.can_compute(dataset):
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
+        if parameters is state.parameters:
+            stack.enter_context(state.optimizer.evaluating())
         total = _sum(source, parameters, transport, stops, crew)
+    state.user_changes.settle()
     crew.replicas.tell(say)
     if total is None:
         return None

@@ -27,7 +27,7 @@ from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
-from quorate.training.callbacks import Callback, Run
+from quorate.training.callbacks import Callback, Run, checked
 from quorate.training.loop import Loop
 from quorate.training.saved_state import contents
 from quorate.training.state import State
@@ -70,7 +70,7 @@ class Fit:
     ) -> None:
         self.saved: tuple[int, Path] | None = None  # the newest checkpoint
         self._run = run
-        self._services = services
+        self._services = services._replace(callbacks=checked(services.callbacks))
         self._run_dir = None if services.run_dir.path is None else Path(services.run_dir.path)
         self._facts = facts
         self._streams = ExitStack()
@@ -117,16 +117,21 @@ class Fit:
             if self._run_dir is not None:
                 if loop.state.global_step == 0:
                     set_log_aside(self._run_dir, self.say)
-                log = MetricsLog(self._run_dir, loop.state.global_step, self.say)
+                log = MetricsLog(
+                    self._run_dir, loop.state.global_step, self.say, self._services.renew
+                )
                 self._log = stack.enter_context(closing(log))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
             # 3. Training.
+            first = loop.state.global_step + 1
             for callback in self._services.callbacks:
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             for report in loop.reports:
+                if self._saver is not None and report.global_step == first:
+                    loop.state.optimizer_state.save()  # what cannot be saved is found out now
                 self._screen.update(report)
                 self._note_silence(f"step {report.global_step:,}")
                 supervisor.updated(report)
@@ -151,6 +156,7 @@ class Fit:
         if values is None:
             return
         state.evaluated_at = n
+        state.update.evaluated(values)
         if self.saved is not None and self.saved[0] == n:
             self.saved = None  # that one does not know of this
         which = "" if state.average is None else " of the averaged weights"

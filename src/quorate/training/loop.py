@@ -61,6 +61,9 @@ def looping(
         say: shows a line to the user.
     """
     state, plan = loop.state, loop.plan
+    changes = state.user_changes
+    changes.look()  # since the last loop
+    changes.refuse()
     with ExitStack() as stack:
         workers = crew.workers(state, source, say)
         transport = stack.enter_context(closing(observed(workers, state, facts)))
@@ -75,6 +78,7 @@ def looping(
             threads=crew.recipe.workers.threads,
         )
         channel = stack.enter_context(closing(transport.open(job)))
+        changes.settle()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
         coordinator = Coordinator(
             shards_of=plan.shards_of,
@@ -111,6 +115,7 @@ class Updates(NamedTuple):
         """
         state, plan = self.state, self.source.plan
         state.tally.of(len(self.crew.groups) - 1)
+        self._take_changes()  # of whoever was told that training starts
         pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
@@ -132,7 +137,8 @@ class Updates(NamedTuple):
             for remark in applied.remarks:
                 self.crew.replicas.notes.add(remark)
             self.crew.replicas.tell(self.say)
-            if new := applied.missing - named:
+            switched_off = state.user_changes.amendments.switched_off
+            if new := applied.missing - named - switched_off:
                 named |= new
                 self.say(f"no gradient in step {step}, left alone: {', '.join(sorted(new))}")
             if n == coordinator.first_step + 1:
@@ -171,6 +177,7 @@ class Updates(NamedTuple):
                 doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
+            self._take_changes()
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):
@@ -184,6 +191,11 @@ class Updates(NamedTuple):
         if self.spot_checks is not None and step < self.last_step:
             self.spot_checks.updated(step, PATIENCE_S + 10 * update_s)
         return time.monotonic() - begun
+
+    def _take_changes(self) -> None:
+        """Take in what user code did to the model, before the next shard is dealt."""
+        self.state.user_changes.look()
+        self.state.user_changes.refuse()
 
     def _not_finite(self, step: int, applied: Applied) -> None:
         """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""

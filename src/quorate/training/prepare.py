@@ -13,6 +13,7 @@ from quorate.data.source import Source
 from quorate.errors import CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
+from quorate.settings import switch
 from quorate.training import resume
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
@@ -71,7 +72,7 @@ def prepare(
     Raises:
         UserError: something cannot work; no worker was started.
     """
-    recipe = crew.recipe
+    recipe, shuffle = crew.recipe, switch("shuffle", shuffle)
     with ExitStack() as stack:
         # 1. The run directory, which is ours from here on; the plan.
         stack.enter_context(prepared.lock.held(say))
@@ -86,6 +87,7 @@ def prepare(
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
         state = _trainable_state(crew, prepared, source, notes.append, say)
+        crew.replicas.look_at_rows(state.model, dataset)
         # 3. What is said before the first update.
         first = opening(
             plan,
@@ -119,6 +121,8 @@ def prepare(
 def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
     """Return the state; on first use it is made, tried on one shard, and restored."""
     if prepared.state is None or not prepared.was_trained:
+        if prepared.state is not None:
+            prepared.state.user_changes.undo()  # those of the run directory: they come again
         # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
         prepared.was_trained, prepared.state = False, None
         state = _probed(crew, source, note, training=True, announce=say)
@@ -146,6 +150,7 @@ def _probed(
             crew.master_device,
             shared=not has_towers,
             optimize=recipe.optimize,
+            notes=crew.replicas.notes,
         )
         try:
             return probed(
@@ -153,7 +158,6 @@ def _probed(
                 make_state,
                 crew.probe_replica,
                 source.load((0, 0)),
-                loss=recipe.loss,
                 notes=crew.replicas.notes,
                 seed=recipe.seed,
                 training=training,

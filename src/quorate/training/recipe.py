@@ -28,7 +28,7 @@ __all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Wor
 class Recipe(Settings):
     """The arguments of ``Trainer``; see there. What the command overrides is in it already."""
 
-    loss: Loss = field(metadata=about("the loss", check=a_function("of a model and a batch")))
+    loss: Loss = field(metadata=about("the loss", check=a_function("of a model and a batch", 2)))
     totals: Mapping[str, Finish] | None
     batch_size: int = field(
         metadata=about("rows per update", check=at_least(1), at_resume=AtResume.REFUSED)

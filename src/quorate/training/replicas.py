@@ -17,7 +17,7 @@ from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.replica import Replica
 from quorate.replica.shared.copies import refused
-from quorate.replica.shared.sharing import Sharing
+from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.spread import Spread
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
@@ -70,6 +70,13 @@ class Replicas:
         self._sharing.tell(self._turns)
         self._obstacle = self._sharing.obstacle
         return self._obstacle
+
+    def look_at_rows(self, model: torch.nn.Module, dataset: object) -> None:
+        """Doubt a run whose rows are made by the model that is trained."""
+        loading = self._recipe.loading
+        loads = {"the dataset": dataset, "collate": loading.collate, "augment": loading.augment}
+        if (way := rows_use(model, loads)) is not None:
+            self.notes.doubt(f"{way}: rows are loaded ahead, while it is trained")
 
     def watching(self, *, towers: bool) -> AbstractContextManager[None]:
         """Return a context for one shard that is computed alone: what it shares is found out."""

@@ -82,6 +82,8 @@ def go_to_newest(
     for wrong in newest.passed_over:
         say(f"passed over: {wrong}")
     load(fitting[0], state)
+    for line in fitting[0].lines:
+        say(line)
     return newest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.printable import printable
 from quorate.services.checkpoints.files import Contents, tensors
 from quorate.services.checkpoints.tensor_file import header
+from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.state import State
 
 
@@ -25,30 +27,23 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     Raises:
         CheckpointError: the optimizer keeps what is neither tensor nor number.
     """
-    files = {"model.safetensors": state.tensors()}
+    state.user_changes.look()
+    with state.optimizer.evaluating():
+        files = {"model.safetensors": state.tensors()}
+        if state.optimizer.has_modes:  # these are there within the block alone
+            files["model.safetensors"] = _copied(files["model.safetensors"], {})
     if state.average is not None:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
-    numbers: dict[str, dict[str, Any]] = {}
-    moments: dict[str, torch.Tensor] = {}
-    for name, entries in state.optimizer.state().items():
-        for entry, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                moments[f"{entry}.{name}"] = value
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                numbers.setdefault(name, {})[entry] = value
-            else:
-                kind = type(value).__name__
-                raise CheckpointError(
-                    f"optimizer state {entry!r} of {name!r} is a {kind}, and only tensors and "
-                    "numbers are saved; use another optimizer, or no run_dir"
-                )
+    if rest := _rest(state):
+        files["rest.safetensors"] = rest
+    moments, kept = state.optimizer_state.save()
     files["optimizer.safetensors"] = moments
     record = {
         "global_step": state.global_step,
         **facts,
         "order": list(files["model.safetensors"]),
-        "optimizer": type(state.optimizer.inner).__name__,
-        "optimizer_numbers": numbers,
+        **kept,
+        "amendments": state.user_changes.amendments.to_json(),
     }
     memory = {} if spare is None else spare.files
     return Contents(
@@ -61,8 +56,10 @@ class Loadable(NamedTuple):
 
     model: dict[str, torch.Tensor]
     averaged: dict[str, torch.Tensor]  # empty without an average
-    optimizer: dict[torch.Tensor, dict[str, Any]]
+    rest: dict[str, torch.Tensor]  # what state dicts leave out
+    optimizer: LoadableOptimizer
     record: dict[str, Any]
+    lines: list[str]  # for the user
 
 
 def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
@@ -91,24 +88,17 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         _require_same(path, file, targets)
     # 2. The tensors.
     read = {file: tensors(path, file) for file, _ in parts}
-    averaged = read.get("averaged.safetensors", {})
-    if state.average is not None and (left_out := state.average.shadow.views.keys() - averaged):
-        raise CheckpointError(f"{path}: {min(left_out)}: it has no averaged values of it")
-    entries: dict[str, dict[str, Any]] = {name: {} for name in state.parameters.views}
-    for key, value in tensors(path, "optimizer.safetensors").items():
-        entry, _, name = key.partition(".")
-        _require_trainable(path, name, state)
-        entries[name][entry] = value
-    for name, values in record["optimizer_numbers"].items():
-        _require_trainable(path, name, state)
-        if twice := entries[name].keys() & values.keys():
-            raise MisfitError(f"{path}: optimizer state {min(twice)!r} of {name!r} is there twice")
-        entries[name].update(values)
-    try:
-        optimizer_state = state.optimizer.loadable(entries)
-    except CheckpointError as error:
-        raise MisfitError(f"{path}: {error}") from error
-    return Loadable(read["model.safetensors"], averaged, optimizer_state, record)
+    rest = tensors(path, "rest.safetensors") if "rest.safetensors" in record["files"] else {}
+    rest, lines = _fitting(rest, _rest(state), state.parameters.views, path)
+    moments = tensors(path, "optimizer.safetensors")
+    return Loadable(
+        read["model.safetensors"],
+        read.get("averaged.safetensors", {}),
+        rest,
+        state.optimizer_state.loadable(moments, record, path),
+        record,
+        lines,
+    )
 
 
 @torch.no_grad()
@@ -117,19 +107,57 @@ def load(saved: Loadable, state: State) -> None:
     for name, target in state.tensors().items():
         target.copy_(saved.model[name])
     if state.average is not None:
-        for name, view in state.average.shadow.views.items():
-            view.copy_(saved.averaged[name])
-    state.optimizer.load(saved.optimizer)
+        shadow = state.tensors(state.average.shadow)
+        for name in state.averaged_names():
+            shadow[name].copy_(saved.averaged[name])
+    targets = _rest(state)
+    for name, value in saved.rest.items():
+        targets[name].copy_(value)
+    state.optimizer_state.load(saved.optimizer)
+    if (amendments := saved.record.get("amendments")) is not None:
+        state.user_changes.load(amendments)
     state.load_account(saved.record["account"])
-    state.go_to(saved.record["global_step"])
+    state.global_step = saved.record["global_step"]
 
 
-def _require_trainable(path: Path, name: str, state: State) -> None:
-    if name not in state.parameters.views:
-        # A frozen one was trained before: another checkpoint may fit, and is not what was left.
-        is_frozen = name in dict(state.model.named_parameters())
-        kind = CheckpointError if is_frozen else MisfitError
-        raise kind(f"{path}: optimizer state of {name!r}, which is no trainable parameter")
+def _rest(state: State) -> dict[str, torch.Tensor]:
+    """Return what state dicts leave out, plain and averaged."""
+    left_out = state.rest()
+    if state.optimizer.has_modes:  # the model's file has those to be evaluated
+        left_out |= state.parameters.views
+    rest = {f"model.{name}": tensor for name, tensor in left_out.items()}
+    if state.average is not None:
+        left_out = state.rest(state.average.shadow)
+        rest |= {f"averaged.{name}": tensor for name, tensor in left_out.items()}
+    return rest
+
+
+def _fitting(
+    values: dict[str, torch.Tensor],
+    targets: dict[str, torch.Tensor],
+    trained: Collection[str],
+    path: Path,
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the values that there is a place for, and lines of those that have none.
+
+    Raises:
+        MisfitError: a trained parameter is not there, or is another.
+    """
+    fitting, lines = {}, []
+    for name, value in values.items():
+        target = targets.get(name)
+        if target is not None and (target.shape, target.dtype) == (value.shape, value.dtype):
+            fitting[name] = value
+        else:
+            now = "is there no more" if target is None else f"is {tuple(target.shape)}"
+            lines.append(
+                f"{printable(name)} was {tuple(value.shape)} and {now}: it is as the script makes "
+                "it, and not as it was saved"
+            )
+    for name in targets.keys() - fitting.keys():
+        if name.startswith("averaged.") or name.removeprefix("model.") in trained:
+            raise MisfitError(f"{path}: {printable(name)} is in none of its files")
+    return fitting, lines
 
 
 def _require_same(path: Path, file: str, targets: dict[str, torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,11 +10,14 @@ import torch
 from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.model import bind, trainable
+from quorate.replica.model import aliases, bind, frozen, trainable
+from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.optimizer_state import OptimizerState
 from quorate.training.optimizing.update import Average, Update
+from quorate.training.user_changes import UserChanges
 
 
 class State:
@@ -25,6 +29,7 @@ class State:
         written: names of trained parameters that the forward pass writes; see ``Writes``.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
+        notes: for the user.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class State:
         mutable_frozen: frozenset[int] = frozenset(),
         written: frozenset[str] = frozenset(),
         optimize: Optimize,
+        notes: Notes | None = None,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -50,20 +56,27 @@ class State:
         self.parameters = layout.shared() if shared else layout.new(device)
         for name, parameter in parameters.items():
             self.parameters.views[name].copy_(parameter.detach())
+        followers = aliases(model)
         bind(parameters, self.parameters)
+        for follow in followers:
+            follow()
         self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
         self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)
         self.average = (
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
         )
+        notes = notes or Notes()
+        self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
         self.update = Update(
             self.optimizer,
             self.buffers,
             clip_norm=optimize.clip_norm,
             schedule=optimize.schedule,
+            schedule_metric=optimize.schedule_metric,
             average=self.average,
         )
+        self.optimizer_state = OptimizerState(self.optimizer, self.update, frozen(model), notes)
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return the model's state dict under the user's own names: tensors only, in its order.
@@ -74,11 +87,33 @@ class State:
         tensors = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
         if parameters is None:
             return tensors
-        own = {id(p): name for name, p in trainable(self.model).items()}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if name in tensors and id(parameter) in own:  # a tied one is there under each name
-                tensors[name] = parameters.views[own[id(parameter)]]
-        return tensors
+        own = {_place(view): name for name, view in self.parameters.views.items()}
+        return {
+            name: parameters.views[own[_place(tensor)]] if _place(tensor) in own else tensor
+            for name, tensor in tensors.items()
+        }
+
+    def averaged_names(self) -> list[str]:
+        """Return the names in the state dict of what is averaged."""
+        own = {_place(view) for view in self.parameters.views.values()}
+        return [name for name, tensor in self.tensors().items() if _place(tensor) in own]
+
+    def rest(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
+        """Return what the model's state dict leaves out: parameters and buffers by their names.
+
+        Buffers that are not persistent, and whatever a state dict of the user's own does not have,
+        or has only a copy of.
+
+        Args:
+            parameters: others of the same layout: then only those that are left out.
+        """
+        held = {_place(tensor) for tensor in self.tensors(parameters).values()}
+        named: Iterable[tuple[str, torch.Tensor]]
+        if parameters is None:
+            named = (*self.model.named_parameters(), *self.model.named_buffers())
+        else:
+            named = parameters.views.items()
+        return {n: t.detach() for n, t in named if t.numel() and _place(t) not in held}
 
     def averaged_model(self) -> torch.nn.Module | None:
         """Return a copy of the model with the averaged parameters, or None without an average."""
@@ -108,12 +143,7 @@ class State:
         self.evaluated_at = account["evaluated_at"]
         self.best = account["best"]
 
-    def go_to(self, global_step: int) -> None:
-        """Bring the schedule to where it is after so many updates.
 
-        A learning rate is a function of the update count alone: the count is replayed, and the
-        checkpoint need not know how a scheduler remembers it.
-        """
-        self.global_step = global_step
-        for _ in range(global_step):
-            self.update.skip()
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return where a tensor lies: two of the same place are one."""
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -12,6 +12,7 @@ import torch
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged, home_shards
 from quorate.data.feed import CPU, Feed
+from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
@@ -75,11 +76,18 @@ class Job(ABC):
         """Return what a worker process needs to make the same job, beside data and parameters."""
         return self.loading
 
+    def described(self) -> dict[str, Any]:
+        """Return a description for a worker process, which ``class_of`` begins to read."""
+        steps = [self.steps.start, self.steps.stop]
+        options = {"plan": self.plan.to_json(), "steps": steps, "options": self.options()}
+        return {"work": class_name(self), **options}
+
     def feed(
         self,
         rank_of: tuple[int, int] = (0, 1),
         first: Ticket = (0, 0),
         moves_to: torch.device = CPU,
+        told: Told = nobody_told,
     ) -> Feed:
         """Rows, fetched ahead, of a worker's home shards; by default of all.
 
@@ -87,6 +95,7 @@ class Job(ABC):
             rank_of: rank of the worker, and how many there are.
             first: the first shard that is wanted.
             moves_to: a device that rows will be moved to.
+            told: of what is loaded ahead.
         """
 
         def covers(ticket: Ticket) -> bool:
@@ -113,6 +122,7 @@ class Job(ABC):
             behind=self.plan.lookahead - 1 if rank_of == (0, 1) else 0,
             covers=covers,
             moves_to=moves_to,
+            told=told,
             **self.loading,
         )
 

@@ -14,6 +14,7 @@ import torch
 
 from quorate.coordination.plan import abridged
 from quorate.data.feed import CPU, Feed
+from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
@@ -22,7 +23,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.totals import Counts
-from quorate.replica.witness.again import Computed, Shard, doubts, result_of
+from quorate.replica.witness.again import Computed, Shard, computed, doubts
 from quorate.replica.witness.kept import Kept, kept
 from quorate.replica.witness.module_trace import Event, ModuleTrace
 from quorate.replica.witness.values import tensor_text
@@ -90,6 +91,7 @@ class SpotCheck(Job):
         rank_of: tuple[int, int] = (0, 1),  # noqa: ARG002
         first: Ticket = (0, 0),  # noqa: ARG002
         moves_to: torch.device = CPU,  # noqa: ARG002
+        told: Told = nobody_told,  # noqa: ARG002
     ) -> Feed:
         """Return a feed of nothing: each worker loads the rows itself, as if it came too late."""
         return Feed(self.source, (), ahead=1, threads=self.loading["threads"])
@@ -115,7 +117,7 @@ class SpotCheck(Job):
         shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
         # Memory of its own, which is free again: a worker process needs none but the slot's.
         into = self.parameters.layout.new(CPU) if replica.device == CPU else None
-        once, twice = (_computed(replica, shard, task, into) for shard in shards)
+        once, twice = (self._seen(replica, shard, task, into) for shard in shards)
         answer = Answer(found[0], twice.result, doubts(replica, once, twice, shards[0]))
         if self._closer:
             answer = self._looked_closer(replica, shards[0], answer)
@@ -127,6 +129,12 @@ class SpotCheck(Job):
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         raise NotImplementedError  # compute() does not ask for it
+
+    def _seen(self, replica: Replica, shard: Shard, task: Task, into: Flat | None) -> Computed:
+        shard_sum, seen = computed(replica, shard, into=into, at=task.at)
+        if into is None:
+            replica.recycle(shard_sum)
+        return seen
 
     def _answer(self, answer: Answer) -> ShardSum:
         return ShardSum(weight=1.0, metrics={"loss": 0.0}, totals=answer.totals())
@@ -163,14 +171,3 @@ class SpotCheck(Job):
             f"{abridged(first.rows)}): it draws from a generator of its own, reads the clock, "
             "counts how often it is asked, or changes what it holds"
         )
-
-
-def _computed(replica: Replica, shard: Shard, task: Task, into: Flat | None) -> Computed:
-    before = kept(replica.model, replica.plain_loss)
-    computed = replica.gradient(
-        shard.data, shard.rows, shard.stream, shard.seed, into=into, at=task.at
-    )
-    result = result_of(computed)
-    if into is None:
-        replica.recycle(computed)
-    return Computed(result, before, kept(replica.model, replica.plain_loss))

@@ -42,6 +42,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
 from quorate.replica.streams import Stream
+from quorate.transports.amendments import Amendments, Follower, Original
 from quorate.transports.job import Job, NotWanted, Task
 from quorate.transports.worker_status import Timesheet, WorkerStatus
 
@@ -60,6 +61,7 @@ class Towers:
         buffers: of the coordinator's model.
         threads: intra-op threads of each tower. The bits of a matrix product depend on it.
         say: shows a line to the user; the log does by default.
+        original: the coordinator's model, if what user code changes in it is to be followed.
     """
 
     can_replace = False  # a thread cannot be ended
@@ -72,10 +74,12 @@ class Towers:
         *,
         threads: int,
         say: Callable[[str], None] | None = None,
+        original: Original | None = None,
     ) -> None:
         self._say = say or logging.getLogger("quorate").warning
         self.towers = [
-            _Tower(number, make_replica(group), threads) for number, group in enumerate(groups)
+            _Tower(number, make_replica(group), threads, original)
+            for number, group in enumerate(groups)
         ]
         self.threads = threads
         self._buffers = buffers
@@ -152,8 +156,11 @@ class TowersChannel:
         match effect:
             case Compute():
                 snapshot = None if self._snapshots is None else self._snapshots.lend(tower.number)
+                amendments = tower.amendments()
                 tower.mailbox.put(
-                    lambda stream: self._compute(tower, held, stream, step, shard, snapshot)
+                    lambda stream: self._compute(
+                        tower, held, stream, step, shard, snapshot, amendments
+                    )
                 )
             case Keep():
                 held.decided.append((step, shard))
@@ -200,7 +207,7 @@ class TowersChannel:
             replica.recycle(part)
         self._collected = []
         if self._snapshots is not None:
-            self._snapshots.take()
+            self._snapshots.renew()
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         """Return what was raised in a shard."""
@@ -218,6 +225,7 @@ class TowersChannel:
         step: int,
         shard: int,
         snapshot: Snapshot | None,
+        amendments: Amendments | None,
     ) -> None:
         def at(phase: str) -> None:
             if held.cancelled == (step, shard):
@@ -226,6 +234,7 @@ class TowersChannel:
 
         task = Task(tower.number, step, shard, at=at)
         try:
+            tower.follow(amendments)
             result = self._job.compute(tower.replica, stream, self._feed, task, snapshot=snapshot)
             held.pending[step, shard] = result.computed_by(tower.number, shard)
         except NotWanted:
@@ -284,7 +293,9 @@ class _Held:
 class _Tower(threading.Thread):
     """One worker's thread: carries out what is put into its mailbox, in order."""
 
-    def __init__(self, number: int, replica: Replica, threads: int) -> None:
+    def __init__(
+        self, number: int, replica: Replica, threads: int, original: Original | None
+    ) -> None:
         super().__init__(name=f"quorate-tower-{number}", daemon=True)
         self.number = number
         self.replica = replica
@@ -292,6 +303,21 @@ class _Tower(threading.Thread):
         self.sheet = Timesheet(bytearray(Timesheet.SIZE))  # this thread's to write, once it runs
         self.sheet.tell("starting")
         self._threads = threads
+        self._original = original
+        self._follower: Follower | None = None
+        if original is not None:
+            self._follower = Follower(
+                replica.model, replica.trained, original.frozen, replica.changed
+            )
+
+    def amendments(self) -> Amendments | None:
+        """Return what was changed in the coordinator's model, as it is now."""
+        return None if self._original is None else self._original.amendments()
+
+    def follow(self, amendments: Amendments | None) -> None:
+        """Change the replica in the same way."""
+        if self._follower is not None and amendments is not None:
+            self._follower.take(amendments)
 
     def run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread

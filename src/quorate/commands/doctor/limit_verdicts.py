@@ -9,7 +9,7 @@ from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
 from quorate.machine import descriptors
 
 MIB = 1 << 20
-FILES = 11 + descriptors.SPARE  # without those for workers
+FILES = 13 + descriptors.SPARE  # without those for workers
 FILES_OF_SCRIPTS = 256  # what a script may well open itself
 TEMPORARY_LEAST_BYTES = 16 * MIB
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quorate.errors import CopyError
-from quorate.replica.model import trainable
+from quorate.replica.model import laid_out, trainable
 from quorate.replica.shared.containers import MOST_ITEMS
 
 FIX = "use engine='processes', where no copy is needed"
@@ -75,9 +75,9 @@ def refused(reason: str, fix: str = FIX) -> CopyError:
 def _copied(
     model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], memo: dict[int, Any]
 ) -> torch.nn.Module:
-    for name, parameter in trainable(model).items():
+    for name, parameter in laid_out(model, parameters).items():
         # By .data: else writes to any copy would count as writes to all of them.
-        memo[id(parameter)] = torch.nn.Parameter(parameters[name].data)
+        memo[id(parameter)] = torch.nn.Parameter(parameters[name].data, parameter.requires_grad)
     for number, stands_in in _stand_ins(model).items():
         memo.setdefault(number, stands_in)
     try:
@@ -89,7 +89,7 @@ def _copied(
     for name, parameter in copied.named_parameters():
         if id(parameter) in of_script:
             parameter.requires_grad_(name in parameters)
-    theirs = trainable(copied)
+    theirs = laid_out(copied, parameters)
     reason = "its deep copy has other parameters than deepcopy is told to give it"
     if [*theirs] != [*parameters]:
         raise refused(reason)

@@ -13,7 +13,16 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from contextlib import suppress
+from itertools import islice
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +87,10 @@ class _Walk:
 
     def run(self) -> None:
         while self._next and len(self._seen) < MOST_OBJECTS:
-            self._visit(self._next.popleft())
+            # Objects of all kinds are asked for their class and attributes, and some, which stand
+            # for others, raise whatever they like.
+            with suppress(Exception):
+                self._visit(self._next.popleft())
 
     def _visit(self, step: _Step) -> None:
         value = step.value
@@ -118,7 +130,7 @@ class _Walk:
             return [_Step(part, way, True) for part in functions if part is not None]
         if isinstance(value, BuiltinFunctionType):
             return [_Step(getattr(value, "__self__", None), way, step.by_code)]
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, MappingProxyType)):  # others may load what they are asked for
             if step.by_code and isinstance(value, dict):
                 self.found.containers.append(Container.of(value, way))
             items = _first(value.items())
@@ -225,7 +237,7 @@ def _contents(cell: Any) -> Any:
 
 
 def _first(items: Iterable[Any]) -> list[Any]:
-    return [item for item, _ in zip(list(items)[:MOST_ITEMS], range(MOST_ITEMS), strict=False)]
+    return list(islice(items, MOST_ITEMS))
 
 
 def _generators() -> tuple[object, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -13,6 +13,21 @@ from quorate.replica.shared.copies import copied_parts, refused
 from quorate.replica.shared.references import Found, found
 from quorate.replica.shared.switches import SwitchWatch
 from quorate.replica.turns import Turns
+
+
+def rows_use(model: torch.nn.Module, loads: Mapping[str, object]) -> str | None:
+    """Return by which way what loads rows uses the model that is trained, if it does.
+
+    Args:
+        loads: the dataset and its functions, by names for messages.
+    """
+    originals = {id(module): _named(name) for name, module in model.named_modules()}
+    originals |= {id(p): f"the parameter {n!r}" for n, p in model.named_parameters()}
+    return next(iter(found(loads, originals).originals), None)
+
+
+def _named(module: str) -> str:
+    return f"its module {module!r}" if module else "the model that is trained"
 
 
 class Sharing:
@@ -39,7 +54,7 @@ class Sharing:
             else:
                 kept = {id(module) for module in copied.modules()}  # says that it is its own copy
                 originals = {
-                    id(module): f"its module {name!r}" if name else "the model that is trained"
+                    id(module): _named(name)
                     for name, module in model.named_modules()
                     if id(module) not in kept
                 }
@@ -71,20 +86,27 @@ class Sharing:
         Raises:
             CopyError: it writes to something of the model's that each copy has one of its own of.
         """
+        failed: Exception | None = None
         with ExitStack() as stack:
             containers = self._found.containers if towers else []
             changed = stack.enter_context(written(containers))
             watch = None
             if not compiled and not self._has_compiled:
                 watch = stack.enter_context(SwitchWatch())
-            yield
+            try:
+                yield
+            except Exception as error:  # perhaps for what was written to another copy
+                failed = error
         if watch is not None and watch.found:
             turns.require(f"{watch.found[0]} is set while a shard is computed, for all threads")
         for container in changed:
             if id(container.owner) in self._copied:
-                raise refused(f"{container.way} is written to, of which a tower has a copy")
+                raise refused(
+                    f"{container.way} is written to, of which a tower has a copy"
+                ) from failed
             if towers > 1:
                 turns.require(
                     f"{container.way} is written to while a shard is computed, and towers share it"
                 )
-        self._found.containers.clear()  # and whatever they hold
+        if failed is not None:
+            raise failed

@@ -3,6 +3,7 @@
     RUN_DIR/checkpoints/step-000000001234/
         model.safetensors       parameters and buffers under the user's names
         averaged.safetensors    the same with the averaged parameters, if there are any
+        rest.safetensors        parameters and buffers that the model's state dict leaves out
         optimizer.safetensors   per-parameter optimizer state: "exp_avg.conv1.weight", ...
         state.json              the rest, and the SHA-256 of each file
         complete                the SHA-256 of state.json; written last
@@ -25,6 +26,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -203,10 +205,16 @@ def listing(run_dir: Path) -> list[Listed]:
             saved_at = _check_at(path, step)["saved_at"]
         except CheckpointError as error:
             wrong = str(error)
-        with suppress(FileNotFoundError):
-            nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-            listed.append(Listed(path, step, nbytes, saved_at, wrong))
+        if os.path.lexists(path):
+            listed.append(Listed(path, step, _nbytes(path), saved_at, wrong))
     return listed
+
+
+def _nbytes(path: Path) -> int:
+    """Return the bytes of a checkpoint's files, as far as they can be seen."""
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    return 0
 
 
 def record_of(path: Path) -> dict[str, Any]:
@@ -268,19 +276,15 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List the directories of checkpoints, sound or not, with the steps that their names say.
+    """List what has the name of a checkpoint, sound or not, with the steps that the names say.
 
     Raises:
         SettingError: nobody can tell what there is.
     """
     require_seen(run_dir)
     paths = (run_dir / "checkpoints").glob("step-*")
-    steps = [
-        (path, int(path.name[5:]))
-        for path in paths
-        # A link that leads nowhere is a checkpoint that cannot be seen, and not none.
-        if path.name[5:].isdecimal() and (path.is_dir() or path.is_symlink())
-    ]
+    # Whatever it is: a link that leads nowhere is a checkpoint that cannot be seen, and not none.
+    steps = [(path, int(path.name[5:])) for path in paths if path.name[5:].isdecimal()]
     return sorted(steps, key=lambda item: -item[1])
 
 
@@ -314,6 +318,11 @@ def _check_at(path: Path, step: int) -> dict[str, Any]:
     if not is_ours(path, step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise CheckpointError(f"{path}: it is no directory")
+    except OSError as error:  # a link that leads nowhere
+        raise CheckpointError(f"{path}: {_reason(error)}") from error
     return check(path, step)
 
 

@@ -42,7 +42,9 @@ Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
 RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-File = Literal["model.safetensors", "averaged.safetensors", "optimizer.safetensors"]
+File = Literal[
+    "model.safetensors", "averaged.safetensors", "rest.safetensors", "optimizer.safetensors"
+]
 Number = bool | int | float | str | None  # what an optimizer keeps beside tensors
 
 
@@ -75,6 +77,22 @@ class Account(Struct, forbid_unknown_fields=True):
     best: Best | None
 
 
+class Group(Struct, forbid_unknown_fields=True):
+    """A group of parameters of the optimizer; see ``OptimizerState``."""
+
+    names: list[str]
+    values: dict[str, Any]  # trees, see ``trees.py``
+
+
+class Amended(Struct, forbid_unknown_fields=True):
+    """What user code changed in the model; see ``quorate.transports.amendments``."""
+
+    number: Count
+    switched_off: list[str]
+    attributes: dict[str, dict[str, Number]]  # by module and attribute
+    frozen: Count
+
+
 class Record(Struct, forbid_unknown_fields=True):
     """state.json. What has a default may be missing: in records of before it was saved."""
 
@@ -93,6 +111,11 @@ class Record(Struct, forbid_unknown_fields=True):
     optimizer_numbers: dict[str, dict[str, Number]]  # by parameter and entry
     saved_at: Annotated[float, Meta(ge=0, le=_SAVED_BY)]  # seconds since the epoch
     files: dict[File, Sha256]
+    optimizer_state: Any = None  # a tree: what its own state_dict gave, if it works on no vector
+    optimizer_attributes: dict[str, Any] = {}  # trees, of what it keeps elsewhere
+    optimizer_groups: list[Group] = []
+    schedule_state: Any = None  # a tree; None: it is stepped through from its beginning
+    amendments: Amended | None = None
     is_ordered: bool = False
     is_augmented: bool = False
     engine: Word = ""
@@ -175,6 +198,9 @@ def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> st
     if file == "optimizer.safetensors":  # "exp_avg.conv1.weight"
         odd = [name for name in names if not all(name.partition("."))]
         return f"got {abridged(odd[0])}, expected entry.parameter" if odd else ""
+    if file == "rest.safetensors":  # "model.table"
+        odd = [n for n in names if n.partition(".")[0] not in ("model", "averaged")]
+        return f"got {abridged(odd[0])}, expected model.name or averaged.name" if odd else ""
     if differing := set(record["order"]) ^ set(names):
         name = min(differing)
         where = "the file" if name in names else "the record"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
+from quorate.errors import SettingError
 from quorate.settings import AtResume, Settings, a_function, about, between, one_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class Optimize(Settings):
     Args:
         optimizer: from a list of parameters to a torch optimizer.
         schedule: from the optimizer to a torch LR scheduler, stepped once per update.
+        schedule_metric: the metric that a ``ReduceLROnPlateau`` goes by: "validation/loss" is that
+            of the validation set, with which it is stepped once per evaluation; "loss" that of the
+            shards of an update, with which it is stepped once per update.
         clip_norm: bound on the global norm of the mean gradient. Set it if the loss leaps.
         ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
             The averaged weights are evaluated, and saved beside the plain ones. Set it if the
@@ -45,6 +49,9 @@ class Optimize(Settings):
             "from the optimizer to a torch LR scheduler",
             check=a_function("from an optimizer to a scheduler"),
         ),
+    )
+    schedule_metric: str | None = field(
+        default=None, metadata=about("the metric that a ReduceLROnPlateau goes by")
     )
     clip_norm: float | None = field(
         default=None,
@@ -72,3 +79,15 @@ class Optimize(Settings):
             check=lambda name, value: one_of(name, value, NOT_FINITE),
         ),
     )
+
+    def require_validation(self, *, is_there: bool) -> None:
+        """Refuse a loop that never gives the schedule its metric.
+
+        Raises:
+            SettingError: it goes by one of the validation set, and there is none.
+        """
+        metric = self.schedule_metric
+        if metric is not None and metric.startswith("validation/") and not is_there:
+            expected = "a metric of the updates, as this loop has no validation set"
+            fix = "pass fit(validation=), or schedule_metric='loss'"
+            raise SettingError("schedule_metric", metric, expected, fix)

@@ -13,7 +13,9 @@ has its own count of steps. Cutting changes no bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from math import inf
 from typing import Any
@@ -79,8 +81,11 @@ class FlatOptimizer:
                 "an optimizer that steps from dense gradients alone",
                 "take another, SGD or Adam for example",
             )
-        self._names = {id(p): name for name, p in named.items()}
-        self.parameters = parameters
+        _refuse_closures(self.inner)
+        self.names = {id(p): name for name, p in named.items()}
+        self.parameters = named
+        self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
+        self._parameters = parameters
         self.flat = type(self.inner) in ELEMENTWISE and not any(
             group.get("differentiable") for group in self.inner.param_groups
         )
@@ -102,14 +107,41 @@ class FlatOptimizer:
                 )
 
     @property
+    def has_modes(self) -> bool:
+        """Whether it has the parameters otherwise for training than for evaluation.
+
+        Schedule-free optimizers do: gradients are taken at y, and x is what is to be used.
+        """
+        modes = (getattr(self.inner, name, None) for name in ("train", "eval"))
+        return not self.flat and all(callable(mode) for mode in modes)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within the block the parameters are those to be evaluated; then as before, to the bit."""
+        if not self.has_modes:
+            yield
+            return
+        before = self._parameters.layout.new(self.device)
+        before.copy_(self._parameters)
+        groups = [dict(group) for group in self.inner.param_groups]
+        self.inner.eval()  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            # Its train() would turn them back but for rounding.
+            self._parameters.copy_(before)
+            for group, values in zip(self.inner.param_groups, groups, strict=True):
+                group.update(values)
+
+    @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return self.parameters.device
+        return self._parameters.device
 
     @property
     def elements(self) -> int:
         """P, over all dtypes."""
-        return sum(self.parameters.layout.sizes)
+        return sum(self._parameters.layout.sizes)
 
     @property
     def lr(self) -> float:
@@ -121,7 +153,16 @@ class FlatOptimizer:
 
         Args:
             missing: parameters that have no gradient: no decay, no momentum, no step is counted.
+
+        Raises:
+            UserError: user code has added a group since.
         """
+        if len(self.inner.param_groups) != len(self.groups):
+            raise UserError(
+                f"optimizer: got {len(self.inner.param_groups)} groups, expected "
+                f"{len(self.groups)} as when training began; make all groups where the optimizer "
+                "is made, and switch parameters off with requires_grad_(False) until their turn"
+            )
         if missing:
             self._cut_where(lambda name: name in missing)
         for tensor, names in self._held.items():
@@ -135,6 +176,8 @@ class FlatOptimizer:
                 tensor.grad = gradient.views[names[0]]
         if type(self.inner) is torch.optim.SGD:
             self._fill_momenta()
+        if self.has_modes:
+            self.inner.train()  # type: ignore[attr-defined]
         self.inner.step()
 
     def _fill_momenta(self) -> None:
@@ -204,7 +247,7 @@ class FlatOptimizer:
         """Compare the state of parameters with what the optimizer would make for them."""
         expected = _entries_of(type(self.inner), tensor, group)
         for name in names:
-            entries, section = state[name], self.parameters.layout.sections[name]
+            entries, section = state[name], self._parameters.layout.sections[name]
             for entry in (*expected, *entries) if entries else ():
                 value, of_one = entries.get(entry), entry in COUNTERS
                 shape = () if of_one else section.shape
@@ -241,7 +284,7 @@ class FlatOptimizer:
         }
 
     def _pieces(self, tensor: torch.Tensor, runs: Sequence[list[str]]) -> list[torch.Tensor]:
-        sections = self.parameters.layout.sections
+        sections = self._parameters.layout.sections
         state = self.inner.state.pop(tensor, {})
         sizes = [sum(sections[name].span for name in names) for names in runs]
         pieces: list[torch.Tensor] = []
@@ -286,19 +329,37 @@ class FlatOptimizer:
     def _cut(self, value: Any, tensor: torch.Tensor, names: list[str], name: str) -> Any:
         if not isinstance(value, torch.Tensor) or value.shape != tensor.shape or not self.flat:
             return value
-        sections = self.parameters.layout.sections
+        sections = self._parameters.layout.sections
         section = sections[name]
         offset = section.start - sections[names[0]].start
         return value.as_strided(section.shape, section.stride, value.storage_offset() + offset)
 
     def _name(self, parameter: torch.Tensor) -> str:
-        name = self._names.get(id(parameter))
+        name = self.names.get(id(parameter))
         if name is None:
             raise UserError(
                 "optimizer: it holds a parameter that is not a trainable one of the model; use "
                 "the parameters that the function is given"
             )
         return name
+
+
+def _refuse_closures(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that wants gradients at more than one point of a step.
+
+    Raises:
+        SettingError: it does.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    needs_one = closure is not None and closure.default is inspect.Parameter.empty
+    if needs_one or hasattr(optimizer, "first_step"):  # as sharpness-aware ones have it
+        raise SettingError(
+            "optimizer",
+            type(optimizer).__name__,
+            "an optimizer that steps from the gradient of a batch alone",
+            "it calls for the same batch's gradient again, at other parameters, which is not "
+            "possible here; take another, SGD or Adam for example",
+        )
 
 
 def _leaves_it_open(group: dict[str, Any]) -> bool:

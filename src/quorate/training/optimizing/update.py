@@ -32,6 +32,8 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
+VALIDATION = "validation/"  # before the names of metrics of the validation set, as in summaries
+
 # With fewer elements one core is as good: OpenMP's threads spin for milliseconds when they are
 # done, on the cores that workers need next.
 ALL_CORES_FROM = 1 << 24
@@ -80,6 +82,7 @@ class Update:
         buffers: of the coordinator's model.
         clip_norm: bound on the global norm of the mean gradient; None for no clipping.
         schedule: from the optimizer to a torch scheduler, stepped once per update.
+        schedule_metric: what a scheduler goes by that wants a metric: then it is stepped with that.
         average: of the parameters, if they are averaged.
     """
 
@@ -90,6 +93,7 @@ class Update:
         *,
         clip_norm: float | None = None,
         schedule: Schedule | None = None,
+        schedule_metric: str | None = None,
         average: Average | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -98,6 +102,7 @@ class Update:
         self._clip_norm = clip_norm
         groups = [_plain(group) for group in optimizer.inner.param_groups]
         self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
+        self._goes_by = _goes_by(self.scheduler, schedule_metric)
         # As the script has them: of the schedule first, then of each group of parameters.
         self.hyperparameters = [
             _plain({} if self.scheduler is None else self.scheduler.state_dict()),
@@ -155,11 +160,14 @@ class Update:
             self.optimizer.step(gradient, total.missing or ())
             if self.average is not None:
                 self.average.update(n)
-        if self.scheduler is not None:
+        metrics = total.means()
+        if self._goes_by is not None:
+            self._step_by(metrics, "")
+        elif self.scheduler is not None:
             self.scheduler.step()
         self.under_way = False
         return Applied(
-            metrics=total.means(),
+            metrics=metrics,
             weight=total.weight,
             lr=lr,
             grad_norm=grad_norm,
@@ -169,9 +177,31 @@ class Update:
             remarks=remarks,
         )
 
+    @property
+    def can_replay(self) -> bool:
+        """Whether the schedule follows from the number of updates alone."""
+        return self.scheduler is not None and self._goes_by is None
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Step a schedule that goes by a metric of the validation set."""
+        if self._goes_by is not None:
+            self._step_by(metrics, VALIDATION)
+
+    def _step_by(self, metrics: Mapping[str, float], prefix: str) -> None:
+        assert self._goes_by is not None
+        name = self._goes_by.removeprefix(prefix)
+        if self._goes_by.startswith(VALIDATION) != bool(prefix):
+            return
+        if name not in metrics:
+            known = ", ".join(f"{prefix}{known}" for known in sorted(metrics))
+            fix = "the loss function names them"
+            raise SettingError("schedule_metric", self._goes_by, f"one of {known}", fix)
+        scheduler: Any = self.scheduler
+        scheduler.step(metrics[name])
+
     def skip(self) -> None:
         """Count an update that was not made: learning rates follow the number of steps."""
-        if self.scheduler is not None:
+        if self.scheduler is not None and self._goes_by is None:
             with warnings.catch_warnings():
                 # torch expects an optimizer step between two of a schedule.
                 warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
@@ -210,7 +240,8 @@ def intra_op_threads(threads: int) -> Iterator[None]:
 def _clip(gradient: Flat, most: float) -> float:
     """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
     wide = torch.float32 if gradient.device.type == "mps" else torch.float64  # which it lacks
-    squares = [torch.linalg.vector_norm(v, dtype=wide).square() for v in gradient.vectors]
+    vectors = [torch.view_as_real(v) if v.is_complex() else v for v in gradient.vectors]
+    squares = [torch.linalg.vector_norm(v, dtype=wide).square() for v in vectors]
     norm = float(torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt())
     scale = most / (norm + 1e-6)
     if scale < 1:
@@ -219,13 +250,30 @@ def _clip(gradient: Flat, most: float) -> float:
     return norm
 
 
+def _goes_by(scheduler: LRScheduler | None, metric: str | None) -> str | None:
+    """Return the metric that a scheduler is stepped with; None for one that counts updates.
+
+    Raises:
+        SettingError: it wants one and has none, or the other way round.
+    """
+    wants = isinstance(scheduler, ReduceLROnPlateau)
+    if wants and metric is None:
+        expected = "the name of a metric, as ReduceLROnPlateau goes by one"
+        fix = 'for example schedule_metric="validation/loss"'
+        raise SettingError("schedule_metric", metric, expected, fix)
+    if metric is not None and not wants:
+        expected = "None, as the schedule counts updates"
+        raise SettingError("schedule_metric", metric, expected, "leave it out")
+    return metric
+
+
 def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
     scheduler = schedule(optimizer)
-    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+    if not isinstance(scheduler, LRScheduler):
         raise SettingError(
             "schedule",
             type(scheduler).__name__,
-            "a function from an optimizer to a torch LR scheduler that counts updates",
+            "a function from an optimizer to a torch LR scheduler",
             "for example lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1000)",
         )
     if scheduler.optimizer is not optimizer:

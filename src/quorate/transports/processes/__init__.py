@@ -9,6 +9,7 @@ decisions       what there is to be decided
 restarts        whether and when a worker that ended is started again
 ending          how a process ended, in words
 agreement       whether a worker is the same as the coordinator
+alarm           ends a wait for all of them
 worker_process  one process of a worker, and what belongs to it
 starter         how it is started: a new interpreter, or a fork of the fork server
 

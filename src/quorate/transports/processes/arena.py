@@ -27,6 +27,7 @@ from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
 _TICKET = struct.Struct("<q")
+_AHEAD = struct.Struct("<qqq")  # whether anything, step, shard
 _Description = list[list[Any]]
 
 
@@ -75,12 +76,13 @@ class Arena:
             "snapshots": snapshots,
             "workers": workers,
         }
-        # From the front: buffers, workers' timesheets and which ticket they may leave off; then the
-        # slots, each on pages of its own, so that those never used cost nothing.
+        # From the front: buffers; workers' timesheets, which ticket they may leave off, and what
+        # they load ahead; then the slots, each on pages of its own: those never used cost nothing.
         integer_buffers_at = 8 * floats
         sheets_at = _up(integer_buffers_at + integer_buffers, 64)
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
-        self._slots_at = _up(self._cancelled_at + workers * _TICKET.size, _PAGE)
+        self._ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
+        self._slots_at = _up(self._ahead_at + workers * _AHEAD.size, _PAGE)
         self._written_at = _up(  # within a slot
             _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, 64
         )
@@ -129,7 +131,7 @@ class Arena:
             _or_empty(buffers.values()),
             _or_empty(buffers.integer_buffers()),
         )
-        layout = Layout(_frozen(model, mutable_frozen).items())
+        layout = Layout(_frozen(model, mutable_frozen, parameters.layout).items())
         # Runs of shards are added up as they come: a worker's take about as many slots as the tree
         # has levels, and one that it is writing.
         levels = (results - 1).bit_length()
@@ -156,7 +158,7 @@ class Arena:
             snapshots=snapshots,
             workers=workers,
         )
-        for name, parameter in _frozen(model, mutable_frozen).items():
+        for name, parameter in _frozen(model, mutable_frozen, parameters.layout).items():
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
         return arena
@@ -196,6 +198,13 @@ class Arena:
         """Return what a worker is at. Any thread may ask; does not block."""
         return self._sheets[worker].read()
 
+    def loaded_ahead(self, worker: int) -> tuple[int, int] | None:
+        """Return the step and shard whose rows a worker loads ahead, or did at its end."""
+        any_, step, shard = _AHEAD.unpack_from(
+            self._segment.map, self._ahead_at + worker * _AHEAD.size
+        )
+        return (step, shard) if any_ else None
+
     # --- a worker's side --------------------------------------------------------------------------
 
     @classmethod
@@ -207,7 +216,7 @@ class Arena:
         """
         parameters, frozen = description.pop("parameters"), description.pop("frozen")
         _compare(parameters, _described(Layout(trainable(model).items())))
-        own = _frozen(model, description["mutable_frozen"])
+        own = _frozen(model, description["mutable_frozen"], _layout(parameters))
         _compare(frozen, _described(Layout(own.items())))
         first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
         layout = _layout(parameters)
@@ -234,6 +243,11 @@ class Arena:
         """Say what this worker is at; the coordinator may while there is no process of it."""
         self._sheets[worker].tell(phase, step, shard)
 
+    def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
+        """Say what this worker loads ahead from now on, beside the shard that it is at."""
+        entry = (0, 0, 0) if ticket is None else (1, *ticket)
+        _AHEAD.pack_into(self._segment.map, self._ahead_at + worker * _AHEAD.size, *entry)
+
     # --- both -------------------------------------------------------------------------------------
 
     def slot(self, number: int) -> Vectors:
@@ -257,16 +271,16 @@ class Arena:
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
-        bind(_frozen(model, self.mutable_frozen), self.frozen)
+        bind(_frozen(model, self.mutable_frozen, self.parameters.layout), self.frozen)
 
 
 def _frozen(
-    model: torch.nn.Module, mutable_frozen: Collection[int]
+    model: torch.nn.Module, mutable_frozen: Collection[int], trained: Layout
 ) -> dict[str, torch.nn.Parameter]:
     return {
         name: parameter
         for number, (name, parameter) in enumerate(model.named_parameters())
-        if not parameter.requires_grad and number not in mutable_frozen
+        if name not in trained.sections and number not in mutable_frozen
     }
 
 

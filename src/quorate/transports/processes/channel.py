@@ -51,6 +51,9 @@ class Owner(Protocol):
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker, and start another in its place."""
 
+    def begin(self, channel: ProcessesChannel) -> None:
+        """Begin the channel's job: ask workers to join. Blocks for a shard."""
+
     def forget(self, channel: ProcessesChannel) -> None:
         """End the channel's job."""
 
@@ -67,6 +70,7 @@ class ProcessesChannel:
     def __init__(self, transport: Owner, job: Job, number: int) -> None:
         self.job = job
         self.number = number
+        self.has_begun = False
         self._transport = transport
         self._events: deque[Event] = deque()
         self._errors: dict[tuple[int, int, int], BaseException] = {}
@@ -77,6 +81,7 @@ class ProcessesChannel:
         self._kept: dict[int, deque[tuple[Node, _Result]]] = {}
         self._sums: dict[int, TreeSum[_Result]] = {}
         self._collected: list[_Result] = []
+        self._is_shown = False  # whether workers see the coordinator's buffers as they are
         arena = transport.arena
         self._free = list(range(arena.slots))  # a heap: low ones first, so that few are used
         self._snapshots: Snapshots | None = None
@@ -104,6 +109,11 @@ class ProcessesChannel:
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds; meanwhile add up sums."""
+        if not self.has_begun:
+            # Only now: user code that is told of the beginning may change the model, and workers
+            # compare what they compute with the coordinator.
+            self.has_begun = True
+            self._transport.begin(self)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._events:
             step = next((step for step, kept in self._kept.items() if kept), None)
@@ -137,14 +147,16 @@ class ProcessesChannel:
         return [(node, result.sum) for node, result in parts]
 
     def publish(self) -> None:
-        """Free the slots of what was collected, and show workers the new parameters and buffers."""
+        """Free the slots of what was collected. Buffers are shown to workers with the next shard.
+
+        User code may change them before. No worker reads them meanwhile.
+        """
         for result in self._collected:
             self._give_back(result)
         self._collected = []
+        self._is_shown = False
         if self._snapshots is not None:
-            self._snapshots.take()
-        elif isinstance(self.job, Training):
-            self._transport.arena.publish(self._transport.buffers)
+            self._snapshots.renew()
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         """Return what was raised in a shard, or how its worker ended."""
@@ -189,9 +201,15 @@ class ProcessesChannel:
             _, step, shard, _ = running
             self._end(worker, running)  # it is gone, and reads and writes no more
             rows = abridged(self.job.plan.shard(step, shard))
-            self._errors[worker, step, shard] = WorkerError(
-                f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
-            )
+            text = f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
+            ahead = self._transport.arena.loaded_ahead(worker)
+            if ahead is not None and ahead != (step, shard):
+                rows = abridged(self.job.plan.shard(*ahead))
+                text += (
+                    f", and loaded rows {rows} of step {ahead[0]}, shard {ahead[1]} ahead: the one "
+                    "or the other may be to blame"
+                )
+            self._errors[worker, step, shard] = WorkerError(text)
         self._ends[worker] += 1
         crashed = crashed and running is not None
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
@@ -250,6 +268,9 @@ class ProcessesChannel:
         ticket = next(self._transport.tickets)
         slot = heapq.heappop(self._free) if isinstance(self.job, Training) else None
         snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
+        if snapshot is None and isinstance(self.job, Training) and not self._is_shown:
+            self._transport.arena.publish(self._transport.buffers)
+            self._is_shown = True
         self._running[effect.worker] = _Running(ticket, effect.step, effect.shard, slot)
         self._transport.tell(
             effect.worker,

@@ -12,6 +12,7 @@ class Ending(NamedTuple):
     code: int  # its exit code; -n after signal n
     error: str | None = None  # why there was no process, if it could not be forked
     output: str = ""  # the end of what the script printed up to its training loop
+    is_out_of_memory: bool = False  # whether the kernel killed a process when memory had run out
 
     @property
     def is_kill(self) -> bool:
@@ -30,6 +31,11 @@ class Ending(NamedTuple):
         """
         if self.error is not None:
             return f"cannot be started: {self.error}"
+        if self.is_kill and self.is_out_of_memory:
+            return (
+                "was killed by the kernel (signal 9, SIGKILL), as memory ran out: fewer workers, "
+                "more shards, or a higher limit for the container"
+            )
         if self.code < 0:
             return f"was killed by signal {-self.code}{_name(-self.code)}"
         ended = f"ended with exit code {self.code}"

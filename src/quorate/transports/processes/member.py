@@ -121,6 +121,11 @@ class Member:
         """Whether nothing more will come from it."""
         return self.attempt is None or self.attempt.silent_since is not None
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it has a process that the coordinator did not kill."""
+        return self.attempt is not None and self.attempt.kill_reason is None
+
     def started(self, now: float, *, tells_exit: bool) -> None:
         """Note that a process of it was started."""
         assert self.attempt is None

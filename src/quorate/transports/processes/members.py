@@ -143,8 +143,12 @@ class Members:
             return [*decisions, Fail(UserError(attempt.refusal))]
         decisions += [Leave(number, job, what, not killed) for job in sorted(attempt.joined)]
         can_restart = attempt.refusal is None
+        # What ran out of memory is likely to do so again.
         decisions += self._restart(
-            member, what, now, killed=killed, can_restart=can_restart, changed=changed
+            *(member, what, now),
+            killed=killed and not ending.is_out_of_memory,
+            can_restart=can_restart,
+            changed=changed,
         )
         return decisions + self.let_join(now)  # there is one less to wait for
 
@@ -195,6 +199,8 @@ class Members:
         if changed is not None:
             delay_s = None
             what += f"; {changed} has changed since, so that no other can take its place"
+        elif delay_s is None and killed:
+            what += "; if this is nobody's doing, memory ran out"
         if delay_s is not None:
             member.restart_at = now + delay_s
             return [Say(f"{what}; another is starting")]

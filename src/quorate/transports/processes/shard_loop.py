@@ -6,11 +6,13 @@ The large things are in the arena; messages say which slot of it, and which tick
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import torch
 
 from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
+from quorate.data.loader_processes import Told
 from quorate.data.source import Source, length
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
@@ -18,6 +20,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
+from quorate.transports.amendments import Amendments, Follower
 from quorate.transports.job import (
     Job,
     NotWanted,
@@ -35,8 +38,9 @@ from quorate.transports.processes.wire import Message, Wire
 class _OpenJob:
     """A job that is open, and the rows that are fetched for it."""
 
-    def __init__(self, job: Job, moves_to: torch.device) -> None:
+    def __init__(self, job: Job, moves_to: torch.device, told: Told) -> None:
         self.job = job
+        self._told = told
         self._moves_to = moves_to
         self._rank_of: tuple[int, int] | None = None
         self._feed: Feed | None = None
@@ -45,7 +49,7 @@ class _OpenJob:
         """Return rows of this rank's home shards; a new feed when workers have come or gone."""
         if self._feed is None or rank_of != self._rank_of:
             self.close()
-            self._feed = self.job.feed(rank_of, (step, shard), self._moves_to)
+            self._feed = self.job.feed(rank_of, (step, shard), self._moves_to, self._told)
             self._rank_of = rank_of
         return self._feed
 
@@ -75,9 +79,14 @@ class ShardLoop:
         self._replica = replica
         self._program = program
         self._jobs: dict[int, _OpenJob] = {}
+        self._follower = Follower(
+            replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
+        )
 
     def handle(self, message: Message, stream: Stream) -> None:
         """Carry out a message, and answer it. Blocks for as long as a shard takes."""
+        if "amendments" in message:
+            self._follower.take(Amendments.from_json(message["amendments"]))
         match message["kind"]:
             case "open":
                 self._open(message, stream)
@@ -104,6 +113,7 @@ class ShardLoop:
         self._jobs[message["job"]] = _OpenJob(
             kind(source, parameters, range(*message["steps"]), **message["options"]),
             self._replica.device,
+            partial(self._arena.loads_ahead, self._number),
         )
         answer: Message = {"kind": "ready", "job": message["job"]}
         start = self._wire.fds.pop(0) if "gradient" in message["checks"] else None

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import IO, Protocol
 
 from quorate.machine import dies_with_parent
+from quorate.machine.cores import usable_cores
 from quorate.machine.environment import child_environment
 from quorate.machine.standard_streams import inherited_by_children
 from quorate.transports.processes import fork_server, worker
@@ -66,12 +67,13 @@ class Starter(Protocol):
         """End what it keeps running; its processes must have ended."""
 
 
-def new_starter(script: Script, *, spins: bool) -> Starter:
+def new_starter(script: Script, *, threads: int) -> Starter:
     """Return the fastest starter of this system, for workers that run a script.
 
     Args:
-        spins: whether the workers' threads may spin while they wait for each other.
+        threads: of all workers. They may spin while they wait for each other if each has a core.
     """
+    spins = threads <= usable_cores()
     return ForkServer(script, spins=spins) if can_fork() else Spawner(script, spins=spins)
 
 

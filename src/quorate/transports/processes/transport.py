@@ -11,26 +11,26 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import selectors
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from quorate.errors import WorkerError
-from quorate.machine.cores import usable_cores
+from quorate.machine.container import oom_kills
 from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
+from quorate.transports.amendments import Amendments
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.agreement import Agreement
+from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.channel import ProcessesChannel
 from quorate.transports.processes.decisions import (
@@ -78,6 +78,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
+        amendments: what user code changed in the coordinator's model.
 
     Raises:
         UserError: there are too few descriptors.
@@ -101,6 +102,7 @@ class Processes:
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
+        amendments: Callable[[], Amendments] = Amendments,
     ) -> None:
         require_descriptors(len(groups))
         self.arena = arena
@@ -109,7 +111,10 @@ class Processes:
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
         self._agreement = Agreement(
-            model, arena, buffers, probe, groups, datasets, threads=threads, say=say
+            *(model, arena, buffers, probe, groups, datasets),
+            threads=threads,
+            say=say,
+            changes=lambda: amendments().number,
         )
         self._script = script
         self._sources = script.sources()
@@ -117,18 +122,17 @@ class Processes:
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
+        self._amendments = amendments
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
+        self._oom_kills = oom_kills()  # as far as they are explained
         text, self._fds = arena.handed_over()
         payload = json.dumps(text).encode()
         self._description = Segment(len(payload))
         self._description.map[:] = payload
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        self._starter = new_starter(script, spins=threads * len(groups) <= usable_cores())
+        self._alarm = Alarm(self._selector)
+        self._starter = new_starter(script, threads=threads * len(groups))
         try:
             for number in range(len(groups)):
                 self._start(number)
@@ -143,20 +147,23 @@ class Processes:
         return self._agreement.name_of(dataset) is not None
 
     def open(self, job: Job) -> ProcessesChannel:
-        """Begin a job. Blocks for the shard that workers are compared with."""
+        """Return a job's channel. Workers are asked to join with its first ``receive``."""
         self._jobs += 1
-        number, gather_s = self._jobs, None
+        channel = ProcessesChannel(self, job, self._jobs)
+        self._channels[channel.number] = channel
+        return channel
+
+    def begin(self, channel: ProcessesChannel) -> None:
+        """Begin a channel's job. Blocks for the shard that workers are compared with."""
+        job, number, gather_s = channel.job, channel.number, None
         is_first = number == 1 and isinstance(job, Training)
         # What is not repeatable in the coordinator itself, which was said, cannot be compared.
         self._agreement.expect(job, is_first=is_first and not self._notes.doubts)
         if is_first:
             # Whoever wants to know what differs wants all of them to take part.
             gather_s = GATHER_S if job.is_compared else self._timeout_s
-        channel = ProcessesChannel(self, job, number)
-        self._channels[number] = channel
         self.arena.publish(self.buffers)
         self._do(self.members.open(number, time.monotonic(), gather_s=gather_s))
-        return channel
 
     def status(self) -> list[WorkerStatus]:
         """Return what each worker is at. Any thread may."""
@@ -171,13 +178,14 @@ class Processes:
     def forget(self, channel: ProcessesChannel) -> None:
         """End a job."""
         del self._channels[channel.number]
-        self._do(self.members.close(channel.number))
+        if channel.has_begun:
+            self._do(self.members.close(channel.number))
 
     def tell(self, worker: int, message: Message) -> None:
         """Send a message to a worker. Does not block: it may be stopped."""
         process = self._processes[worker]
         if process is not None:  # else it has ended, and the coordinator will hear of it
-            process.post(message)
+            process.post_with(self._amendments(), message)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
@@ -185,8 +193,7 @@ class Processes:
 
     def wake(self) -> None:
         """Have ``pump`` return. Any thread, also a signal handler, may."""
-        with suppress(OSError):  # it is awake already, or gone
-            os.write(self._wake_write, b"!")
+        self._alarm.ring()
 
     def pump(self, timeout_s: float | None) -> None:
         """Wait for news of any worker, at most so long, and pass on what there is.
@@ -219,11 +226,8 @@ class Processes:
         for number in range(len(self._processes)):
             self._release(number)
         self._starter.close()
-        if self._wake_write >= 0:
-            self._selector.close()
-            write, self._wake_write = self._wake_write, -1
-            os.close(self._wake_read)
-            os.close(write)
+        self._selector.close()
+        self._alarm.close()
 
     # --- what was decided -------------------------------------------------------------------------
 
@@ -266,6 +270,7 @@ class Processes:
         self._processes[number] = process
         hear, look = lambda: self._hear(number), lambda: self._look(number)
         process.watch(self._selector, hear, look)
+        self.arena.loads_ahead(number, None)
         self.members[number].started(time.monotonic(), tells_exit=process.exit is not None)
 
     def _restart(self, number: int) -> None:
@@ -280,12 +285,13 @@ class Processes:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
         name = self._agreement.name_of(channel.job.source.dataset)
         checks, fds = self._agreement.checks(channel.job, process.agreed)
-        process.post({**channel.invitation(), "dataset": name, "checks": checks}, *fds)
+        message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
+        process.post_with(self._amendments(), message, *fds)
 
     def _close_job(self, process: WorkerProcess, job: int) -> None:
         # To a worker that is stopped, job after job may be opened and closed: of those that it was
         # not told of it need not know, so that what waits for it does not grow.
-        if process.wire.withdraw(kind="open", job=job):
+        if process.withdraw(kind="open", job=job):
             self.members[process.number].not_asked(job)
         else:
             process.post({"kind": "close", "job": job})
@@ -305,10 +311,6 @@ class Processes:
         self.arena.tell(number, "starting")  # it writes no more, and the next one not yet
 
     # --- news of workers --------------------------------------------------------------------------
-
-    def _woken(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
 
     def _hear(self, number: int) -> None:
         process = self._processes[number]
@@ -361,6 +363,9 @@ class Processes:
         for message in process.wire.arrived():  # what it sent before it ended counts
             self._handle(number, process, message)
         ending, doing = process.ending(), self.arena.doing(number)
+        if ending.is_kill and self.members[number].is_wanted and oom_kills() > self._oom_kills:
+            self._oom_kills += 1  # another may have been killed meanwhile
+            ending = ending._replace(is_out_of_memory=True)
         changed = self._script.changed(self._sources)
         self._do(self.members.exited(number, ending, doing, time.monotonic(), changed=changed))
 

@@ -59,8 +59,19 @@ class Wire:
         The other end may be a process that is stopped. What it does not take waits, with copies of
         the descriptors, for ``flush`` or ``withdraw``. Do not mix with ``send``.
         """
-        self._outbox.append(_Unsent(message, [os.dup(fd) for fd in fds]))
-        self.flush()
+        data, sent = bytearray(_framed(message)), 0
+        if not self._outbox:
+            try:
+                sent = self._sent(data, fds, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+            except (BrokenPipeError, ConnectionResetError):
+                return  # nobody will read it
+        del data[:sent]
+        if data:  # descriptors go with the first byte
+            copies = [] if sent else [os.dup(fd) for fd in fds]
+            self._outbox.append(_Unsent(message, data, copies, is_begun=sent > 0))
+            self.flush()
 
     def flush(self) -> None:
         """Send what waits, as far as the other end takes it. Does not block."""
@@ -156,11 +167,13 @@ class Wire:
 class _Unsent:
     """A message that was posted, as far as it is not sent. It owns the descriptors."""
 
-    def __init__(self, message: Message, fds: list[int]) -> None:
+    def __init__(
+        self, message: Message, data: bytearray, fds: list[int], *, is_begun: bool
+    ) -> None:
         self.message = message
-        self.data = bytearray(_framed(message))
+        self.data = data
         self.fds = fds
-        self.is_begun = False
+        self.is_begun = is_begun
 
     def close(self) -> None:
         while self.fds:

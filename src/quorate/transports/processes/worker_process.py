@@ -9,6 +9,7 @@ from dataclasses import asdict
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from typing import IO
 
+from quorate.transports.amendments import Amendments
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import Starter
@@ -32,6 +33,7 @@ class WorkerProcess:
     def __init__(self, number: int, script: Script, starter: Starter) -> None:
         self.number = number
         self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
+        self._amended = 0  # the number of the newest ``Amendments`` that it has
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  up to the training loop
         self.wire, theirs = Wire.pair()
         try:
@@ -65,6 +67,18 @@ class WorkerProcess:
         """Send it a message, now or when it takes it. Does not block: it may be stopped."""
         self.wire.post(message, fds)
         self._look_at_wire()
+
+    def post_with(self, amendments: Amendments, message: Message, *fds: int) -> None:
+        """Send it a message, and with it what user code changed, if it has not been told."""
+        if amendments.number != self._amended:
+            self._amended = amendments.number
+            message = {**message, "amendments": amendments.to_json()}
+        self.post(message, *fds)
+
+    def withdraw(self, **named: object) -> bool:
+        """Take back a message that waits; see ``Wire``."""
+        self._amended = -1  # perhaps it was to be told with that
+        return self.wire.withdraw(**named)
 
     def flush(self) -> None:
         """Send what waits, as far as it takes it. Does not block."""

@@ -1,0 +1,55 @@
+"""What a process needs around it before it trains: folders that are there, standard descriptors."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from quorate.errors import UserError
+from quorate.machine.standard_streams import occupy_standard_descriptors
+
+
+def require_surroundings() -> None:
+    """Refuse a process that has no folder to be in, or none for temporary files.
+
+    Descriptors 0, 1 and 2 that are closed are opened, before anything else gets their numbers.
+
+    Raises:
+        UserError: something is missing.
+    """
+    require_current_folder()
+    require_temporary_folder()
+    occupy_standard_descriptors()
+
+
+def require_current_folder() -> None:
+    """Refuse a current folder that is not there any more.
+
+    torch's libraries do not load their kernels in such a place, and end the process with a message
+    about something else.
+
+    Raises:
+        UserError: it was deleted.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        raise UserError(
+            "the current folder: it was deleted, expected one that is there, as torch does not "
+            "compute without; cd to another, or cd .. and back if it was made anew"
+        ) from None
+
+
+def require_temporary_folder() -> None:
+    """Refuse a machine on which no temporary file can be written: torch needs some.
+
+    Raises:
+        UserError: there is no folder for it.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"the temporary folder: {error.strerror}; set TMPDIR to a folder that can be written "
+            "to, on a disk with room, and see that files may have a size (ulimit -f)"
+        ) from None

@@ -1,0 +1,277 @@
+"""User changes: what callbacks and loop bodies did to the model, found and kept for all workers.
+
+Between two updates user code may change the model as it could in a loop of plain torch: ``p.data =
+...``, ``copy_``, ``load_state_dict``, ``requires_grad_``, ``model.beta = 0.3``. Before shards are
+dealt, one look over tensors' addresses and versions finds what a vector does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.errors import UserError
+from quorate.replica.flat import Flat
+from quorate.replica.notes import Notes
+from quorate.replica.torch_internals import version
+from quorate.transports.amendments import Amendments, Simple
+
+# What every module has: hooks, tables, and the mode, which replicas have of their own.
+_INTERNAL = frozenset(vars(torch.nn.Module()))
+_SIMPLE = (bool, int, float, str, type(None))
+_MISSING = object()
+
+
+class _Place(NamedTuple):
+    """A parameter, who has it, and where its values are to be."""
+
+    name: str  # the user's
+    module: torch.nn.Module
+    attribute: str
+    parameter: torch.nn.Parameter
+    home: torch.Tensor
+    address: int
+    stride: tuple[int, ...]
+
+
+class UserChanges:
+    """What is compared, and what was found.
+
+    Args:
+        model: the coordinator's; its trained parameters are views of ``parameters``.
+        mutable_frozen: see ``Buffers``: these go with every shard.
+        notes: for the user: what cannot be carried.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Flat,
+        mutable_frozen: Collection[int],
+        notes: Notes,
+    ) -> None:
+        self.amendments = Amendments()
+        self._model = model
+        self._notes = notes
+        self._refusal: str | None = None
+        self._modules = list(model.named_modules())
+        self._trained: list[_Place] = []
+        self._frozen: list[_Place] = []
+        numbers = {id(p): number for number, p in enumerate(model.parameters())}
+        seen: set[int] = set()
+        for prefix, module in self._modules:
+            for attribute, parameter in module.named_parameters(recurse=False):
+                if id(parameter) in seen:
+                    continue  # a tied one is known under its first name
+                seen.add(id(parameter))
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                home = parameters.views.get(name)
+                if home is not None:
+                    self._trained.append(_place(name, module, attribute, parameter, home))
+                elif numbers[id(parameter)] not in mutable_frozen:
+                    self._frozen.append(_place(name, module, attribute, parameter))
+        self._versions = {p.name: version(p.parameter) for p in self._frozen}
+        self._made = self._attributes = self._simple()  # as the script made them, and as known
+        self._others = {prefix: _others(module) for prefix, module in self._modules}
+
+    # --- around loops -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Take the model as it is: frozen parameters may lie elsewhere, for workers to map them.
+
+        What the forward passes of ours left behind in attributes is no change of the user's.
+        """
+        self._frozen = [_place(*place[:4]) for place in self._frozen]
+        self._versions = {p.name: version(p.parameter) for p in self._frozen}
+        self._attributes = self._simple()
+        self._others = {prefix: _others(module) for prefix, module in self._modules}
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that lie in the flat vectors, also those that are switched off."""
+        return {place.name: place.parameter for place in self._trained}
+
+    def frozen(self) -> Mapping[str, torch.Tensor]:
+        """Return the values of the parameters that are not trained."""
+        return {place.name: place.home for place in self._frozen}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Amend the model as it was when a checkpoint was written."""
+        # What else the script made of it counts too, until here.
+        found = Amendments.from_json(saved)
+        known = {prefix for prefix, _ in self._modules}
+        attributes = {name: them for name, them in found.attributes.items() if name in known}
+        trained = self.trained()
+        self.amendments = Amendments(
+            self.amendments.number + 1,
+            found.switched_off & trained.keys(),
+            attributes,
+            self.amendments.frozen + 1,
+        )
+        self.amendments.amend(self._model, trained)
+
+    def undo(self) -> None:
+        """Give the model the attributes and switches that the script gave it."""
+        Amendments().amend(self._model, self.trained())
+        modules = dict(self._modules)
+        for prefix, attributes in self.amendments.attributes.items():
+            for attribute in attributes:
+                before = self._made[prefix].get(attribute, _MISSING)
+                if before is _MISSING:
+                    delattr(modules[prefix], attribute)
+                else:
+                    setattr(modules[prefix], attribute, before)
+        self.amendments = Amendments()
+
+    # --- between two updates ----------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """Refuse to go on from what cannot be carried.
+
+        Raises:
+            UserError: there is such a change. The state is as before it, and can be saved.
+        """
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise UserError(refusal)
+
+    @torch.no_grad()
+    def look(self) -> None:
+        """Find what changed since the last look, and see to it that all workers get it."""
+        switched_off = self._look_at_trained()
+        frozen = self._look_at_frozen()
+        attributes = self._look_at_attributes()
+        known = self.amendments
+        if switched_off != known.switched_off or frozen or attributes:
+            merged = {name: dict(them) for name, them in known.attributes.items()}
+            for name, them in attributes.items():
+                merged.setdefault(name, {}).update(them)
+            self.amendments = Amendments(
+                known.number + 1, switched_off, merged, known.frozen + frozen
+            )
+
+    def _look_at_trained(self) -> frozenset[str]:
+        """Bring moved values back into the vectors; return who wants no gradient."""
+        off = []
+        for place in self._trained:
+            name, module, attribute, parameter, _, address, stride = place
+            if parameter.data_ptr() != address or parameter.stride() != stride:
+                self._bring_home(place)
+            if not parameter.requires_grad:
+                off.append(name)
+            if getattr(module, attribute, None) is not parameter:
+                self._refuse(
+                    f"parameter {name!r} is another object now, which no optimizer has; write "
+                    "into the one that there was: p.data.copy_(values), or load_state_dict "
+                    "without assign"
+                )
+        return frozenset(off)
+
+    def _look_at_frozen(self) -> bool:
+        """Bring moved values back to where workers read them; return whether any changed."""
+        changed = False
+        for place in self._frozen:
+            name, _, _, parameter, _, address, stride = place
+            now = version(parameter)
+            if parameter.data_ptr() != address or parameter.stride() != stride:
+                self._bring_home(place)
+                changed = True
+            elif now != self._versions[name]:
+                changed = True
+            self._versions[name] = now
+            if parameter.requires_grad:
+                parameter.requires_grad_(False)
+                self._refuse(
+                    f"parameter {name!r} wants a gradient, and wanted none when training began, so "
+                    "that no optimizer has it; let it want one when the trainer is made, and "
+                    "switch it off in a callback's started() until it is its turn"
+                )
+        return changed
+
+    def _look_at_attributes(self) -> dict[str, dict[str, Simple]]:
+        """Return the simple ones that changed, by module; note what cannot be carried."""
+        changed: dict[str, dict[str, Simple]] = {}
+        for prefix, module in self._modules:
+            known, others = self._attributes[prefix], self._others[prefix]
+            for name, value in vars(module).items():
+                if name in _INTERNAL:
+                    continue
+                if isinstance(value, _SIMPLE):
+                    before = known.get(name, _MISSING)
+                    if value is before or (value == before and type(value) is type(before)):
+                        continue
+                    if value != value and before != before:  # both are no number
+                        continue
+                    known[name] = value
+                    sent = self.amendments.attributes.get(prefix, {})
+                    plain = _plain(value)
+                    if name not in sent or sent[name] != plain:
+                        changed.setdefault(prefix, {})[name] = plain
+                elif others.get(name) is not value:
+                    others[name] = value
+                    self._notes.add(
+                        f"{type(module).__name__}.{name} of {prefix or 'the model'!r} is another "
+                        f"{type(value).__name__} since user code ran between two updates: numbers, "
+                        "strings and tensors that are buffers go to workers and into checkpoints, "
+                        "this does not"
+                    )
+        return changed
+
+    def _simple(self) -> dict[str, dict[str, Any]]:
+        return {prefix: _simple(module) for prefix, module in self._modules}
+
+    def _bring_home(self, place: _Place) -> None:
+        parameter, home = place.parameter, place.home
+        value = parameter.data
+        if value.shape != home.shape:
+            self._refuse(
+                f"parameter {place.name!r}: got shape {tuple(value.shape)}, expected "
+                f"{tuple(home.shape)} as when training began; make a new Trainer for another shape"
+            )
+        else:
+            if value.dtype != home.dtype:
+                self._notes.add(
+                    f"parameter {place.name!r} was given values of {value.dtype}; it stays "
+                    f"{home.dtype}, as when training began"
+                )
+            home.copy_(value)
+        parameter.data = home
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = self._refusal or why
+
+
+def _place(
+    name: str,
+    module: torch.nn.Module,
+    attribute: str,
+    parameter: torch.nn.Parameter,
+    home: torch.Tensor | None = None,
+) -> _Place:
+    home = parameter.data if home is None else home
+    return _Place(name, module, attribute, parameter, home, home.data_ptr(), home.stride())
+
+
+def _simple(module: torch.nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _INTERNAL and isinstance(value, _SIMPLE)
+    }
+
+
+def _others(module: torch.nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _INTERNAL and not isinstance(value, _SIMPLE)
+    }
+
+
+def _plain(value: Any) -> Simple:
+    """Return a number of a type that JSON has: NumPy's float64 is a float, and one of its own."""
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return None

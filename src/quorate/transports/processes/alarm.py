@@ -1,0 +1,37 @@
+"""An alarm: ends the wait of a selector, from any thread or signal handler."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from selectors import EVENT_READ, BaseSelector
+
+
+class Alarm:
+    """A pipe that a selector looks at. ``close`` it.
+
+    Args:
+        selector: its keys' data are called when they are ready.
+    """
+
+    def __init__(self, selector: BaseSelector) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        selector.register(self._read, EVENT_READ, self._heard)
+
+    def ring(self) -> None:
+        """End the wait under way, or the next one. Any thread, also a signal handler, may."""
+        with suppress(OSError):  # it rings already, or is closed
+            os.write(self._write, b"!")
+
+    def close(self) -> None:
+        """Close the pipe; more than once is no mistake."""
+        if self._write >= 0:
+            write, self._write = self._write, -1
+            os.close(self._read)
+            os.close(write)
+
+    def _heard(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._read, 4096)

@@ -1,0 +1,185 @@
+"""Models whose tensors lie in memory in odd ways, or are of odd kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.front_door import trainer
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from quorate.errors import SettingError
+
+ROWS, STEPS = 8, 6
+X = torch.randn(ROWS * STEPS, 3, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch[0]).abs().square().mean()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight.data = self.a.weight.data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+class Frozen(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.weight.requires_grad_(False)
+
+
+class Expanded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1).expand(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (Tied, "b.weight and a.weight, which lie in the same memory"),
+        (Frozen, "a.weight and b.weight, which lie in the same memory"),
+        (Expanded, "scale, of which several elements are one in memory"),
+    ],
+)
+def test_parameters_that_share_elements_are_refused_by_name(
+    model: type[nn.Module], names: str
+) -> None:
+    with pytest.raises(SettingError, match=names):
+        trainer(model(), loss, optimizer=torch.optim.SGD, batch_size=ROWS, devices="cpu")
+
+
+class Aliased(nn.Module):
+    """Buffers that are a parameter, and a row of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("same", self.layer.weight.data)
+        self.register_buffer("row", self.layer.weight.data[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x @ self.same.T + self.row
+
+
+class Columns(nn.Module):
+    """Two parameters that are columns of one matrix: they have no element in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.randn(3, 6)
+        self.left, self.right = nn.Parameter(both[:, :3]), nn.Parameter(both[:, 3:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.left) @ self.right
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x.to(torch.complex64) @ self.waves
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 3, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding((3 * x.abs()).long().clamp(0, 9)).sum(1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("model", [Aliased, Columns, Complex, Sparse])
+def test_it_is_the_plain_loop(
+    model: type[nn.Module], clip_norm: float | None, workers: int
+) -> None:
+    def seeded() -> nn.Module:  # a deep copy would part what shares its memory
+        torch.manual_seed(0)
+        return model()
+
+    made, plain = seeded(), seeded()
+    is_sparse = model is Sparse
+    inner = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for rows in X.split(ROWS):
+        inner.zero_grad()
+        loss(plain, [rows]).backward()
+        if is_sparse:
+            plain.embedding.weight.grad = plain.embedding.weight.grad.to_dense()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(plain.parameters(), clip_norm)
+        inner.step()
+    run = trainer(
+        made,
+        loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        batch_size=ROWS,
+        shards=3,
+        devices="cpu",
+        workers=workers,
+        engine="towers",
+        **({} if clip_norm is None else {"clip_norm": clip_norm}),
+    )
+    run.fit(DATA, epochs=1, shuffle=False)
+    expected = plain.state_dict()
+    for name, value in run.model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=2e-5, atol=2e-6, msg=name)
+
+
+class Strided(nn.Module):
+    """Reads elements by where they lie, which is elsewhere in channels_last."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+        self.drop = nn.Dropout(drop)
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.drop(self.convolution(x))
+        return self.layer(y.as_strided((len(y), 16), (36, 1)))
+
+
+class Ordinary(Strided):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.drop(self.convolution(x)).flatten(1)[:, :16])
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+@pytest.mark.parametrize("model", [Strided, Ordinary])
+def test_a_model_that_channels_last_would_change_is_trained_without(
+    model: type[Strided], drop: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trainer(
+        model(drop),
+        loss,
+        optimizer=torch.optim.SGD,
+        batch_size=4,
+        shards=2,
+        devices="cpu",
+        workers=1,
+    )
+    images = torch.randn(8, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    for _ in run.updates(TensorDataset(images)):
+        pass
+    is_off = "channels_last is off: the model has another loss or gradient" in caplog.text
+    assert is_off == (model is Strided)
+    strides = run.model.convolution.weight.stride()
+    assert (strides == (9, 9, 3, 1)) == is_off

@@ -1,0 +1,280 @@
+"""What user code changes between two updates, against a loop of plain torch that does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from scripts.user_changes import BATCH, ROWS, change, dataset, loss, made
+from support.runs import command, digests, last_json, run, run_all
+from torch import nn
+
+import quorate
+from quorate.errors import UserError
+
+STEPS = 30
+
+
+def plain(steps: int) -> dict[str, Any]:
+    """The same training in plain torch."""
+    model = made()
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9
+    )
+    model.teacher.weight.data = model.teacher.weight.data * 2
+    x, y = dataset().tensors
+    for step in range(steps):
+        at = step * BATCH % ROWS
+        optimizer.zero_grad()
+        loss(model, [x[at : at + BATCH], y[at : at + BATCH]]).backward()
+        optimizer.step()
+        change(model, optimizer, step + 1)
+    values = {name: value.tolist() for name, value in model.state_dict().items()}
+    return {**values, "table": model.table.tolist(), "beta": model.beta}
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            torch.tensor(got[name], dtype=torch.float64),
+            torch.tensor(value, dtype=torch.float64),
+            rtol=1e-10,
+            atol=1e-10,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+@pytest.mark.slow
+def test_changes_reach_all_workers_and_checkpoints(tmp_path: Path) -> None:
+    """On towers and processes, with a worker killed, and resumed on another engine."""
+    towers, processes = ("--engine", "towers"), ("--engine", "processes", "--workers", "2")
+
+    def words(name: str, *options: str, steps: int = STEPS, kill: str = "-1") -> list[str]:
+        where = ("--run-dir", str(tmp_path / name))
+        return command("user_changes.py", str(steps), kill, options=(*options, *where))
+
+    ended = run_all(
+        {
+            "one": words("one", *towers, "--workers", "1"),
+            "three": words("three", *towers, "--workers", "3"),
+            "processes": words("processes", *processes),
+            "killed": words("killed", *processes, kill="8"),
+            "half": words("half", *towers, "--workers", "2", steps=7),
+            "other half": words("other half", *processes, steps=17),
+        }
+    )
+    ended["half"] = run(words("half", *processes))
+    ended["other half"] = run(words("other half", *towers, "--workers", "2"))
+    for name, end in ended.items():
+        assert end.code == 0, f"{name}: {end.said}"
+        assert_same(last_json(end.out), plain(STEPS))
+    assert len({digests(tmp_path / name) for name in ended}) == 1
+
+
+# --- one change each, on towers in this process --------------------------------------------------
+
+ROWS_OF_TWO = torch.utils.data.TensorDataset(
+    torch.randn(16, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+    torch.randn(16, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(3, 4).double()
+        self.head = nn.Linear(4, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(x)))
+
+
+def two_trainer(model: nn.Module, run_dir: Path | None = None, workers: int = 2) -> quorate.Trainer:
+    return quorate.Trainer(
+        model,
+        loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        batch_size=8,
+        shards=2,
+        devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"),
+        run_dir=run_dir,
+    )
+
+
+def unfreezing(model: nn.Module, step: int) -> None:
+    """The body learns only in steps 4 to 6."""
+    if step in (0, 7):
+        model.body.requires_grad_(False)
+    if step == 4:
+        model.body.requires_grad_(True)
+
+
+def two_in_plain_torch(steps: int, change: Callable[[nn.Module, int], None]) -> nn.Module:
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = ROWS_OF_TWO.tensors
+    change(model, 0)
+    for step in range(steps):
+        at = step * 8 % 16
+        optimizer.zero_grad()
+        loss(model, [x[at : at + 8], y[at : at + 8]]).backward()
+        optimizer.step()
+        change(model, step + 1)
+    return model
+
+
+@pytest.mark.parametrize("resumed_at", [None, 2, 5, 8])
+def test_gradual_unfreezing(tmp_path: Path, resumed_at: int | None) -> None:
+    """A loop of one's own; the switch outlives a resume, and reaches new replicas."""
+    ends = [10] if resumed_at is None else [resumed_at, 10]
+    for end in ends:
+        model = Two()
+        trainer = two_trainer(model, tmp_path, workers=end % 3 + 1)
+        body_before = None
+        if len(ends) == 1 or end != 10:
+            unfreezing(model, 0)  # before any loop: then it is not trained at all
+            model.body.requires_grad_(True)
+        for update in trainer.updates(ROWS_OF_TWO, steps=end, shuffle=False):
+            if update.global_step == 1 and body_before is None:
+                body_before = model.body.weight.clone()
+            unfreezing(model, update.global_step)
+            trainer.evaluate(ROWS_OF_TWO)
+        trainer.save()
+    expected = two_in_plain_torch(10, lambda m, n: unfreezing(m, n) if n else None)
+    for got, want in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+        assert got.requires_grad == want.requires_grad
+
+
+def test_a_frozen_parameter_that_wants_a_gradient_is_refused_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    model = Two()
+    model.body.requires_grad_(False)
+    trainer = two_trainer(model, tmp_path)
+
+    class Unfreezes(quorate.Callback):
+        def updated(self, report: Any) -> None:
+            if report.global_step == 3:
+                model.body.requires_grad_(True)
+
+    with pytest.raises(UserError, match=r"'body\.weight' wants a gradient, and wanted none when"):
+        trainer.fit(ROWS_OF_TWO, steps=9, callbacks=[Unfreezes()])
+    again = two_trainer(_frozen(Two()), tmp_path)
+    again.fit(ROWS_OF_TWO, steps=4)
+    assert again.global_step == 4
+
+
+def _frozen(model: Two) -> Two:
+    model.body.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("what", ["shape", "object"])
+def test_what_cannot_be_carried_is_refused(tmp_path: Path, what: str) -> None:
+    model = Two()
+    trainer = two_trainer(model, tmp_path)
+
+    class Replaces(quorate.Callback):
+        def updated(self, report: Any) -> None:
+            if what == "shape":
+                model.head.weight.data = torch.zeros(1, 5, dtype=torch.float64)
+            else:
+                model.head.weight = nn.Parameter(torch.zeros(1, 4, dtype=torch.float64))
+
+    said = "got shape .1, 5., expected .1, 4." if what == "shape" else "is another object now"
+    with pytest.raises(UserError, match=f"'head.weight'.* ?{said}"):
+        trainer.fit(ROWS_OF_TWO, steps=9, callbacks=[Replaces()])
+
+
+def test_an_attribute_that_is_no_number_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Two()
+    model.names = ["a"]
+    trainer = two_trainer(model)
+
+    class Sets(quorate.Callback):
+        def updated(self, report: Any) -> None:
+            model.names = ["b"]
+
+    trainer.fit(ROWS_OF_TWO, steps=3, callbacks=[Sets()])
+    assert "Two.names of 'the model' is another list" in capsys.readouterr().out
+
+
+# --- what a state dict leaves out ----------------------------------------------------------------
+
+
+class Partial(Two):
+    """Its state dict has the head under another name, the body not at all, and a copy of a third.
+
+    It has a buffer that is not persistent, and that training changes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Linear(1, 1).double()
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.body(x))
+        if self.training:
+            self.mean.lerp_(hidden.detach().mean(0), 0.1)
+        return self.third(self.head(hidden - self.mean))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **kwargs)
+        return {
+            "top": found["head.weight"],
+            "head.bias": found["head.bias"],
+            "third.weight": found["third.weight"].clone(),
+            "third.bias": found["third.bias"],
+        }
+
+
+def partial_trainer(run_dir: Path | None, workers: int) -> quorate.Trainer:
+    return quorate.Trainer(
+        Partial(),
+        loss,
+        optimizer=quorate.Optimize(lambda p: torch.optim.Adam(p, lr=0.05), ema_decay=0.9),
+        batch_size=8,
+        shards=2,
+        devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"),
+        run_dir=run_dir,
+    )
+
+
+def test_what_a_state_dict_leaves_out_outlives_a_resume(tmp_path: Path) -> None:
+    through = partial_trainer(None, 1)
+    through.fit(ROWS_OF_TWO, steps=9)
+    partial_trainer(tmp_path, 2).fit(ROWS_OF_TWO, steps=4)
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert load_file(saved / "model.safetensors").keys() == Partial().state_dict().keys()
+    resumed = partial_trainer(tmp_path, 1)
+    resumed.fit(ROWS_OF_TWO, steps=9)
+    for got, want in zip(resumed.model.parameters(), through.model.parameters(), strict=True):
+        assert torch.equal(got, want)
+    assert torch.equal(resumed.model.mean, through.model.mean)
+    for one, other in zip(
+        resumed._prepared.state.average.shadow.vectors,
+        through._prepared.state.average.shadow.vectors,
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_model_that_changed_after_a_save_is_saved_again(tmp_path: Path) -> None:
+    model = Two()
+    trainer = two_trainer(model, tmp_path)
+    for _ in trainer.updates(ROWS_OF_TWO, steps=3):
+        pass
+    path = trainer.save()
+    model.head.weight.data = model.head.weight.data * 2
+    assert trainer.save() == path
+    assert torch.equal(load_file(path / "model.safetensors")["head.weight"], model.head.weight)
