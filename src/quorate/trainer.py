@@ -17,8 +17,8 @@ from quorate.training.duration import Duration
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
+from quorate.training.model import make_model
 from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update
-from quorate.training.probe import make_model
 from quorate.training.recipe import OPTIONS, Compute, Loading, Optimize, Recipe, RunDir, Workers
 from quorate.training.stop import Stops
 from quorate.training.validation import Validation

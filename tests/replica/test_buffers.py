@@ -201,3 +201,23 @@ def test_an_unchanged_model_keeps_every_bit_of_every_buffer() -> None:
     run.evaluate(DATA)
     for name, value in before.named_buffers():
         assert torch.equal(value, dict(run.model.named_buffers())[name]), name
+
+
+def test_a_sync_batch_norm_is_said_to_be_one_of_each_shard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(
+        nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    )
+    run = trainer(
+        model,
+        lambda model, batch: model[0](batch[0]).square().mean(),
+        optimizer=torch.optim.SGD,
+        batch_size=4,
+        shards=2,
+        devices="cpu",
+        workers=1,
+    )
+    for _ in run.updates(TensorDataset(X[:8])):
+        pass
+    assert caplog.text.count("SyncBatchNorm normalises over each shard") == 1

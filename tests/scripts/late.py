@@ -3,7 +3,8 @@
     quorate run --devices cpu --workers 2 --run-dir DIR tests/scripts/late.py WHO HOW FOLDER
 
 WHO: late (worker 1 waits until some updates are made), replaced (it is killed then).
-HOW: same, other (the late one's model differs in what is no parameter), raises (its loss does).
+HOW: same, amended (a callback changes what is no parameter), other (the late one's model differs in
+what is no parameter), raises (its loss does).
 Prints a line of JSON: the digest.
 """
 
@@ -60,6 +61,10 @@ class Goes(quorate.Callback):
         self.pids: set[int | None] = set()
 
     def updated(self, report: quorate.Report) -> None:
+        if how == "amended" and report.global_step in (2, 100):
+            trainer.model.scale = 1.0 + report.global_step / 100
+        if who == "never":
+            return
         workers = trainer.workers
         if who == "late" and report.global_step == 3:
             go.touch()
@@ -69,7 +74,7 @@ class Goes(quorate.Callback):
             go.touch()
             os.kill(workers[1].pid or 0, signal.SIGKILL)
         # The run goes on until the late one is there.
-        while report.global_step == 200 and how != "same":
+        while report.global_step == 200 and how in ("other", "raises"):
             time.sleep(0.01)
             trainer.evaluate(data)
 
@@ -83,5 +88,5 @@ trainer = quorate.Trainer(
     shards=2,
 )
 data = TensorDataset(torch.randn(64, 6, generator=torch.Generator().manual_seed(0)))
-trainer.fit(data, steps=201, callbacks=[Goes()] if who != "never" else [])
+trainer.fit(data, steps=201, callbacks=[Goes()])
 print(json.dumps({"digest": digest(trainer.model.state_dict().items())}))

@@ -45,9 +45,13 @@ FREE = {
 COMPARED = {
     *("format", "global_step", "epoch", "seed", "shards", "batch_size", "rows", "shuffle"),
     *("is_ordered", "update", "ema_decay", "account", "order", "optimizer", "files"),
+    *("optimizer_state", "optimizer_attributes", "optimizer_groups", "schedule_state"),
+    "amendments",
 }
 # Records of before have none of these.
 OPTIONAL = {*FREE, "is_ordered", "ema_decay"} - {"saved_at", "optimizer_numbers"}
+OPTIONAL |= {"optimizer_state", "optimizer_attributes", "optimizer_groups", "schedule_state"}
+OPTIONAL |= {"amendments"}
 
 
 class Forged:
@@ -184,6 +188,16 @@ def _is_wrong(trail: tuple[Json, ...], value: Json, record: dict[str, Json]) -> 
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1 << 53
     is_line = isinstance(value, str) and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value)
     inner = len(trail) > 1
+    if name in ("optimizer_groups", "schedule_state") and ("values" in trail or "dict" in trail):
+        return _is_other_kind(trail, value, record)
+    if name in ("optimizer_state", "schedule_state", "amendments") and not inner:
+        return value is not None
+    if name in ("optimizer_attributes", "optimizer_groups") and not inner:
+        return value not in ({}, []) or isinstance(value, list) != (name == "optimizer_groups")
+    if name == "amendments" and trail[1] in ("number", "frozen"):
+        return not is_count
+    if name == "amendments" and len(trail) == 2:
+        return value != ([] if trail[1] == "switched_off" else {})
     if name in ("hyperparameters", "row_sample", "optimizer_numbers"):
         if name == "hyperparameters":
             return not (isinstance(value, list) and all(isinstance(v, dict) for v in value))
@@ -230,6 +244,27 @@ def _is_wrong(trail: tuple[Json, ...], value: Json, record: dict[str, Json]) -> 
     if name == "optimizer":
         return value != record["optimizer"]
     return True
+
+
+def _is_other_kind(trail: tuple[Json, ...], value: Json, record: dict[str, Json]) -> bool:
+    """Whether a value in a tree is one that cannot have its place: a text for a number, say."""
+    inside, key = _at(record, trail)
+    old = inside[key]
+    if isinstance(value, float) and not math.isfinite(value):
+        return True  # it is written as {"float": "nan"}
+    if isinstance(old, list) and value == []:
+        return "dict" in trail[-1:]  # a list may be of any length, but its keys have to be there
+    if isinstance(old, (list, dict)) or isinstance(value, (list, dict)):
+        return not (isinstance(old, (list, dict)) and value == old)
+    if trail[-1] == 0 and trail[-3:-2] == ("dict",):
+        return value != old  # a key
+    if old is None:
+        return False
+    if isinstance(old, bool) or isinstance(value, bool):
+        return type(old) is not type(value)
+    if isinstance(old, (int, float)):
+        return not (isinstance(value, (int, float)) and abs(value) < 10**300)
+    return not isinstance(value, type(old))
 
 
 # --- the text of the record -----------------------------------------------------------------------

@@ -15,6 +15,10 @@ from torch import nn
 
 import quorate
 from quorate.errors import UserError
+from quorate.replica.flat import Layout
+from quorate.replica.model import trainable
+from quorate.replica.notes import Notes
+from quorate.training.user_changes import UserChanges
 
 STEPS = 30
 
@@ -278,3 +282,16 @@ def test_a_model_that_changed_after_a_save_is_saved_again(tmp_path: Path) -> Non
     model.head.weight.data = model.head.weight.data * 2
     assert trainer.save() == path
     assert torch.equal(load_file(path / "model.safetensors")["head.weight"], model.head.weight)
+
+
+def test_a_write_through_data_is_counted_where_workers_are_compared() -> None:
+    """It leaves no trace but the values: a worker that comes late computes from these."""
+    model = Two()
+    model.body.requires_grad_(False)
+    parameters = Layout(trainable(model).items()).new(torch.device("cpu"))
+    changes = UserChanges(model, parameters, (), Notes())
+    before = changes.count()
+    changes.look()
+    assert changes.count() == before
+    model.body.weight.data.mul_(0.5)
+    assert changes.count() != before

@@ -16,13 +16,15 @@ def late(folder: Path, who: str, how: str) -> Ended:
     return run(command("late.py", who, how, str(folder), options=options))
 
 
-@pytest.mark.parametrize("who", ["late", "replaced"])
+@pytest.mark.parametrize(
+    ("who", "how"), [("late", "same"), ("replaced", "same"), ("replaced", "amended")]
+)
 def test_one_that_is_the_same_changes_nothing(
-    who: str, tmp_path: Path, references: References
+    who: str, how: str, tmp_path: Path, references: References
 ) -> None:
-    ended = late(tmp_path, who, "same")
+    ended = late(tmp_path, who, how)
     assert ended.code == 0, ended.said
-    expected = references.on_a_tower("late.py", "never", "same", "/").json["digest"]
+    expected = references.on_a_tower("late.py", "never", how, "/").json["digest"]
     assert last_json(ended.out)["digest"] == expected
 
 

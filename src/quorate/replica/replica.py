@@ -33,7 +33,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared import switches
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
-from quorate.replica.streams import Stream, alone_on, seed_devices
+from quorate.replica.streams import Stream, alone_on, reseed_all
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Turns
 from quorate.replica.witness.witness import Witness
@@ -99,8 +99,7 @@ class Replica:
         self._layout = parameters.layout  # of gradients
         self._flat = self._working_copy(model, parameters)
         self._is_copy = self._flat is not parameters
-        # What a copy that is spread shared with the model would be moved away under it.
-        shares = self.device if spread is None else None
+        shares = self.device if spread is None else None  # else it would be moved away under it
         self.model = model if own else copy_of(model, self._flat.views, shares, mutable_frozen)
         if spread is None:
             self.model.to(self.device)
@@ -114,17 +113,20 @@ class Replica:
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
-        self.witness = Witness(self.model, parameters, written, mutable_frozen, notes)
+        self.witness = Witness(
+            self.model, parameters, written=written, mutable_frozen=mutable_frozen, notes=notes
+        )
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
-        # A scaled loss is scaled anew by the host; what forward writes lies elsewhere each time.
+        # A loss that is scaled may have to be scaled anew, which is found out on the host.
+        # What forward writes lies elsewhere for each shard.
         may_record = spread is None and not computing.precision.is_scaled and not written
         if computing.compile and self.device.type == "cuda" and may_record:
-            record = CudaRecord(self.device)
-            self._graphs = ShardGraphs(record, lambda: [*self.model.buffers()], notes)
+            buffers = self.model.buffers
+            self._graphs = ShardGraphs(CudaRecord(self.device), lambda: [*buffers()], notes)
 
     def pull(
         self,
@@ -365,8 +367,7 @@ class Replica:
         if training:
             self._buffers.begin()
         self.witness.begin(self._flat)
-        stream.reseed(seed)
-        seed_devices(self.group, seed)
+        reseed_all(stream, self.group, seed)
 
     @property
     def _gathers_on(self) -> torch.device:

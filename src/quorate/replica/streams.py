@@ -215,14 +215,6 @@ def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable
     return draw
 
 
-def seed_devices(group: Group, seed: int) -> None:
-    """Seed torch's generators of a group's accelerators; those are one per process and device."""
-    for device in group:
-        if device.type != "cpu":
-            with torch.accelerator.device_index(device.index or 0):
-                torch.get_device_module(device).manual_seed(seed)
-
-
 @contextmanager
 def alone_on(group: Group) -> Iterator[None]:
     """Wait until no other replica computes on these devices, and keep them for the block.
@@ -241,3 +233,12 @@ def alone_on(group: Group) -> Iterator[None]:
 @cache
 def _lock_of(_device: torch.device) -> threading.Lock:
     return threading.Lock()
+
+
+def reseed_all(stream: Stream, group: Group, seed: int) -> None:
+    """Seed a thread's stream, and the generators of the accelerators that it computes on."""
+    stream.reseed(seed)
+    for device in group:
+        if device.type != "cpu":
+            with torch.accelerator.device_index(device.index or 0):
+                torch.get_device_module(device).manual_seed(seed)

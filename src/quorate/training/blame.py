@@ -12,7 +12,7 @@ from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Share
 from quorate.replica.streams import Stream
-from quorate.training.not_finite import is_finite
+from quorate.training.optimizing.not_finite import is_finite
 from quorate.transports.job import shard_seed
 
 NAMES_SHOWN, SHARDS_SHOWN = 6, 3

@@ -23,11 +23,11 @@ from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
-from quorate.transports.amendments import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
+from quorate.transports.spot_check import SpotCheck
 from quorate.transports.spot_checks import SpotChecks
 from quorate.transports.towers import Towers
 
@@ -177,7 +177,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
-            amendments=lambda: state.user_changes.amendments,
+            original=state.user_changes.original,
         )
 
     def spot_checks(self, state: State, source: Source, transport: Transport) -> SpotChecks | None:
@@ -187,15 +187,14 @@ class Crew:
         if every == 0 or not are_alike:
             return None
 
-        return SpotChecks(
-            transport,
-            source,
-            state.parameters,
-            workers=len(self.groups),
-            threads=self.recipe.workers.threads,
-            every=every,
-            notes=self.replicas.notes,
-        )
+        def job(step: int, number: int, closer: bool) -> SpotCheck:
+            ticket = (step, number % plan.shards_of(step))
+            threads = self.recipe.workers.threads
+            return SpotCheck(
+                source, state.parameters, range(0), ticket=ticket, closer=closer, threads=threads
+            )
+
+        return SpotChecks(transport, len(self.groups), job, every, self.replicas.notes)
 
     def evaluators(self, state: State) -> Transport:
         """Return workers for an evaluation outside of a training loop; the caller closes them."""
@@ -212,7 +211,7 @@ class Crew:
                 lambda group: make(group[0]),
                 state.buffers,
                 threads=self.recipe.workers.threads,
-                original=_original(state),
+                original=state.user_changes.original,
             )
 
     def probe_replica(self, state: State) -> Replica:
@@ -222,10 +221,5 @@ class Crew:
 
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
-        original = _original(state)
+        original = state.user_changes.original
         return Towers(self.groups, make, state.buffers, threads=threads, original=original, say=say)
-
-
-def _original(state: State) -> Original:
-    changes = state.user_changes
-    return Original(lambda: changes.amendments, changes.frozen)

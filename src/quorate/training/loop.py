@@ -185,17 +185,17 @@ class Updates(NamedTuple):
         if state.global_step < self.last_step:
             self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
 
+    def _take_changes(self) -> None:
+        """Take in what user code did to the model, before the next shard is dealt."""
+        self.state.user_changes.look()
+        self.state.user_changes.refuse()
+
     def _spot_check(self, step: int, update_s: float) -> float:
         """Compare what workers compute of the next step, if it is time; return the time it took."""
         begun = time.monotonic()
         if self.spot_checks is not None and step < self.last_step:
             self.spot_checks.updated(step, PATIENCE_S + 10 * update_s)
         return time.monotonic() - begun
-
-    def _take_changes(self) -> None:
-        """Take in what user code did to the model, before the next shard is dealt."""
-        self.state.user_changes.look()
-        self.state.user_changes.refuse()
 
     def _not_finite(self, step: int, applied: Applied) -> None:
         """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""

@@ -158,6 +158,7 @@ def _probed(
                 make_state,
                 crew.probe_replica,
                 source.load((0, 0)),
+                loss=recipe.loss,
                 notes=crew.replicas.notes,
                 seed=recipe.seed,
                 training=training,

@@ -90,6 +90,11 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
     read = {file: tensors(path, file) for file, _ in parts}
     rest = tensors(path, "rest.safetensors") if "rest.safetensors" in record["files"] else {}
     rest, lines = _fitting(rest, _rest(state), state.parameters.views, path)
+    if (amendments := record.get("amendments")) is not None:
+        try:
+            state.user_changes.require_fitting(amendments)
+        except CheckpointError as error:
+            raise MisfitError(f"{path}: {error}") from error
     moments = tensors(path, "optimizer.safetensors")
     return Loadable(
         read["model.safetensors"],

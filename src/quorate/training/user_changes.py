@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.errors import UserError
+from quorate.errors import CheckpointError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
 from quorate.transports.amendments import Amendments, Simple
+from quorate.transports.job import Original
 
 # What every module has: hooks, tables, and the mode, which replicas have of their own.
 _INTERNAL = frozenset(vars(torch.nn.Module()))
@@ -28,12 +29,17 @@ class _Place(NamedTuple):
     """A parameter, who has it, and where its values are to be."""
 
     name: str  # the user's
-    module: torch.nn.Module
+    owner: Mapping[str, object]  # the table of parameters of the module that has it
     attribute: str
     parameter: torch.nn.Parameter
     home: torch.Tensor
-    address: int
-    stride: tuple[int, ...]
+
+    def has_moved(self) -> bool:
+        """Return whether the parameter was given other memory, or reads it otherwise."""
+        try:
+            return not self.parameter.is_set_to(self.home)
+        except RuntimeError:  # of another dtype or device
+            return True
 
 
 class UserChanges:
@@ -62,6 +68,7 @@ class UserChanges:
         numbers = {id(p): number for number, p in enumerate(model.parameters())}
         seen: set[int] = set()
         for prefix, module in self._modules:
+            owner = vars(module).get("_parameters", {})  # a scripted module has none
             for attribute, parameter in module.named_parameters(recurse=False):
                 if id(parameter) in seen:
                     continue  # a tied one is known under its first name
@@ -69,11 +76,14 @@ class UserChanges:
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 home = parameters.views.get(name)
                 if home is not None:
-                    self._trained.append(_place(name, module, attribute, parameter, home))
+                    self._trained.append(_place(name, owner, attribute, parameter, home))
                 elif numbers[id(parameter)] not in mutable_frozen:
-                    self._frozen.append(_place(name, module, attribute, parameter))
+                    self._frozen.append(_place(name, owner, attribute, parameter))
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
-        self._made = self._attributes = self._simple()  # as the script made them, and as known
+        self._made = self._simple()  # as the script made them
+        self._attributes = self._simple()  # as they are known
+        self._values: list[list[object]] = [[] for _ in self._modules]
+        self._ids: list[list[int]] = [[] for _ in self._modules]
         self._others = {prefix: _others(module) for prefix, module in self._modules}
 
     # --- around loops -----------------------------------------------------------------------------
@@ -96,20 +106,41 @@ class UserChanges:
         """Return the values of the parameters that are not trained."""
         return {place.name: place.home for place in self._frozen}
 
+    @property
+    def original(self) -> Original:
+        """Return the model as towers follow it."""
+        return Original(lambda: self.amendments, self.frozen, self.count)
+
+    def require_fitting(self, saved: Mapping[str, Any]) -> None:
+        """Compare what a checkpoint says with the model. Nothing is changed.
+
+        Raises:
+            CheckpointError: it is of another model, or sets what no user code does.
+        """
+        modules = dict(self._modules)
+        if odd := sorted(set(saved["switched_off"]) - self.trained().keys()):
+            raise CheckpointError(f"amendments: {odd[0]!r:.80} is no trained parameter")
+        for name, attributes in saved["attributes"].items():
+            if name not in modules:
+                raise CheckpointError(f"amendments: there is no module {name!r:.80}")
+            for attribute in attributes:
+                there = getattr(modules[name], attribute, None)
+                if (
+                    not attribute.isidentifier()
+                    or attribute in _INTERNAL
+                    or not (isinstance(there, _SIMPLE) or attribute in vars(modules[name]))
+                ):
+                    raise CheckpointError(f"amendments: {attribute!r:.80} is no plain attribute")
+
     def load(self, saved: Mapping[str, Any]) -> None:
         """Amend the model as it was when a checkpoint was written."""
-        # What else the script made of it counts too, until here.
-        found = Amendments.from_json(saved)
-        known = {prefix for prefix, _ in self._modules}
-        attributes = {name: them for name, them in found.attributes.items() if name in known}
-        trained = self.trained()
+        found, known = Amendments.from_json(saved), self.amendments
         self.amendments = Amendments(
-            self.amendments.number + 1,
-            found.switched_off & trained.keys(),
-            attributes,
-            self.amendments.frozen + 1,
+            known.number + 1, found.switched_off, found.attributes, known.frozen + 1
         )
-        self.amendments.amend(self._model, trained)
+        self.amendments.amend(self._model, self.trained())
+        for prefix, attributes in found.attributes.items():
+            self._attributes[prefix].update(attributes)  # no new change
 
     def undo(self) -> None:
         """Give the model the attributes and switches that the script gave it."""
@@ -123,6 +154,14 @@ class UserChanges:
                 else:
                     setattr(modules[prefix], attribute, before)
         self.amendments = Amendments()
+
+    def count(self) -> int:
+        """Return another number if user code has changed what is no trained parameter, no buffer.
+
+        One pass over the frozen parameters: a write through ``.data`` leaves no other trace.
+        """
+        sums = [int(_bits(place.home).sum()) for place in self._frozen]
+        return hash((self.amendments.number, *sums))
 
     # --- between two updates ----------------------------------------------------------------------
 
@@ -155,12 +194,12 @@ class UserChanges:
         """Bring moved values back into the vectors; return who wants no gradient."""
         off = []
         for place in self._trained:
-            name, module, attribute, parameter, _, address, stride = place
-            if parameter.data_ptr() != address or parameter.stride() != stride:
+            name, owner, attribute, parameter, _ = place
+            if place.has_moved():
                 self._bring_home(place)
             if not parameter.requires_grad:
                 off.append(name)
-            if getattr(module, attribute, None) is not parameter:
+            if owner.get(attribute, parameter) is not parameter:
                 self._refuse(
                     f"parameter {name!r} is another object now, which no optimizer has; write "
                     "into the one that there was: p.data.copy_(values), or load_state_dict "
@@ -172,9 +211,9 @@ class UserChanges:
         """Bring moved values back to where workers read them; return whether any changed."""
         changed = False
         for place in self._frozen:
-            name, _, _, parameter, _, address, stride = place
+            name, parameter = place.name, place.parameter
             now = version(parameter)
-            if parameter.data_ptr() != address or parameter.stride() != stride:
+            if place.has_moved():
                 self._bring_home(place)
                 changed = True
             elif now != self._versions[name]:
@@ -192,7 +231,12 @@ class UserChanges:
     def _look_at_attributes(self) -> dict[str, dict[str, Simple]]:
         """Return the simple ones that changed, by module; note what cannot be carried."""
         changed: dict[str, dict[str, Simple]] = {}
-        for prefix, module in self._modules:
+        for number, (prefix, module) in enumerate(self._modules):
+            # Held here, so that no other value can have the same id.
+            values = [*vars(module).values()]
+            if [*map(id, values)] == self._ids[number]:
+                continue
+            self._values[number], self._ids[number] = values, [*map(id, values)]
             known, others = self._attributes[prefix], self._others[prefix]
             for name, value in vars(module).items():
                 if name in _INTERNAL:
@@ -244,13 +288,19 @@ class UserChanges:
 
 def _place(
     name: str,
-    module: torch.nn.Module,
+    owner: Mapping[str, object],
     attribute: str,
     parameter: torch.nn.Parameter,
     home: torch.Tensor | None = None,
 ) -> _Place:
-    home = parameter.data if home is None else home
-    return _Place(name, module, attribute, parameter, home, home.data_ptr(), home.stride())
+    return _Place(name, owner, attribute, parameter, parameter.data if home is None else home)
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements as whole numbers."""
+    real = torch.view_as_real(value) if value.is_complex() else value
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return real.view(kinds[real.element_size()])
 
 
 def _simple(module: torch.nn.Module) -> dict[str, Any]:

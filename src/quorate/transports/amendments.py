@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -55,13 +55,6 @@ class Amendments:
             # Under a name of the coordinator's model, which this is a copy of.
             for attribute, value in attributes.items():
                 setattr(modules[name], attribute, value)
-
-
-class Original(NamedTuple):
-    """The coordinator's model, which replicas are kept like."""
-
-    amendments: Callable[[], Amendments]  # as they are now
-    frozen: Callable[[], Mapping[str, torch.Tensor]]  # the values of what is not trained
 
 
 class Follower:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from quorate.replica.replica import Phase, Replica, no_phase
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
+from quorate.transports.amendments import Amendments
 
 
 class NotWanted(BaseException):
@@ -36,6 +38,17 @@ class Task(NamedTuple):
     shard: int
     into: Flat | None = None  # where the gradient is written; None: a vector of the replica's own
     at: Phase = no_phase  # told the name of each phase when it begins; it may raise NotWanted
+
+
+class Original(NamedTuple):
+    """The coordinator's model, which replicas are kept like."""
+
+    amendments: Callable[[], Amendments]  # as they are now
+    frozen: Callable[[], Mapping[str, torch.Tensor]]  # the values of what is not trained
+    changes: Callable[[], int]  # another number if what is no trained parameter and no buffer is
+
+
+UNCHANGED = Original(Amendments, dict, lambda: 0)  # of a model that no user code changes
 
 
 class Job(ABC):
@@ -75,12 +88,6 @@ class Job(ABC):
     def options(self) -> dict[str, Any]:
         """Return what a worker process needs to make the same job, beside data and parameters."""
         return self.loading
-
-    def described(self) -> dict[str, Any]:
-        """Return a description for a worker process, which ``class_of`` begins to read."""
-        steps = [self.steps.start, self.steps.stop]
-        options = {"plan": self.plan.to_json(), "steps": steps, "options": self.options()}
-        return {"work": class_name(self), **options}
 
     def feed(
         self,

@@ -23,7 +23,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.totals import Counts
-from quorate.replica.witness.again import Computed, Shard, computed, doubts
+from quorate.replica.witness.again import Computed, Shard, doubts, result_of
 from quorate.replica.witness.kept import Kept, kept
 from quorate.replica.witness.module_trace import Event, ModuleTrace
 from quorate.replica.witness.values import tensor_text
@@ -117,7 +117,7 @@ class SpotCheck(Job):
         shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
         # Memory of its own, which is free again: a worker process needs none but the slot's.
         into = self.parameters.layout.new(CPU) if replica.device == CPU else None
-        once, twice = (self._seen(replica, shard, task, into) for shard in shards)
+        once, twice = (_computed(replica, shard, task, into) for shard in shards)
         answer = Answer(found[0], twice.result, doubts(replica, once, twice, shards[0]))
         if self._closer:
             answer = self._looked_closer(replica, shards[0], answer)
@@ -129,12 +129,6 @@ class SpotCheck(Job):
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         raise NotImplementedError  # compute() does not ask for it
-
-    def _seen(self, replica: Replica, shard: Shard, task: Task, into: Flat | None) -> Computed:
-        shard_sum, seen = computed(replica, shard, into=into, at=task.at)
-        if into is None:
-            replica.recycle(shard_sum)
-        return seen
 
     def _answer(self, answer: Answer) -> ShardSum:
         return ShardSum(weight=1.0, metrics={"loss": 0.0}, totals=answer.totals())
@@ -171,3 +165,14 @@ class SpotCheck(Job):
             f"{abridged(first.rows)}): it draws from a generator of its own, reads the clock, "
             "counts how often it is asked, or changes what it holds"
         )
+
+
+def _computed(replica: Replica, shard: Shard, task: Task, into: Flat | None) -> Computed:
+    before = kept(replica.model, replica.plain_loss)
+    computed = replica.gradient(
+        shard.data, shard.rows, shard.stream, shard.seed, into=into, at=task.at
+    )
+    result = result_of(computed)
+    if into is None:
+        replica.recycle(computed)
+    return Computed(result, before, kept(replica.model, replica.plain_loss))

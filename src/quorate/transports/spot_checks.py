@@ -8,7 +8,7 @@ the training is what it would be without.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 
 from quorate.coordination.protocol import (
@@ -21,8 +21,6 @@ from quorate.coordination.protocol import (
     Keep,
     Left,
 )
-from quorate.data.source import Source, Ticket
-from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.witness.kept import changed
 from quorate.replica.witness.module_trace import Event
@@ -41,10 +39,8 @@ class SpotChecks:
 
     Args:
         transport: of the loop.
-        source: of its rows.
-        parameters: the coordinator's.
         workers: how many there are.
-        threads: intra-op threads of each.
+        make_job: from a step, the number of the check and whether workers are to look closer.
         every: updates between two checks; None: so many that they take 0.5% of the time. 0: none.
         notes: what is found goes there.
     """
@@ -52,19 +48,14 @@ class SpotChecks:
     def __init__(
         self,
         transport: Transport,
-        source: Source,
-        parameters: Flat,
-        *,
         workers: int,
-        threads: int,
+        make_job: Callable[[int, int, bool], SpotCheck],
         every: int | None,
         notes: Notes,
     ) -> None:
         self._transport = transport
-        self._source = source
-        self._parameters = parameters
         self._workers = workers
-        self._threads = threads
+        self._make_job = make_job
         self._every = every
         self._notes = notes
         self._updates = 0
@@ -93,13 +84,12 @@ class SpotChecks:
     def _check(self, step: int, patience_s: float) -> bool:
         """Return whether there was nothing to note."""
         number, self.made = self.made, self.made + 1
-        ticket = (step, number % self._source.plan.shards_of(step))
-        answers = self._answers(ticket, patience_s)
+        answers = self._answers(self._make_job(step, number, False), patience_s)
         if not self._note_alone(answers):
             return False
         if not _differ(answers):
             return True
-        closer = self._answers(ticket, patience_s, closer=True)
+        closer = self._answers(self._make_job(step, number, True), patience_s)
         if self._note_alone(closer):
             self._notes.doubt(_parting(closer))
         return False
@@ -111,18 +101,8 @@ class SpotChecks:
             self._notes.doubt(doubt)
         return not doubts
 
-    def _answers(
-        self, ticket: Ticket, patience_s: float, *, closer: bool = False
-    ) -> dict[int, Answer]:
+    def _answers(self, job: SpotCheck, patience_s: float) -> dict[int, Answer]:
         """Return what workers answer, by worker: of those that are there, and in time."""
-        job = SpotCheck(
-            self._source,
-            self._parameters,
-            range(0),
-            ticket=ticket,
-            closer=closer,
-            threads=self._threads,
-        )
         with closing(self._transport.open(job)) as channel:
             return _Asking(channel, self._workers, patience_s).answers()
 

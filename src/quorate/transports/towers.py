@@ -42,8 +42,8 @@ from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
 from quorate.replica.streams import Stream
-from quorate.transports.amendments import Amendments, Follower, Original
-from quorate.transports.job import Job, NotWanted, Task
+from quorate.transports.amendments import Amendments, Follower
+from quorate.transports.job import Job, NotWanted, Original, Task
 from quorate.transports.worker_status import Timesheet, WorkerStatus
 
 GRACE_S = 1.0  # how long towers may take to end

@@ -19,7 +19,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.witness import words
 from quorate.replica.witness.calls import OPERATOR, culprit, paired
-from quorate.replica.witness.kept import Kept, changed, kept
+from quorate.replica.witness.kept import Kept, changed
 from quorate.replica.witness.operator_trace import traced
 
 MOST_NAMED = 3  # attributes that one look names
@@ -57,27 +57,6 @@ def result_of(shard_sum: ShardSum, *, with_buffers: bool = True) -> str:
         values += [total.buffers, total.integer_buffers]
         values.append(None if total.written is None else total.written.vectors)
     return fingerprint(values)
-
-
-def computed(
-    replica: Replica,
-    shard: Shard,
-    *,
-    training: bool = True,
-    with_buffers: bool = True,
-    **options: Any,
-) -> tuple[ShardSum, Computed]:
-    """Compute a shard; return its sum, and what it showed.
-
-    Args:
-        with_buffers: see ``result_of``.
-        options: more of ``Replica.gradient``.
-    """
-    before = kept(replica.model, replica.plain_loss)
-    work = replica.gradient if training else replica.evaluation
-    shard_sum = work(shard.data, shard.rows, shard.stream, shard.seed, **options)
-    result = result_of(shard_sum, with_buffers=with_buffers)
-    return shard_sum, Computed(result, before, kept(replica.model, replica.plain_loss))
 
 
 def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | None) -> list[str]:

@@ -86,7 +86,7 @@ def _names_data(function: Callable[..., Any] | Any, seen: set[int]) -> bool:
 
 
 def _named(function: types.FunctionType, names: list[str]) -> Iterator[Any]:
-    """What a function calls by its name: functions of its file, and those it closes over."""
+    """Yield what a function calls by name: functions of its file, and those it closes over."""
     for name in names:
         if isinstance(other := function.__globals__.get(name), types.FunctionType):
             yield other

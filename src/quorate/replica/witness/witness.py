@@ -29,6 +29,7 @@ class Witness:
         self,
         model: torch.nn.Module,
         parameters: Flat,
+        *,
         written: Collection[str],
         mutable_frozen: Collection[int],
         notes: Notes,

@@ -77,10 +77,10 @@ def add(left: Flat, right: Flat) -> None:
         mask.bitwise_or_(right.views[_MASK + name])
 
 
-def put(written: Flat, parameters: Mapping[str, torch.Tensor]) -> None:
+def put(written: Flat, parameters: Flat) -> None:
     """Put what shards wrote into the coordinator's parameters."""
     for name, values, mask in _each(written):
-        target = parameters[name].data
+        target = parameters.views[name]
         target.copy_(torch.where(mask.bool().to(target.device), values.to(target.device), target))
 
 

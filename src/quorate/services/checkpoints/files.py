@@ -14,8 +14,7 @@ cover either: the record is compared with its schema (``record``), tensor files 
 (``tensor_file``), and both with each other. Each tensor file has the checksum of the record in its
 header, so that files of two checkpoints are not taken for one.
 
-What the tensors are to a training is in ``quorate.training.saved_state``. Checking, listing and
-digests need no torch, whose import takes longer than they do.
+What the tensors are to a training is in ``training/saved_state.py``. Nothing here needs torch.
 """
 
 from __future__ import annotations

@@ -107,6 +107,8 @@ class Decoder:
         Raises:
             CheckpointError: it is no tree.
         """
+        if isinstance(tree, float) and not math.isfinite(tree):
+            raise CheckpointError(f"no tree of values: {tree!r}")  # it is written as text
         if tree is None or isinstance(tree, bool | int | float | str):
             return tree
         if depth > MOST_DEEP or not isinstance(tree, dict) or not tree:
@@ -168,3 +170,37 @@ def _span(value: torch.Tensor) -> int:
     if value.numel() == 0:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+
+
+def require_like(value: Any, example: Any, where: str) -> None:
+    """Compare a value with one that has its place: are they of one kind, at every level?
+
+    Raises:
+        CheckpointError: a key is missing, or there is a text in the place of a number, say.
+    """
+    if isinstance(example, dict) and isinstance(value, dict):
+        for key, inner in example.items():
+            if key not in value:
+                raise CheckpointError(f"{where}: {key!r:.80} is missing")
+            require_like(value[key], inner, f"{where}.{key}")
+    elif type(example) in (list, tuple) and type(example) is type(value):
+        for inner, own in zip(value, example, strict=False):
+            require_like(inner, own, where)
+    elif example is not None and not _is_like(value, example):
+        raise CheckpointError(
+            f"{where}: got {value!r:.80}, expected a {type(example).__name__} like {example!r:.80}"
+        )
+
+
+def _is_like(value: Any, example: Any) -> bool:
+    if isinstance(example, torch.Tensor) and isinstance(value, torch.Tensor):
+        return value.shape == example.shape
+    if isinstance(example, bool) or isinstance(value, bool):
+        return type(value) is type(example)
+    if isinstance(example, int | float):
+        # What is infinite may be finite later: the best loss so far.
+        return isinstance(value, int | float) and (value in _ENDS or abs(value) < _MOST)
+    return isinstance(value, type(example))
+
+
+_ENDS, _MOST = (math.inf, -math.inf), 1e300

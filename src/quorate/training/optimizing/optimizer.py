@@ -85,7 +85,7 @@ class FlatOptimizer:
         self.names = {id(p): name for name, p in named.items()}
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
-        self._parameters = parameters
+        self.flat_parameters = parameters
         self.flat = type(self.inner) in ELEMENTWISE and not any(
             group.get("differentiable") for group in self.inner.param_groups
         )
@@ -121,27 +121,27 @@ class FlatOptimizer:
         if not self.has_modes:
             yield
             return
-        before = self._parameters.layout.new(self.device)
-        before.copy_(self._parameters)
+        before = self.flat_parameters.layout.new(self.device)
+        before.copy_(self.flat_parameters)
         groups = [dict(group) for group in self.inner.param_groups]
         self.inner.eval()  # type: ignore[attr-defined]
         try:
             yield
         finally:
             # Its train() would turn them back but for rounding.
-            self._parameters.copy_(before)
+            self.flat_parameters.copy_(before)
             for group, values in zip(self.inner.param_groups, groups, strict=True):
                 group.update(values)
 
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return self._parameters.device
+        return self.flat_parameters.device
 
     @property
     def elements(self) -> int:
         """P, over all dtypes."""
-        return sum(self._parameters.layout.sizes)
+        return sum(self.flat_parameters.layout.sizes)
 
     @property
     def lr(self) -> float:
@@ -247,7 +247,7 @@ class FlatOptimizer:
         """Compare the state of parameters with what the optimizer would make for them."""
         expected = _entries_of(type(self.inner), tensor, group)
         for name in names:
-            entries, section = state[name], self._parameters.layout.sections[name]
+            entries, section = state[name], self.flat_parameters.layout.sections[name]
             for entry in (*expected, *entries) if entries else ():
                 value, of_one = entries.get(entry), entry in COUNTERS
                 shape = () if of_one else section.shape
@@ -284,7 +284,7 @@ class FlatOptimizer:
         }
 
     def _pieces(self, tensor: torch.Tensor, runs: Sequence[list[str]]) -> list[torch.Tensor]:
-        sections = self._parameters.layout.sections
+        sections = self.flat_parameters.layout.sections
         state = self.inner.state.pop(tensor, {})
         sizes = [sum(sections[name].span for name in names) for names in runs]
         pieces: list[torch.Tensor] = []
@@ -329,7 +329,7 @@ class FlatOptimizer:
     def _cut(self, value: Any, tensor: torch.Tensor, names: list[str], name: str) -> Any:
         if not isinstance(value, torch.Tensor) or value.shape != tensor.shape or not self.flat:
             return value
-        sections = self._parameters.layout.sections
+        sections = self.flat_parameters.layout.sections
         section = sections[name]
         offset = section.start - sections[names[0]].start
         return value.as_strided(section.shape, section.stride, value.storage_offset() + offset)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from quorate.errors import CheckpointError, MisfitError
 from quorate.replica.digest import content
 from quorate.replica.notes import Notes
-from quorate.services.checkpoints.trees import Decoder, Encoder
+from quorate.services.checkpoints.trees import Decoder, Encoder, require_like
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.update import Update
 
@@ -157,14 +157,16 @@ class OptimizerState:
             MisfitError: it is of another optimizer.
         """
         decoder = Decoder(tensors, self._optimizer.parameters)
+        for group in record.get("optimizer_groups", ()):
+            for name in group["names"]:
+                self._require_trainable(path, name)
         groups, own, by_name = self._groups(record), None, None
-        entries: dict[str, dict[str, Any]] = {}
-        if record.get("optimizer_state") is None:
-            entries = self._by_name(tensors, record, path)
-        else:
+        is_by_name = record.get("optimizer_state") is None
+        entries = self._by_name(tensors, record, path) if is_by_name else {}
+        if not is_by_name:
             self._require_same_names(record, path)
         try:
-            if record.get("optimizer_state") is None:
+            if is_by_name:
                 by_name = self._optimizer.loadable(entries)
             else:
                 own = decoder.decode(record["optimizer_state"])
@@ -172,17 +174,18 @@ class OptimizerState:
             attributes = record.get("optimizer_attributes", {})
             if odd := attributes.keys() - self._made_attributes.keys():
                 raise CheckpointError(f"optimizer state: it has no attribute {min(odd)!r}")
-            return LoadableOptimizer(
-                by_name,
-                own,
-                {name: decoder.decode(tree) for name, tree in attributes.items()},
-                [
-                    {key: decoder.decode(tree) for key, tree in group["values"].items()}
-                    for group in groups
-                ],
-                decoder.decode(record.get("schedule_state")),
-                record,
-            )
+            decoded = [{k: decoder.decode(v) for k, v in g["values"].items()} for g in groups]
+            for number, (values, group) in enumerate(
+                zip(decoded, self._inner.param_groups, strict=False)
+            ):
+                made = {k: v for k, v in group.items() if k != "params" and not callable(v)}
+                require_like(values, made, f"parameter group {number}")
+            schedule = decoder.decode(record.get("schedule_state"))
+            if schedule is not None and not self._is_edited(record):
+                assert self._update.scheduler is not None
+                require_like(schedule, self._update.scheduler.state_dict(), "schedule")
+            named = {name: decoder.decode(tree) for name, tree in attributes.items()}
+            return LoadableOptimizer(by_name, own, named, decoded, schedule, record)
         except CheckpointError as error:
             raise MisfitError(f"{path}: {error}") from error
 
@@ -246,7 +249,7 @@ class OptimizerState:
         if name not in self._optimizer.parameters:
             # A frozen one was trained before: another checkpoint may fit, and is not what was left.
             kind = CheckpointError if name in self._frozen else MisfitError
-            raise kind(f"{path}: optimizer state of {name!r}, which is no trainable parameter")
+            raise kind(f"{path}: optimizer state of {name!r:.80}, which is no trainable parameter")
 
     def _require_same_names(self, record: Mapping[str, Any], path: Path) -> None:
         saved = [name for group in record["optimizer_groups"] for name in group["names"]]
@@ -344,9 +347,8 @@ def _put(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return torch.equal(left, right)
-    return bool(left == right)
+    are_tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+    return torch.equal(left, right) if are_tensors else bool(left == right)
 
 
 def _load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
-from quorate.training.not_finite import is_finite, not_finite
+from quorate.training.optimizing.not_finite import is_finite, not_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
@@ -148,7 +148,7 @@ class Update:
             for name in self._buffers.take(total.buffers, total.integer_buffers, present)
         ]
         if total.written is not None:
-            writes.put(total.written, self.optimizer.parameters)
+            writes.put(total.written, self.optimizer.flat_parameters)
         # 4. Clip, by the norm of the mean gradient of the whole batch.
         grad_norm = None
         if self._clip_norm is not None:

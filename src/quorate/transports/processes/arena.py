@@ -8,6 +8,7 @@ Legend: N workers, V shards, P elements of the parameters, F of what ``Buffers.v
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Collection, Iterable
@@ -177,6 +178,14 @@ class Arena:
             "written": sorted(self.written),
             **self._sizes,
         }, fds
+
+    def described(self) -> tuple[Segment, list[int]]:
+        """Return the same with the description in a segment, where its length does not matter."""
+        text, fds = self.handed_over()
+        payload = json.dumps(text).encode()
+        description = Segment(len(payload))
+        description.map[:] = payload
+        return description, fds
 
     def kept(self, buffers: Buffers) -> Segment:
         """Return a copy of the parameters, and of the coordinator's buffers, as they are now."""

@@ -10,7 +10,6 @@ and whether it is the same as the coordinator in ``agreement.py``.
 from __future__ import annotations
 
 import itertools
-import json
 import selectors
 import sys
 import time
@@ -23,12 +22,10 @@ from quorate.errors import WorkerError
 from quorate.machine.container import oom_kills
 from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
-from quorate.machine.shared_memory import Segment
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-from quorate.transports.amendments import Amendments
-from quorate.transports.job import Job, Training
+from quorate.transports.job import UNCHANGED, Job, Original, Training
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
@@ -78,7 +75,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
-        amendments: what user code changed in the coordinator's model.
+        original: the coordinator's model, whose changes by user code are followed.
 
     Raises:
         UserError: there are too few descriptors.
@@ -102,7 +99,7 @@ class Processes:
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
-        amendments: Callable[[], Amendments] = Amendments,
+        original: Original = UNCHANGED,
     ) -> None:
         require_descriptors(len(groups))
         self.arena = arena
@@ -110,26 +107,19 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s)
         self._processes: list[WorkerProcess | None] = [None] * len(groups)
-        self._agreement = Agreement(
-            *(model, arena, buffers, probe, groups, datasets),
-            threads=threads,
-            say=say,
-            changes=lambda: amendments().number,
-        )
+        told: Any = {"threads": threads, "say": say, "changes": original.changes}
+        self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
         self._script = script
         self._sources = script.sources()
         self._compiles = compiles
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
-        self._amendments = amendments
+        self._amendments = original.amendments
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         self._oom_kills = oom_kills()  # as far as they are explained
-        text, self._fds = arena.handed_over()
-        payload = json.dumps(text).encode()
-        self._description = Segment(len(payload))
-        self._description.map[:] = payload
+        self._description, self._fds = arena.described()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
         self._starter = new_starter(script, threads=threads * len(groups))

@@ -1,0 +1,50 @@
+"""What a shard yields in one memory format and in another: the same, or the model depends on it.
+
+A model that takes the strides of a tensor for granted (``as_strided``, a view) reads other elements
+of one that is stored otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quorate.replica.flat import Flat
+from quorate.replica.replica import Replica
+from quorate.replica.witness.again import Shard
+
+
+class Yield(NamedTuple):
+    """What a shard yields, as far as it does not depend on what was drawn."""
+
+    loss: float | None
+    gradient: Flat | None
+
+    def agrees(self, other: Yield) -> bool:
+        """Return whether two are equal but for rounding: many layers may make much of that."""
+        one, two = self.loss, other.loss
+        if one is not None and two is not None and abs(one - two) > 0.02 * max(abs(one), abs(two)):
+            return False
+        if self.gradient is None or other.gradient is None:
+            return True
+        distance = norm = 0.0
+        for name, view in self.gradient.views.items():
+            distance += float((view - other.gradient.views[name]).abs().square().sum())
+            norm += float(view.abs().square().sum())
+        return not distance > 0.1 * norm
+
+
+def yield_of(replica: Replica, shard: Shard, *, training: bool) -> Yield:
+    """Compute a shard, and return what it yields."""
+    if training:
+        made = replica.gradient(*shard)
+        if not shard.stream.drawn and made.weight > 0:
+            return Yield(made.means()["loss"], made.gradient)
+        # Where a tensor is drawn, which of its elements comes first depends on its format.
+        try:
+            made = replica.evaluation(*shard)
+        except Exception:  # a loss function that is for training only
+            return Yield(None, None)
+    else:
+        made = replica.evaluation(*shard)
+    drawn = shard.stream.drawn or made.weight == 0
+    return Yield(None if drawn else made.means()["loss"], None)
