@@ -182,6 +182,11 @@ class Updates(NamedTuple):
         self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):
             self.say(state.tally.summary())
+        elif doubts := self.crew.replicas.notes.doubts:  # said long ago, maybe
+            reasons = (
+                "a reason that was" if len(doubts) == 1 else f"{len(doubts)} reasons that were"
+            )
+            self.say(f"same bits: no, for {reasons} said when found; the first: {doubts[0]}")
         if state.global_step < self.last_step:
             self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
 
