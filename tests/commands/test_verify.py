@@ -615,7 +615,10 @@ def test_what_the_command_says(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", *options, "--", "clean"]) == 0
     said = capfd.readouterr().out
     assert said.startswith("3 workers: 4 updates of 3 shards\n2 workers: 4 updates of 3 shards\n")
-    assert "same bits on 1 worker, 2 workers and 3 workers, after each of 4 updates" in said
+    assert (
+        "same bits on 1 worker, 2 workers, 3 workers, 3 workers stopped after update 2 and "
+        "2 workers resumed after update 2, after each of 4 updates"
+    ) in said
     assert "one shard computed twice on cpu: same bits" in said
     assert main(["verify", *options, "--workers", "1,2", "generator"]) == 1
     said = capfd.readouterr().out

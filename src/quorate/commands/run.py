@@ -54,6 +54,7 @@ follows it; after -- all is.
     default=RECORD_UPDATES,
     help=f"how many updates to record ({RECORD_UPDATES})",
 )
+@click.option("--record-kill", type=int, metavar="UPDATE", hidden=True)
 @click.option("--dies-with", type=int, metavar="PID", hidden=True)
 def command(
     script: str,
@@ -62,6 +63,7 @@ def command(
     profile_s: float,
     record: str | None,
     record_updates: int,
+    record_kill: int | None,
     dies_with: int | None,
     **settings: Any,
 ) -> int:
@@ -78,7 +80,7 @@ def command(
     if not file.is_file():
         raise SettingError("script", script, "a Python file", "check the path")
     with ExitStack() as stack:
-        for observe in _observers(profile, profile_s, record, record_updates):
+        for observe in _observers(profile, profile_s, record, record_updates, record_kill):
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
 
@@ -88,7 +90,11 @@ def command(
 
 
 def _observers(
-    profile: str | None, profile_s: float, record: str | None, record_updates: int
+    profile: str | None,
+    profile_s: float,
+    record: str | None,
+    record_updates: int,
+    record_kill: int | None,
 ) -> Iterator[Observe]:
     """Yield what looks at the training loop; the paths are absolute, as a script may go away."""
     if profile is not None:
@@ -106,4 +112,4 @@ def _observers(
         whole("record_updates", record_updates, least=1)
         from quorate.commands.verify.recorder import recording
 
-        yield recording(folder, record_updates)
+        yield recording(folder, record_updates, record_kill)

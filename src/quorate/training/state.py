@@ -66,7 +66,7 @@ class State:
         self.average = (
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
         )
-        notes = notes or Notes()
+        self.notes = notes = notes or Notes()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
         self.update = Update(
             self.optimizer,

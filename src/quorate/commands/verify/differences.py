@@ -17,6 +17,7 @@ from quorate.replica.witness.module_trace import Event
 
 # Causes.
 WEIGHTS = "weights"  # the model is made with other weights
+RESTORED = "restored"  # what a run that was resumed begins with is not what was there before
 ROWS = "rows"  # a shard consists of other rows
 ROW = "row"  # a row of the dataset has other content
 BATCH = "batch"  # the batch made of the same rows is another
@@ -64,13 +65,15 @@ class Difference:
 
 def first_difference(first: Recording, second: Recording) -> Difference | None:
     """Return where two runs part; None if their bits are the same after each update of both."""
-    for a, b in zip(first.updates, second.updates, strict=False):
+    for place, (a, b) in enumerate(zip(first.updates, second.updates, strict=False)):
         names = list(_differing(a.tensors, b.tensors))
         rates = (a.lr, b.lr)
         if not names and repr(a.lr) == repr(b.lr) and not _loss_differs(first, second, a.step):
             continue
         if a.number == 0 and names:
             return Difference(WEIGHTS, 0, parameter=names[0], parameters=len(names))
+        if place == 0 and names:
+            return Difference(RESTORED, a.number, parameter=names[0], parameters=len(names))
         in_shards = _in_shards(first, second, a.number, a.step)
         if in_shards is None and not names:
             return Difference(RATE, a.number, rates=rates)
@@ -78,7 +81,8 @@ def first_difference(first: Recording, second: Recording) -> Difference | None:
             return Difference(UPDATE, a.number, parameter=names[0], parameters=len(names))
         return in_shards
     if len(first.updates) != len(second.updates):
-        return Difference(LENGTH, min(len(first.updates), len(second.updates)))
+        shorter = min(first.updates, second.updates, key=len)
+        return Difference(LENGTH, shorter[-1].number + 1 if shorter else 0)
     return None
 
 

@@ -6,10 +6,13 @@ nothing that the script does after that is of interest.
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,7 @@ from quorate.coordination.protocol import (
     Done,
     Event,
     Failed,
+    Joined,
     Keep,
     Left,
     Replace,
@@ -35,20 +39,25 @@ from quorate.training.state import State
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
+from quorate.transports.worker_status import WorkerStatus
 from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe
 
+REPLACED_S = 60.0  # in which a worker is waited for that comes in the place of one that was killed
+LOOK_S = 0.5  # how often it is looked whether that is over
+
 _Answer = Done | Failed | Cancelled
 
 
-def recording(folder: Path, updates: int) -> Observe:
+def recording(folder: Path, updates: int, kill_in: int | None = None) -> Observe:
     """Return an observer that records the first training loop of a program.
 
     Args:
         folder: where records are written; empty at first.
         updates: how many to record.
+        kill_in: the update, from 1, in which a worker process is killed. None: none is.
     """
 
     def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
@@ -63,17 +72,55 @@ def recording(folder: Path, updates: int) -> Observe:
                 "a rule whose bits do not depend on timing, to compare bits",
                 "verify the script with --update sync",
             )
-        return Recorded(transport, _Recorder(state, facts, folder, updates))
+        kill = None if kill_in is None else Kill(transport.status, state.global_step + kill_in - 1)
+        return Recorded(transport, _Recorder(state, facts, folder, updates), kill)
 
     return observe
+
+
+class Kill:
+    """The end of one worker process, by SIGKILL, while it computes.
+
+    Args:
+        status: of all workers.
+        step: in which, of the plan.
+    """
+
+    def __init__(self, status: Callable[[], Sequence[WorkerStatus]], step: int) -> None:
+        self._status = status
+        self._step = step
+        self._awaited: int | None = None  # the worker whose place is empty
+        self._until = math.inf
+        self._is_done = False
+
+    def sent(self, effect: Compute) -> None:
+        """Hear that a worker was given a shard: the first one of the step is killed."""
+        if self._is_done or effect.step < self._step:
+            return
+        pid = next((w.pid for w in self._status() if w.number == effect.worker), None)
+        if pid is not None and pid != os.getpid():
+            self._is_done, self._awaited = True, effect.worker
+            self._until = time.monotonic() + REPLACED_S
+            os.kill(pid, signal.SIGKILL)
+
+    def heard(self, event: Event | None) -> None:
+        """Hear what has happened."""
+        if isinstance(event, Joined) and event.worker == self._awaited:
+            self._awaited = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether others have to wait: the one in its place is to take its part."""
+        return self._awaited is not None and time.monotonic() < self._until
 
 
 class Recorded(WrappedTransport):
     """A transport whose training is recorded."""
 
-    def __init__(self, inner: Transport, recorder: _Recorder) -> None:
+    def __init__(self, inner: Transport, recorder: _Recorder, kill: Kill | None = None) -> None:
         super().__init__(inner)
         self._recorder = recorder
+        self._kill = kill
 
     def open(self, job: Job) -> Channel:
         """Open a job, recorded if it is a training."""
@@ -88,7 +135,7 @@ class Recorded(WrappedTransport):
             **job.options(),
         )
         self._recorder.begins(job.plan.steps_per_epoch)
-        return RecordedChannel(super().open(recorded), self._recorder)
+        return RecordedChannel(super().open(recorded), self._recorder, self._kill)
 
 
 class RecordedChannel(WrappedChannel):
@@ -98,9 +145,10 @@ class RecordedChannel(WrappedChannel):
     part, and the same part in another run, though one is slow.
     """
 
-    def __init__(self, inner: Channel, recorder: _Recorder) -> None:
+    def __init__(self, inner: Channel, recorder: _Recorder, kill: Kill | None = None) -> None:
         super().__init__(inner)
         self._recorder = recorder
+        self._kill = kill
         self._computing: set[int] = set()  # workers
         self._held: list[_Answer] = []
         self._due: deque[_Answer] = deque()
@@ -110,6 +158,8 @@ class RecordedChannel(WrappedChannel):
         if isinstance(effect, Compute):
             self._computing.add(effect.worker)
         super().send(effect)
+        if isinstance(effect, Compute) and self._kill is not None:
+            self._kill.sent(effect)
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Wait for an event; the caller is done with its report.
@@ -119,20 +169,25 @@ class RecordedChannel(WrappedChannel):
         """
         self._recorder.goes_on()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._due:
+        while True:
+            is_awaited = self._kill is not None and self._kill.is_awaited
+            if not self._computing and not is_awaited:
+                self._due.extend(sorted(self._held, key=lambda answer: answer.worker))
+                self._held.clear()
+            if self._due:
+                return self._due.popleft()
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            event = super().receive(left_s)
+            event = super().receive(min(LOOK_S, left_s or LOOK_S) if is_awaited else left_s)
+            if self._kill is not None:
+                self._kill.heard(event)
+            if event is None and is_awaited and (left_s is None or left_s > 0):
+                continue
             if not isinstance(event, _Answer | Left):
                 return event
             self._computing.discard(event.worker)
-            if isinstance(event, _Answer):
-                self._held.append(event)
-            if not self._computing:
-                self._due.extend(sorted(self._held, key=lambda answer: answer.worker))
-                self._held.clear()
             if isinstance(event, Left):  # at once, or it would be given another shard
                 return event
-        return self._due.popleft()
+            self._held.append(event)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Collect the gradients of a step, and note who computed them."""
@@ -164,14 +219,19 @@ class _Recorder:
         self._step = -1
         self._computed_by: dict[int, int] = {}  # shard -> worker, of the last update
         self._has_ended = False
+        self._is_due = False  # whether the state is to be noted
 
     def begins(self, steps_per_epoch: int) -> None:
         facts = {n: v for n, v in self._facts.items() if isinstance(v, (str, int, float, list))}
         script = current()
         sources = {} if script is None else script.sources()
-        more = {"steps_per_epoch": steps_per_epoch, "sources": sources}
+        more = {
+            "steps_per_epoch": steps_per_epoch,
+            "sources": sources,
+            "resumed_after": self._state.global_step,
+        }
         note(self.folder, COORDINATOR, facts | more)
-        self._note()
+        self._is_due = True
 
     def collected(self, step: int, parts: Sequence[Part]) -> None:
         self._step = step
@@ -180,14 +240,15 @@ class _Recorder:
 
     def updated(self) -> None:
         self._updates += 1
-        self._note()
+        self._is_due = True
 
     def goes_on(self) -> None:
-        """Go on after the report of the last update.
+        """Go on after the report of the last update, and what callbacks did with it.
 
         Raises:
             SystemExit: enough is recorded.
         """
+        self._note()
         if self._updates >= self._left:
             self.is_over(None)
             raise SystemExit(0)
@@ -196,10 +257,15 @@ class _Recorder:
         if self._has_ended:
             return
         self._has_ended = True
+        self._note()
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        note(self.folder, COORDINATOR, EndRecord(self._updates, text))
+        note(self.folder, COORDINATOR, EndRecord(self._updates, text, self._state.notes.doubts))
 
     def _note(self) -> None:
+        """Note the state, once: as a checkpoint of this update would have it."""
+        if not self._is_due:
+            return
+        self._is_due = False
         state = self._state
         note(
             self.folder,

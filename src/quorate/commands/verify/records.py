@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class EndRecord:
 
     updates: int
     error: str  # that ended it, if one did
+    doubts: list[str] = field(default_factory=list)  # why the run itself says its bits may differ
 
 
 @dataclass
@@ -82,6 +83,14 @@ class Recording:
     shards: dict[tuple[int, int], list[ShardRecord]] = field(default_factory=dict)
     twice: list[TwiceRecord] = field(default_factory=list)
     end: EndRecord | None = None
+
+    def part(self, first: int, last: int) -> Recording:
+        """Return it with the updates of these numbers, both included, and all that was computed."""
+        return replace(self, updates=[u for u in self.updates if first <= u.number <= last])
+
+    def moved(self, by: int) -> Recording:
+        """Return it as that of a run that goes on after so many updates."""
+        return replace(self, updates=[replace(u, number=u.number + by) for u in self.updates])
 
 
 def note(folder: Path, writer: str, record: Any) -> None:

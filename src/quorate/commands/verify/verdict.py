@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from quorate.commands.verify import words
@@ -20,6 +21,15 @@ from quorate.errors import UserError
 from quorate.replica.witness.calls import CallRecord, culprit, paired
 
 
+class Way(Enum):
+    """What a run has beside its number of workers. The value completes "it shows"."""
+
+    PLAIN = ""
+    TOWERS = "on towers"  # threads of one process; perhaps to be stopped
+    RESUMED = "after a resume"
+    KILLED = "after a worker was killed"
+
+
 class Run(NamedTuple):
     """A run that is over."""
 
@@ -28,6 +38,9 @@ class Run(NamedTuple):
     recording: Recording
     code: int  # its exit code
     error: str  # the last that it printed, if it failed: an error, as a rule
+    way: Way = Way.PLAIN
+    first: int = 0  # the update that it goes on after
+    is_part: bool = False  # it was resumed, or is one that was stopped to be resumed
 
     @property
     def failed(self) -> bool:
@@ -45,7 +58,7 @@ class Run(NamedTuple):
         Raises:
             UserError: as the run said.
         """
-        if not self.failed or self.recording.updates:
+        if self.way is not Way.PLAIN or not self.failed or self.recording.updates:
             return
         if self.code == 0:
             raise UserError(
@@ -59,6 +72,19 @@ class Run(NamedTuple):
     def updates(self) -> int:
         """How many updates it made."""
         return max(0, len(self.recording.updates) - 1)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the run itself says that its bits may not be those of another."""
+        return [] if self.recording.end is None else self.recording.end.doubts
+
+    def parted(self, reference: Run) -> Difference | None:
+        """Return where it parts from a run that was not resumed and not stopped."""
+        last = self.first + self.updates if self.is_part and self.way is not Way.RESUMED else None
+        beside = reference.recording
+        if self.is_part:
+            beside = beside.part(self.first, reference.updates if last is None else last)
+        return first_difference(beside, self.recording)
 
     def summary(self) -> str:
         """Return what it did, in one line."""
@@ -83,6 +109,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
             between two runs.
     """
     sound = [run for run in runs if not run.failed]
+    whole = [run for run in sound if not run.is_part]
     for run in runs:
         run.refuse_a_mistake()
         if not sound:
@@ -99,7 +126,9 @@ def verdict(runs: Sequence[Run]) -> Verdict:
             after = _count(run.updates, "update")
             lines.append(f"{run.label} failed after {after}, {reference.label} did not:")
             lines.append(f"  {run.why}")
-    compared = [(run, first_difference(reference.recording, run.recording)) for run in others]
+    compared = [(run, run.parted(reference)) for run in others if run.way is not Way.RESUMED]
+    if not any(run.is_part and parting is not None for run, parting in compared):
+        compared += [(run, run.parted(reference)) for run in others if run.way is Way.RESUMED]
     differing = [(run, difference) for run, difference in compared if difference is not None]
     parted = sorted(differing, key=lambda pair: pair[1].update)
     if parted:
@@ -107,21 +136,40 @@ def verdict(runs: Sequence[Run]) -> Verdict:
         lines += words.difference(difference, (reference.label, run.label))
         if (call := _parting_call(reference, run, difference)) is not None:
             lines += words.operator(call)
+        plain = [run for run, _ in differing if run.way is Way.PLAIN]
+        if run.way is not Way.PLAIN and not plain and difference.update >= run.first:
+            lines.append(words.shows_only(run.way.value))
         lines += [_also(run, difference) for run, difference in parted[1:]]
     repeated = _not_repeatable(runs)
     lines += repeated
+    doubts = _doubts(runs)
+    lines += [words.doubt(text, labels) for text, labels in doubts.items()]
     is_same = not lines
+    if doubts and not (parted or repeated or len(sound) < len(runs)):
+        lines.append("digests are the same in all of these runs; in others they may not be")
     if is_same:
         names = f"{', '.join(run.label for run in sound[:-1])} and {sound[-1].label}"
         lines.append(f"same bits on {names}, after each of {_count(reference.updates, 'update')}")
         lines += _computed_twice(runs)
-    elif not repeated and any(difference.shard is not None for _, difference in parted):
+    elif not repeated and any(
+        difference.shard is not None for run, difference in parted if run.way is Way.PLAIN
+    ):
         lines.append(
             "each worker computed its first shards twice with the same result: look for what "
             "depends on the process, on the worker's number, on what was computed before, or on "
             "what a first update does not do"
         )
-    return Verdict(is_same, [*lines, *_notes(reference, others, is_same=is_same), *_idle(sound)])
+    notes = _notes(whole[0], whole[1:], is_same=is_same)
+    return Verdict(is_same, [*lines, *notes, *_idle(sound)])
+
+
+def _doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return what runs themselves doubt, each with the runs that do."""
+    doubts: dict[str, list[str]] = {}
+    for run in runs:
+        for text in run.doubts:
+            doubts.setdefault(text, []).append(run.label)
+    return doubts
 
 
 def _changed(first: Run, second: Run) -> str | None:

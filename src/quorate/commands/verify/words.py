@@ -23,6 +23,12 @@ def difference(parting: Difference, labels: tuple[str, str]) -> list[str]:
             f"update there are other values in {_parameters(parting)}; seed what makes it, or pass "
             "the function that makes the model and not the model"
         ]
+    if parting.cause == differences.RESTORED:
+        return [
+            f"{labels[1]} does not begin with what {labels[0]} has after update {parting.update}:",
+            f"  a checkpoint does not hold {_parameters(parting)} as it was, or what makes the "
+            "model or a callback changes it when the script begins again",
+        ]
     if parting.rates is not None:
         first, second = parting.rates
         return [
@@ -115,6 +121,28 @@ def twice(record: TwiceRecord) -> list[str]:
         else:
             lines += [f"  {line}" for line in call(record.call)]
     return lines
+
+
+def shows_only(way: str) -> str:
+    """Say in what runs alone a difference shows, and what to look for."""
+    reasons = {
+        "on towers": "workers are threads of one process there: look for a global or a switch of "
+        "the process that several write, or for what copies of the model share",
+        "after a resume": "look for a state that no checkpoint has: of the optimizer, the "
+        "schedule, a callback, an attribute, the loss function or the dataset",
+        "after a worker was killed": "look for a state that only the worker had which was killed: "
+        "an attribute, a global, a parameter that its forward pass has put elsewhere",
+    }
+    return f"  it shows {way} only: {reasons[way]}"
+
+
+def doubt(text: str, labels: Sequence[str]) -> str:
+    """Say what runs themselves doubt."""
+    return f"same bits: no, because {text} (so {_listed(labels)})"
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def operator(blamed: CallRecord) -> list[str]:

@@ -1,0 +1,217 @@
+"""The runs that are compared: the script on each number of workers, and in further ways.
+
+Further ones are on towers, stopped and resumed on another number of workers, and with a worker
+process that is killed. One after another, each a program of its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quorate.commands.child_run import NO_SAVES_S, child_run, last_error
+from quorate.commands.verify import records
+from quorate.commands.verify.verdict import Run, Way, verdict
+from quorate.services.checkpoints.files import checkpoint_of
+from quorate.transports.engines import PROCESSES, TOWERS
+
+SAVED_S = 60.0  # in which a run that is stopped has to have saved
+
+
+class Program(NamedTuple):
+    """What is run, but for the number of workers."""
+
+    script: str
+    arguments: tuple[str, ...]
+    options: dict[str, Any]  # of quorate run, by name
+    updates: int  # to record
+    ways: frozenset[Way]  # beside the plain one
+
+
+class Done(NamedTuple):
+    """The runs that are over, and what is to be said of those that were not made."""
+
+    runs: list[Run]
+    notes: list[str]
+
+
+def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done:
+    """Run the script on each number of workers, then in the further ways; those in their order.
+
+    Raises:
+        UserError: the script cannot be trained.
+    """
+    # The largest is the first: where the script leaves the number of shards open, it has as many
+    # as workers, and all others get that number.
+    order = sorted(range(len(counts)), key=lambda n: -counts[n])
+    plain: dict[int, Run] = {}
+    for n in order:
+        again = sum(counts[before] == counts[n] for before in plain) > 0
+        label = f"{_workers(counts[n])}{' again' if again else ''}"
+        with _folder() as folder:
+            run = _run(program, folder, {"workers": counts[n], "shards": shards}, label)
+        run.refuse_a_mistake()
+        shards = run.recording.facts.get("shards", shards)
+        plain[n] = run
+    runs = [plain[n] for n in range(len(counts))]
+    sound = [run for run in runs if not run.failed and run.updates]
+    if not sound or not program.ways:
+        return Done(runs, [])
+    if not verdict(runs).is_same:
+        return Done(runs, ["note: resumes, kills and towers are compared when this is mended"])
+    updates = min(run.updates for run in sound)
+    further = _Further(program._replace(updates=updates), sound, shards, runs, [])
+    further.stopped()
+    further.killed()
+    return Done(runs, further.notes)
+
+
+class _Further(NamedTuple):
+    """The further runs of a script that can be trained."""
+
+    program: Program
+    plain: Sequence[Run]
+    shards: int | None
+    runs: list[Run]  # all so far
+    notes: list[str]
+
+    def stopped(self) -> None:
+        """Run on towers, stopped in the middle, and resumed on another number of workers.
+
+        Where there are none, on the largest number of workers, whatever they are.
+        """
+        most = max(run.workers for run in self.plain)
+        has_towers = Way.TOWERS in self.program.ways and most > 1
+        is_resumed = Way.RESUMED in self.program.ways and self.program.updates > 1
+        stop = self.program.updates * 2 // 3 if is_resumed else self.program.updates
+        cut = f" stopped after update {stop}" if is_resumed else ""
+        if has_towers and not self._are_towers(most):
+            with _folder() as folder:
+                options = {"workers": most, "engine": TOWERS}
+                label = f"{most} towers{cut}"
+                run = self._run(folder, options, label, Way.TOWERS, stop)
+                if run.code != 2 or run.updates:
+                    self.runs.append(run)
+                    if is_resumed and not run.failed:
+                        self._resumed(folder, run)
+                    return
+                self.notes.append(f"note: it cannot be run on towers: {run.why}")
+        if is_resumed:
+            with _folder() as folder:
+                label = f"{_workers(most)}{cut}"
+                run = self._run(folder, {"workers": most}, label, Way.PLAIN, stop)
+                self.runs.append(run)
+                if not run.failed:
+                    self._resumed(folder, run)
+
+    def killed(self) -> None:
+        """Run on worker processes, one of which is killed in the middle."""
+        counts = [
+            run.workers
+            for run in self.plain
+            if run.recording.facts.get("engine") == PROCESSES and run.workers > 1
+        ]
+        if Way.KILLED not in self.program.ways or not counts:
+            return
+        label = f"{_workers(max(counts))} with one killed"
+        middle = self.program.updates // 2 + 1
+        with _folder() as folder:
+            options = {"workers": max(counts), "record_kill": middle}
+            run = self._run(folder, options, label, Way.KILLED, self.program.updates)
+            self.runs.append(run._replace(first=middle))
+
+    def _are_towers(self, workers: int) -> bool:
+        facts = [run.recording.facts for run in self.plain if run.workers == workers]
+        return "engine" in self.program.options or any(f.get("engine") == TOWERS for f in facts)
+
+    def _resumed(self, folder: Path, stopped: Run) -> None:
+        if not checkpoint_of(folder / "run", stopped.updates).is_dir():
+            self.notes.append(
+                "note: no resume is compared: the script saved nothing when it was stopped"
+            )
+            return
+        counts = sorted({run.workers for run in self.plain} - {stopped.workers})
+        workers = next((count for count in counts if count > 1), (counts or [stopped.workers])[0])
+        label = f"{_workers(workers)} resumed after update {stopped.updates}"
+        left = self.program.updates - stopped.updates
+        run = self._run(folder, {"workers": workers}, label, Way.RESUMED, left)
+        after = run.recording.facts.get("resumed_after", stopped.updates)
+        if after != stopped.updates:
+            self.notes.append(
+                f"note: no resume is compared: the script went on after update {after} when it was "
+                f"stopped after update {stopped.updates}; does it begin anew (fresh)?"
+            )
+            return
+        moved = run.recording.moved(stopped.updates)
+        self.runs.append(run._replace(recording=moved, first=stopped.updates))
+
+    def _run(
+        self, folder: Path, options: dict[str, Any], label: str, way: Way, updates: int
+    ) -> Run:
+        program = self.program._replace(updates=updates)
+        is_part = updates < self.program.updates
+        saved = updates if is_part and way is not Way.RESUMED else None
+        run = _run(program, folder, {"shards": self.shards, **options}, label, way, saved)
+        return run._replace(is_part=is_part)
+
+
+def _run(
+    program: Program,
+    folder: Path,
+    options: dict[str, Any],
+    label: str,
+    way: Way = Way.PLAIN,
+    saved: int | None = None,
+) -> Run:
+    """Run the script. Its run directory is in the folder, and stays.
+
+    Args:
+        saved: the update whose checkpoint is waited for.
+    """
+    number = sum(1 for _ in folder.glob("records-*"))
+    into = folder / f"records-{number}"
+    into.mkdir()
+    options = {
+        **program.options,
+        **options,
+        "run_dir": folder / "run",
+        "save_every_s": NO_SAVES_S,
+        "record": into,
+        "record_updates": program.updates,
+    }
+    output = folder / f"output-{number}"
+    with output.open("wb") as file:
+        is_done = _recorded(into, checkpoint_of(folder / "run", saved) if saved else None)
+        code = child_run(options, program.script, program.arguments, file, is_done)
+    text = output.read_text(encoding="utf-8", errors="replace")
+    workers = options["workers"]
+    run = Run(label, workers, records.read(into), code, last_error(text), way)
+    print(f"{run.label}: {run.summary()}", flush=True)
+    return run
+
+
+def _recorded(into: Path, saves: Path | None) -> Callable[[], bool]:
+    """Return what tells whether a run has recorded enough, and has saved what it has to."""
+    since: list[float] = []
+
+    def is_done() -> bool:
+        if not records.has_ended(into):
+            return False
+        since.append(time.monotonic())
+        return saves is None or saves.is_dir() or since[-1] - since[0] > SAVED_S
+
+    return is_done
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="quorate-verify-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count > 1 else ''}"
