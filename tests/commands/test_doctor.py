@@ -84,7 +84,7 @@ def test_few_descriptors_one_core_hidden_gpus_and_a_driver_that_hangs(tmp_path: 
     files = about(found, "descriptors")
     assert files["level"] == FAILS
     assert (
-        "may open 40 files (ulimit -n), and a run needs 50 (4 for each of 8 worker processes)"
+        "may open 40 files (ulimit -n), and a run needs 59 (4 for each of 8 worker processes)"
         in files["what"]
     )
     assert files["cure"]

@@ -77,7 +77,7 @@ def test_towers_are_measured_by_their_threads() -> None:
     (gone, _), _ = gauges.read(towers)
     assert computing.use is not None
     assert waiting.use is not None
-    assert 0.3 < computing.use < 1.2
+    assert 0.1 < computing.use < 1.2  # of a core that it may have to share
     assert waiting.use < 0.1
     assert computing.memory_bytes is None  # it is all in one process
     assert gone.use is None

@@ -80,5 +80,5 @@ def test_without_a_script_there_are_towers() -> None:
         "    print(t._crew.engine)\n"
     )
     ended = run([sys.executable, "-c", code])
-    assert (ended.code, ended.out) == (1, "towers\n")
-    assert "SettingError: engine: got 'processes', expected a script" in ended.err.splitlines()[-1]
+    assert (ended.code, ended.out) == (2, "towers\n")
+    assert "quorate: engine: got 'processes', expected a script" in ended.err.splitlines()[-1]

@@ -327,8 +327,7 @@ class Replica:
 
         def run(fresh: FreshBatch) -> T:
             result = self._turns.run(partial(alone, fresh))
-            if (line := self._turns.news()) is not None:
-                self._notes.add(line)
+            self._turns.tell(self._notes)
             return result
 
         try:

@@ -13,9 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
+from quorate.replica.notes import Notes
 from quorate.replica.shared import generators, switches
 
 T = TypeVar("T")
+
+# The thread that computes has a stream of its own.
+RACE = (
+    "the model draws from torch's default generator in threads of its own, in whatever order they "
+    "run; draw before they start, and hand them the numbers"
+)
 Reseed = Callable[[int], None]
 
 
@@ -37,6 +44,7 @@ class Turns:
     def __init__(self, *, side_by_side: bool = False) -> None:
         self.draws = False  # whether it runs in turns, with seeds, from now on
         self.reasons: list[str] = []  # why, where more is known than that it was seen to draw
+        self.race: str | None = None  # why turns do not help
         self._side_by_side = side_by_side
         # Where its code names a shared generator, if it does. Beside other code that draws in turns
         # it could not be seen to draw.
@@ -62,6 +70,13 @@ class Turns:
             "the model draws from Python's random or NumPy, which threads share: workers compute "
             "in turn; with torch's random functions they compute side by side"
         )
+
+    def tell(self, notes: Notes) -> None:
+        """Note that code takes turns, and where that does not help."""
+        if (line := self.news()) is not None:
+            notes.add(line)
+        if self.race is not None:
+            notes.doubt(self.race)
 
     def run(self, work: Callable[[Reseed], T]) -> T:
         """Run ``work(reseed)``, which must give the same result when it is run again.
@@ -90,7 +105,7 @@ class Turns:
     def _alone(self, work: Callable[[Reseed], T]) -> T:
         states, stand = _turn.states(), switches.settings()
         if not self.draws:
-            mark = generators.mark()
+            mark, drawn = generators.mark(), generators.torch_mark()
             result = work(_leave_alone)
             names = switches.changed(stand, switches.settings())
             was_first, self._first = self._first, False
@@ -98,6 +113,8 @@ class Turns:
                 return result
             if not was_first:
                 _turn.disturbed += 1  # who runs beside it cannot see who did it
+            if generators.torch_mark() != drawn:
+                self.race = RACE
             self.draws = True
             _turn.drawers += 1
             self.reasons += [f"they set {name} and leave it so" for name in names]

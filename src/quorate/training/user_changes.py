@@ -68,7 +68,9 @@ class UserChanges:
         numbers = {id(p): number for number, p in enumerate(model.parameters())}
         seen: set[int] = set()
         for prefix, module in self._modules:
-            owner = vars(module).get("_parameters", {})  # a scripted module has none
+            # A scripted module has none, or something that stands for it.
+            table = vars(module).get("_parameters")
+            owner = table if isinstance(table, Mapping) else {}
             for attribute, parameter in module.named_parameters(recurse=False):
                 if id(parameter) in seen:
                     continue  # a tied one is known under its first name

@@ -54,7 +54,12 @@ def reseed(seed: int) -> None:
 
 def mark() -> Mark:
     """Return what differs whenever a generator was drawn from in between: 3 us."""
-    return (*_python(), *_numpy(), torch.default_generator.get_state().numpy().tobytes())
+    return (*_python(), *_numpy(), torch_mark())
+
+
+def torch_mark() -> bytes:
+    """Return what differs whenever torch's was: by a thread that has no ``Stream``."""
+    return torch.default_generator.get_state().numpy().tobytes()
 
 
 def _python_by_state() -> Mark:

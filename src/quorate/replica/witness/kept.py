@@ -86,7 +86,7 @@ class _Look:
             for name, value in vars(module).items():
                 if name not in _INTERNALS:
                     self._note(f"{dot}{name} ({kind})", value)
-            for name in _HOOKS:
+            for name in () if isinstance(module, torch.jit.ScriptModule) else _HOOKS:
                 for hook in vars(module).get(name, {}).values():
                     self._function(f"a hook of {path or 'the model'}", hook)
             for name, buffer in module.named_buffers(recurse=False):

@@ -54,7 +54,7 @@ class Script:
         seed = self.options.get("seed", 0)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)  # one that is none is refused where settings are checked
 
     def sources(self) -> dict[str, int]:
         """Return the files of its own folder that it consists of, and when they were changed."""
