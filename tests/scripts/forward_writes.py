@@ -51,6 +51,14 @@ class Clamped(nn.Linear):
         return super().forward(x)
 
 
+class ClampedLater(nn.Linear):
+    """A layer whose weights are clamped by .data, which changes none of them at first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data.clamp_(-0.3, 0.3)
+        return super().forward(x)
+
+
 class Standardised(nn.Linear):
     """A layer whose weights are standardised in place."""
 
@@ -104,6 +112,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "renorm": after_a_layer(lambda: Renormed(16, 4)),
     "clamp": after_a_layer(lambda: clamped("no_grad")),
     "data": after_a_layer(lambda: clamped("data")),
+    "later": after_a_layer(lambda: ClampedLater(16, 4)),
     "copy": after_a_layer(lambda: clamped("copy")),
     "standardised": after_a_layer(lambda: Standardised(16, 4)),
     "embedding": lambda: Words(nn.Embedding),

@@ -22,6 +22,7 @@ SAID = "said"  # a doubt is said, with a name in it
 REFUSED = "refused"  # one line, exit code 2; or the line of whoever raised, with 1
 
 Loss = Callable[[nn.Module, Any], Any]
+SGD = partial(torch.optim.SGD, lr=0.05)
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Case:
     model: nn.Module
     loss: Loss
     data: Any
-    optimizer: Any = partial(torch.optim.SGD, lr=0.05)
+    optimizer: Any = SGD
     callbacks: Sequence[Any] = ()
     after: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None
     plain: bool = True
@@ -61,7 +62,7 @@ def case(make: Callable[[], Case]) -> Callable[[], Case]:
     return make
 
 
-# --- data, seeded -----------------------------------------------------------------------------------
+# --- data, seeded ---------------------------------------------------------------------------------
 
 
 def vectors(rows: int = 96, classes: int = 3) -> TensorDataset:

@@ -15,8 +15,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from case import BATCH, CASES, SHARDS, STEPS, Case
 import cases  # noqa: F401  lists them
+from case import BATCH, CASES, SHARDS, STEPS, Case
 
 import quorate
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
-
 from support.runs import Ended, command, inspected, run
 
 SCRIPT = Path(__file__).parents[1] / "strangers" / "stranger.py"
@@ -73,12 +74,12 @@ def judged(name: str, options: Iterable[str] = (), *, has_plain: bool) -> Verdic
 def verdicts(cases: Mapping[str, tuple[tuple[str, ...], bool]]) -> Iterator[Verdict]:
     """Judge cases, two at a time: from names to options and whether there is a plain loop."""
     with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(lambda item: judged(item[0], item[1][0], has_plain=item[1][1]), cases.items())
+        yield from pool.map(
+            lambda item: judged(item[0], item[1][0], has_plain=item[1][1]), cases.items()
+        )
 
 
-def _outcome(
-    name: str, run_dir: Path, parts: Sequence[Part], options: tuple[str, ...]
-) -> Outcome:
+def _outcome(name: str, run_dir: Path, parts: Sequence[Part], options: tuple[str, ...]) -> Outcome:
     ended = Ended(0, "", "")
     for part in parts:
         chosen = (*part.options, *options, "--run-dir", str(run_dir))
@@ -87,7 +88,9 @@ def _outcome(
             break
     if ended.code != 0:
         lines = ended.err.strip().splitlines() or ended.out.strip().splitlines() or [""]
-        return Outcome(ended.code, lines[-1] if ended.code != 2 else ended.err.strip(), None, [], {})
+        return Outcome(
+            ended.code, lines[-1] if ended.code != 2 else ended.err.strip(), None, [], {}
+        )
     facts = inspected(run_dir)
     tensors = load_file(Path(facts["checkpoint"]) / "model.safetensors")
     return Outcome(0, "", facts["digest"], facts["doubts"], tensors)
@@ -127,15 +130,15 @@ def _verdict(
     return "same", ""
 
 
-def _difference(
-    ours: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]
-) -> str | None:
+def _difference(ours: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> str | None:
     for name, value in plain.items():
         mine = ours.get(name)
         if mine is None:
             return f"{name} is not there"
         if mine.shape != value.shape or mine.dtype != value.dtype:
-            return f"{name}: {mine.dtype} {tuple(mine.shape)}, not {value.dtype} {tuple(value.shape)}"
+            return (
+                f"{name}: {mine.dtype} {tuple(mine.shape)}, not {value.dtype} {tuple(value.shape)}"
+            )
         if value.dtype.is_floating_point or value.dtype.is_complex:
             tolerance = 1e-10 if value.dtype == torch.float64 else 2e-4
             if not torch.allclose(mine, value, rtol=tolerance, atol=tolerance / 10):
@@ -145,28 +148,31 @@ def _difference(
     return None
 
 
+def catalogue() -> dict[str, Any]:
+    """Return all cases by name, made."""
+    if str(SCRIPT.parent) not in sys.path:
+        sys.path.insert(0, str(SCRIPT.parent))
+    cases = importlib.import_module("case").CASES
+    importlib.import_module("cases")
+    return {name: make() for name, make in cases.items()}
+
+
+def is_right(case: Any, verdict: Verdict) -> bool:
+    """Return whether a verdict is one of those that a case may have, with what it has to name."""
+    named = verdict.kind == "same" or case.names in verdict.why
+    return verdict.kind in case.outcomes and named
+
+
 def main() -> None:
     """Print the table of all cases, or of those whose names have a word in them."""
-    import sys
-
-    sys.path.insert(0, str(SCRIPT.parent))
-    from case import CASES
-
-    import cases  # noqa: F401
-
     words = sys.argv[1:]
-    chosen = {n: make() for n, make in CASES.items() if not words or any(w in n for w in words)}
+    chosen = {n: c for n, c in catalogue().items() if not words or any(w in n for w in words)}
     count: dict[str, int] = {}
     for verdict in verdicts({n: (c.options, c.plain) for n, c in chosen.items()}):
-        case = chosen[verdict.name]
-        is_right = verdict.kind in case.outcomes
-        if is_right and verdict.kind != "same" and case.names not in verdict.why:
-            verdict = verdict._replace(kind=f"{verdict.kind}, not named")
-            is_right = False
-        count[verdict.kind] = count.get(verdict.kind, 0) + 1
-        mark = " " if is_right else "!"
+        mark = " " if is_right(chosen[verdict.name], verdict) else "!"
+        count[mark + verdict.kind] = count.get(mark + verdict.kind, 0) + 1
         print(f"{mark} {verdict.kind:10} {verdict.name:36} {verdict.why[:300]}", flush=True)
-    print(count)
+    print({name.strip(): n for name, n in sorted(count.items())})
 
 
 if __name__ == "__main__":

@@ -182,6 +182,9 @@ class Updates(NamedTuple):
         self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):
             self.say(state.tally.summary())
+        elif doubts := self.crew.replicas.notes.doubts:  # said long ago, maybe
+            more = f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
+            self.say(f"in the end the same bits are in doubt, as was said: {doubts[0]}{more}")
         if state.global_step < self.last_step:
             self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import SCRIPTS, command, inspected, run
+from support.references import References
+from support.runs import SCRIPTS, command, inspected, last_json, run
 
 import quorate
 from quorate.replica.digest import digest
@@ -84,3 +86,26 @@ def test_what_is_sound_is_not_doubted_on_processes(kind: str, tmp_path: Path) ->
     assert ended.code == 0, ended.said
     found = inspected(tmp_path)
     assert (found["doubts"], found["digest"]) == ([], doubts(kind, 1)[1])
+
+
+@pytest.mark.slow
+def test_kills_during_spot_checks_change_nothing(references: References) -> None:
+    """With a check after every update, most kills hit one."""
+    expected = references.on_a_tower("faults.py", "0", "39").json
+    options = ("--workers", "3", "--spot-check-every", "1")
+    ended = run(command("faults.py", "4", "39", options=options))
+    assert ended.code == 0, ended.said
+    assert last_json(ended.out)["digest"] == expected["digest"]
+    assert "same bits: no" not in ended.said
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_in_a_spot_check_is_not_waited_for(tmp_path: Path) -> None:
+    options = ("--workers", "2", "--engine", "processes", "--run-dir", str(tmp_path))
+    words = command("unshared.py", "stopping", options=(*options, "--spot-check-every", "1"))
+    began = time.monotonic()
+    ended = run(words)
+    assert ended.code == 0, ended.said
+    assert time.monotonic() - began < 60
+    found = inspected(tmp_path)
+    assert (found["doubts"], found["digest"]) == ([], doubts("plain", 1)[1])

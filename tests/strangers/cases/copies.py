@@ -93,7 +93,9 @@ def weight_norm_of_old() -> Case:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         layer = old_weight_norm(nn.Linear(8, 16))
-    return Case(nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3)), cross_entropy, vectors(), outcomes=ANY)
+    return Case(
+        nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3)), cross_entropy, vectors(), outcomes=ANY
+    )
 
 
 @case

@@ -79,7 +79,9 @@ def thread_pool_in_forward() -> Case:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with ThreadPoolExecutor(2) as pool:
-                parts = list(pool.map(lambda part: part + 0.1 * torch.randn(part.shape), x.chunk(2)))
+                parts = list(
+                    pool.map(lambda part: part + 0.1 * torch.randn(part.shape), x.chunk(2))
+                )
             return self.net(torch.cat(parts))
 
     return Case(Pooled(), cross_entropy, vectors(), plain=False, outcomes=ANY)

@@ -69,7 +69,9 @@ def clamp_weights_in_forward() -> Case:
             self.weight.data.clamp_(min=0)
             return super().forward(x)
 
-    return Case(nn.Sequential(Positive(8, 16), nn.ReLU(), Positive(16, 3)), cross_entropy, vectors())
+    return Case(
+        nn.Sequential(Positive(8, 16), nn.ReLU(), Positive(16, 3)), cross_entropy, vectors()
+    )
 
 
 @case

@@ -69,7 +69,9 @@ class Transformer(nn.Module):
 
 @case
 def transformer() -> Case:
-    return Case(Transformer(), cross_entropy, tokens(), partial(torch.optim.AdamW, lr=1e-3), plain=False)
+    return Case(
+        Transformer(), cross_entropy, tokens(), partial(torch.optim.AdamW, lr=1e-3), plain=False
+    )
 
 
 class Rotary(nn.Module):
@@ -135,7 +137,9 @@ def diffusion_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 @case
 def diffusion() -> Case:
-    return Case(Denoiser(), diffusion_loss, vectors(), partial(torch.optim.Adam, lr=1e-2), plain=False)
+    return Case(
+        Denoiser(), diffusion_loss, vectors(), partial(torch.optim.Adam, lr=1e-2), plain=False
+    )
 
 
 @case
@@ -167,14 +171,18 @@ def tied_weights() -> Case:
 
 @case
 def new_weight_norm() -> Case:
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 16)), nn.Tanh(), nn.Linear(16, 3))
+    model = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(8, 16)), nn.Tanh(), nn.Linear(16, 3)
+    )
     return Case(model, cross_entropy, vectors())
 
 
 @case
 def new_spectral_norm() -> Case:
     layer = parametrizations.spectral_norm(nn.Linear(8, 16))
-    return Case(nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3)), cross_entropy, vectors(), plain=False)
+    return Case(
+        nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3)), cross_entropy, vectors(), plain=False
+    )
 
 
 @case

@@ -85,7 +85,9 @@ def buffer_made_in_forward() -> Case:
                 self.mean.lerp_(x.detach().mean(0), 0.1)
             return self.net(x - self.mean)
 
-    return Case(Late(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED), names="mean")
+    return Case(
+        Late(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED), names="mean"
+    )
 
 
 @case
@@ -99,7 +101,9 @@ def buffer_that_grows() -> Case:
             self.seen = torch.cat([self.seen, x.detach()])[-64:]
             return self.net(x - self.seen.mean(0))
 
-    return Case(Growing(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED), names="seen")
+    return Case(
+        Growing(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED), names="seen"
+    )
 
 
 @case

@@ -150,7 +150,7 @@ class _Look:
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._variable(f"a default value of {name}", value, depth)
         file = Path(code.co_filename).name
-        for variable in _names_of(code):
+        for variable in names_of(code):
             if variable in function.__globals__:
                 value = function.__globals__[variable]
                 self._variable(f"{variable!r} ({file})", value, depth)
@@ -266,12 +266,12 @@ def _ends(items: Any, count: int) -> Iterator[Any]:
     yield from itertools.islice(items, max(0, count - 2 * half), None)
 
 
-def _names_of(code: types.CodeType) -> Iterator[str]:
+def names_of(code: types.CodeType) -> Iterator[str]:
     """Names of variables of the script that a function, and those within it, may read or set."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _names_of(inner)
+            yield from names_of(inner)
 
 
 def _is_code(value: Any) -> bool:

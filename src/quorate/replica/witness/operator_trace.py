@@ -97,8 +97,7 @@ class OperatorTrace(TorchDispatchMode):
         parts = list(_parts(written)) if is_forward else []
         inputs += [text for whole, extent in parts for text in (extent, tensor_text(whole))]
         own = self._is_own(kwargs.get("generator"))
-        with self._stream.lent():  # it is called with the keys off that draws are found by
-            returned = func(*args, **kwargs)
+        returned = func(*args, **kwargs)
         if name in EMPTY:
             returned.fill_(self._fill)
         outputs = [*pieces(returned), *(piece for value in written for piece in pieces(value))]

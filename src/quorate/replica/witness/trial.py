@@ -6,6 +6,7 @@ Values are compared here, of all parameters: a write by ``.data`` is one that to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from quorate.replica.model import frozen, trainable
 from quorate.replica.replica import Replica
 from quorate.replica.torch_internals import version
+from quorate.replica.witness.data_writes import WriteWatch, names_data
 from quorate.replica.witness.guard import parameter_text, written_by_kind
 
 T = TypeVar("T")
@@ -61,11 +63,17 @@ def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tu
     still = {n: p for n, p in frozen(model).items() if numbers[n] not in known.frozen}
     before = _looked_at(trained), _looked_at(still)
     result = compute()
-    replica.witness.is_silent = False
     changed = [{name for name, seen in each.items() if _was_written(seen)} for each in before]
-    for each, names in zip(before, changed, strict=True):
-        for name in names:
-            _restore(each[name])
+    _restore_all(before, changed)
+    if names_data(model, replica.plain_loss) and not replica.is_compiled:
+        buffers = model.buffers()  # which a replica writes; one may be a parameter by another name
+        with suppress(Exception), WriteWatch({**trained, **still}, buffers) as watch:
+            compute()
+        changed = [
+            each | (watch.found & of.keys()) for each, of in zip(changed, before, strict=True)
+        ]
+        _restore_all(before, changed)
+    replica.witness.is_silent = False
     found = changed[0] | (written_by_kind(model) & trained.keys())
     numbers_of = frozenset(numbers[name] for name in changed[1])
     return Written(frozenset(found), numbers_of), result
@@ -97,6 +105,12 @@ def _was_written(seen: _Seen) -> bool:
     if version(parameter) != counted or parameter.data_ptr() != data.data_ptr():
         return True
     return not _are_same(_value(parameter), value)
+
+
+def _restore_all(seen: Sequence[Mapping[str, _Seen]], names: Sequence[set[str]]) -> None:
+    for each, changed in zip(seen, names, strict=True):
+        for name in changed:
+            _restore(each[name])
 
 
 def _restore(seen: _Seen) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 
 from quorate.replica.flat import Flat
-from quorate.replica.model import bind, trainable
+from quorate.replica.model import bind, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.spread import Scattered
 from quorate.replica.witness.guard import Guard
@@ -35,7 +35,7 @@ class Witness:
         notes: Notes,
     ) -> None:
         self.is_silent = False  # as long as it is looked what has to be expected
-        self._trained = trainable(model)
+        self._trained = laid_out(model, parameters.views)
         self._writes = Writes(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
         expected = {name for number, name in numbered if number in mutable_frozen}

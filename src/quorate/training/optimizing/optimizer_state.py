@@ -157,14 +157,17 @@ class OptimizerState:
             MisfitError: it is of another optimizer.
         """
         decoder = Decoder(tensors, self._optimizer.parameters)
-        for group in record.get("optimizer_groups", ()):
-            for name in group["names"]:
-                self._require_trainable(path, name)
+        listed = [name for group in record.get("optimizer_groups", ()) for name in group["names"]]
+        for name in listed:
+            self._require_trainable(path, name)
         groups, own, by_name = self._groups(record), None, None
         is_by_name = record.get("optimizer_state") is None
         entries = self._by_name(tensors, record, path) if is_by_name else {}
         if not is_by_name:
             self._require_same_names(record, path)
+        odd = [name for name, state in entries.items() if state and listed.count(name) != 1]
+        if odd and "optimizer_groups" in record:
+            raise MisfitError(f"{path}: {odd[0]!r:.80} has optimizer state, and not one group")
         try:
             if is_by_name:
                 by_name = self._optimizer.loadable(entries)
@@ -175,11 +178,9 @@ class OptimizerState:
             if odd := attributes.keys() - self._made_attributes.keys():
                 raise CheckpointError(f"optimizer state: it has no attribute {min(odd)!r}")
             decoded = [{k: decoder.decode(v) for k, v in g["values"].items()} for g in groups]
-            for number, (values, group) in enumerate(
-                zip(decoded, self._inner.param_groups, strict=False)
-            ):
+            for values, group in zip(decoded, self._inner.param_groups, strict=False):
                 made = {k: v for k, v in group.items() if k != "params" and not callable(v)}
-                require_like(values, made, f"parameter group {number}")
+                require_like(values, made, "a parameter group")
             schedule = decoder.decode(record.get("schedule_state"))
             if schedule is not None and not self._is_edited(record):
                 assert self._update.scheduler is not None
@@ -340,10 +341,9 @@ def _values(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _put(group: dict[str, Any], key: str, value: Any) -> None:
-    own = group.get(key)
-    if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor):
-        value = value.to(own.device)
-    group[key] = value
+    own: Any = group.get(key)
+    are_tensors = isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor)
+    group[key] = value.to(own.device) if are_tensors else value
 
 
 def _same(left: Any, right: Any) -> bool:

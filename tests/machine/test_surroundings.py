@@ -1,0 +1,49 @@
+"""Folders that a run needs around it, and descriptors 0 to 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from quorate.errors import UserError
+from quorate.machine.surroundings import require_current_folder, require_temporary_folder
+
+
+def test_a_current_folder_that_was_deleted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        with pytest.raises(UserError, match="the current folder: it was deleted"):
+            require_current_folder()
+    finally:
+        os.chdir(tmp_path)
+    require_current_folder()
+
+
+def test_no_place_for_temporary_files_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    with pytest.raises(UserError, match="No usable temporary directory found; set TMPDIR"):
+        require_temporary_folder()
+
+
+def test_descriptors_that_are_closed_are_taken_before_files_get_them() -> None:
+    check = (
+        "import os\n"
+        "from quorate.machine.standard_streams import occupy_standard_descriptors\n"
+        "occupy_standard_descriptors()\n"
+        "assert os.open('/dev/null', os.O_RDONLY) > 2\n"
+        "assert all(os.get_inheritable(fd) for fd in (0, 1, 2))\n"
+    )
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", check]
+    assert subprocess.run(closed, timeout=60).returncode == 0
