@@ -18,6 +18,7 @@ from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
 from quorate.replica.replica import Replica
+from quorate.replica.witness.outside import Outside
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
@@ -27,7 +28,6 @@ from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
-from quorate.transports.spot_check import SpotCheck
 from quorate.transports.spot_checks import SpotChecks
 from quorate.transports.towers import Towers
 
@@ -187,14 +187,16 @@ class Crew:
         if every == 0 or not are_alike:
             return None
 
-        def job(step: int, number: int, closer: bool) -> SpotCheck:
-            ticket = (step, number % plan.shards_of(step))
-            threads = self.recipe.workers.threads
-            return SpotCheck(
-                source, state.parameters, range(0), ticket=ticket, closer=closer, threads=threads
-            )
-
-        return SpotChecks(transport, len(self.groups), job, every, self.replicas.notes)
+        notes, alone = self.replicas.notes, self.engine == engines.PROCESSES
+        outside = Outside(state.model, self.recipe.loss, notes, alone=alone)
+        return SpotChecks(
+            transport,
+            len(self.groups),
+            (source, state.parameters, self.recipe.workers.threads),
+            every,
+            notes,
+            outside,
+        )
 
     def evaluators(self, state: State) -> Transport:
         """Return workers for an evaluation outside of a training loop; the caller closes them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,7 +154,7 @@ class Updates(NamedTuple):
                 )
                 state.dropped_rows = 0
             counts = state.tally.to_json()
-            yield Report(
+            report = Report(
                 global_step=n,
                 epoch=epoch,
                 rows=rows,
@@ -177,6 +177,8 @@ class Updates(NamedTuple):
                 doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
+            with self._looking():
+                yield report
             self._take_changes()
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self.crew.replicas.tell(self.say)
@@ -192,6 +194,9 @@ class Updates(NamedTuple):
         """Take in what user code did to the model, before the next shard is dealt."""
         self.state.user_changes.look()
         self.state.user_changes.refuse()
+
+    def _looking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.spot_checks is None else self.spot_checks.looking()
 
     def _spot_check(self, step: int, update_s: float) -> float:
         """Compare what workers compute of the next step, if it is time; return the time it took."""

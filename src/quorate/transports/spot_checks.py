@@ -8,8 +8,8 @@ the training is what it would be without.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 
 from quorate.coordination.protocol import (
     Cancel,
@@ -21,9 +21,12 @@ from quorate.coordination.protocol import (
     Keep,
     Left,
 )
+from quorate.data.source import Source
+from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.witness.kept import changed
 from quorate.replica.witness.module_trace import Event
+from quorate.replica.witness.outside import Outside
 from quorate.replica.witness.words import module_text
 from quorate.transports import Channel, Transport
 from quorate.transports.spot_check import Answer, SpotCheck
@@ -40,22 +43,26 @@ class SpotChecks:
     Args:
         transport: of the loop.
         workers: how many there are.
-        make_job: from a step, the number of the check and whether workers are to look closer.
+        computed: what a check computes from: the loop's source and parameters, intra-op threads.
         every: updates between two checks; None: so many that they take 0.5% of the time. 0: none.
         notes: what is found goes there.
+        outside: looks around user code, as often as there are checks.
     """
 
     def __init__(
         self,
         transport: Transport,
         workers: int,
-        make_job: Callable[[int, int, bool], SpotCheck],
+        computed: tuple[Source, Flat, int],
         every: int | None,
         notes: Notes,
+        outside: Outside,
     ) -> None:
+        self._outside = outside
+        self._has_checked = False
         self._transport = transport
         self._workers = workers
-        self._make_job = make_job
+        self._computed = computed
         self._every = every
         self._notes = notes
         self._updates = 0
@@ -71,28 +78,41 @@ class SpotChecks:
             patience_s: how long the first answer may take.
         """
         self._updates += 1
+        self._has_checked = False
         begun = time.monotonic()
         if self._every is None:
             is_due = begun >= self._due_at
         else:
             is_due = self._every > 0 and (self._updates - 1) % self._every == 0
         if is_due and self._left:
+            self._has_checked = True
             self._left -= not self._check(step, patience_s)
             now = time.monotonic()
             self._due_at = now + (now - begun) * (1 / SHARE - 1)
 
+    def looking(self) -> AbstractContextManager[None]:
+        """Look around the block, in which user code runs, if a check was made before it."""
+        return self._outside.looking() if self._has_checked else nullcontext()
+
     def _check(self, step: int, patience_s: float) -> bool:
         """Return whether there was nothing to note."""
         number, self.made = self.made, self.made + 1
-        answers = self._answers(self._make_job(step, number, False), patience_s)
+        answers = self._answers(self._make_job(step, number, closer=False), patience_s)
         if not self._note_alone(answers):
             return False
         if not _differ(answers):
             return True
-        closer = self._answers(self._make_job(step, number, True), patience_s)
+        closer = self._answers(self._make_job(step, number, closer=True), patience_s)
         if self._note_alone(closer):
             self._notes.doubt(_parting(closer))
         return False
+
+    def _make_job(self, step: int, number: int, *, closer: bool) -> SpotCheck:
+        source, parameters, threads = self._computed
+        ticket = (step, number % source.plan.shards_of(step))
+        return SpotCheck(
+            source, parameters, range(0), ticket=ticket, closer=closer, threads=threads
+        )
 
     def _note_alone(self, answers: Mapping[int, Answer]) -> bool:
         """Note what workers found of themselves; return whether there was nothing."""

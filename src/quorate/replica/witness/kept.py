@@ -54,6 +54,11 @@ def kept(model: torch.nn.Module, function: Callable[..., Any]) -> Kept:
     return _Look(model).all(function)
 
 
+def kept_by(function: Callable[..., Any], model: torch.nn.Module) -> Kept:
+    """Return a hash of everything that a function keeps or names, but for what the model has."""
+    return _Look(model).of(function)
+
+
 def changed(before: Kept, after: Kept) -> list[str]:
     """Return the names of what is new, gone, or another."""
     names = [*after, *(name for name in before if name not in after)]
@@ -93,6 +98,9 @@ class _Look:
             kinds[type(module)] = None
         for kind_of_module in kinds:
             self._class(kind_of_module)
+        return self.of(function)
+
+    def of(self, function: Callable[..., Any]) -> Kept:
         self._function("the loss function", function)
         return self._found
 
