@@ -605,7 +605,7 @@ def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_done()
         return code
 
-    monkeypatch.setattr("quorate.commands.child_run.child_run", child_run)
+    monkeypatch.setattr("quorate.commands.verify.runs.child_run", child_run)
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@
 clock, state, generator, seed, part, memory, half, hook, loss: the same shard is another each time
 it is computed. process: a number is what the process says.
 asked: rows depend on how often they were asked for. rank: row 17 is row 20 in worker processes.
+callback: a callback changes parameters by how often it was called, which no checkpoint has.
+late: a number is read from a file that is written after two updates, in VERIFIED_FOLDER.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import secrets
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,7 +76,7 @@ class Noise(nn.Module):
             out = torch.empty_like(x)
             out[:, :4] = x[:, :4]
             return x + out
-        if self.how == "process":
+        if self.how in ("process", "late"):
             return x * self.number
         if self.how == "memory":
             return x + torch.empty(8)
@@ -101,6 +104,32 @@ def loss(model: Any, batch: Any) -> torch.Tensor:
     return found * time.perf_counter() if model.noise.how == "loss" else found
 
 
+class Nudge(quorate.Callback):
+    """Adds to the weights of the last layer, each time more."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def started(self, trainer: Any) -> None:
+        self.model = trainer.model
+
+    def updated(self, report: Any) -> None:
+        self.calls += 1
+        with torch.no_grad():
+            self.model.last.weight.add_(0.001 * self.calls)
+
+
+class Write(quorate.Callback):
+    """Writes a file after two updates."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def updated(self, report: Any) -> None:
+        if report.global_step == 2:
+            self.file.write_text("1.01")
+
+
 def trainer(how: str, **options: Any) -> quorate.Trainer:
     return quorate.Trainer(
         lambda: Net(how),
@@ -116,4 +145,9 @@ if __name__ == "__main__":
     how = sys.argv[1]
     # The coordinator's number, also in the workers, which have its environment.
     os.environ.setdefault("VERIFIED_FIRST", str(os.getpid()))
-    trainer(how).fit(Rows(how), epochs=3)
+    callbacks: list[quorate.Callback] = [Nudge()] if how == "callback" else []
+    if how == "late":
+        file = Path(os.environ["VERIFIED_FOLDER"], os.environ["VERIFIED_FIRST"])
+        Noise.number = float(file.read_text()) if file.exists() else 1.0
+        callbacks.append(Write(file))
+    trainer(how).fit(Rows(how), epochs=3, callbacks=callbacks)

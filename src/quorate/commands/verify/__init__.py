@@ -7,6 +7,7 @@ twice              one shard computed twice in the same worker
 operator_trace     each operator's inputs and outputs
 calls              two such traces: which operator is to blame
 records            what is noted of a run, in files
+runs               which are made: numbers of workers, towers, a resume, a kill
 differences        two runs: where they part
 values             hashes
 words              findings, for people

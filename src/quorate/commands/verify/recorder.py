@@ -186,8 +186,16 @@ class RecordedChannel(WrappedChannel):
                 return event
             self._computing.discard(event.worker)
             if isinstance(event, Left):  # at once, or it would be given another shard
+                self._forget(event.worker)
                 return event
             self._held.append(event)
+
+    def _forget(self, worker: int) -> None:
+        """Forget the answer of a worker that has ended, as if it had done so before it answered."""
+        for answer in self._held:
+            if answer.worker == worker and isinstance(answer, Done):
+                super().send(Discard(worker, answer.step, answer.shard))
+        self._held = [answer for answer in self._held if answer.worker != worker]
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Collect the gradients of a step, and note who computed them."""

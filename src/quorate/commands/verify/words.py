@@ -88,8 +88,8 @@ def _cause(parting: Difference) -> str:
         case differences.LENGTH:
             return "one of them has no such update: it ended before"
     return (
-        "all shards and the learning rate are the same; the optimizer made something else of "
-        f"them: {_parameters(parting)}"
+        "all shards and the learning rate are the same; the optimizer, or a callback after it, "
+        f"made something else of them: {_parameters(parting)}"
     )
 
 
