@@ -130,7 +130,11 @@ def parameter_hook() -> Case:
 @case
 def post_accumulate_hook() -> Case:
     model = mlp()
-    model[0].weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
+
+    def halve(parameter: torch.Tensor) -> None:
+        parameter.grad.mul_(0.5)
+
+    model[0].weight.register_post_accumulate_grad_hook(halve)
     return Case(model, cross_entropy, vectors(), outcomes=(SAME, REFUSED), names="hook")
 
 
