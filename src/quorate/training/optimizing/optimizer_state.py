@@ -22,12 +22,8 @@ from quorate.replica.digest import content
 from quorate.replica.notes import Notes
 from quorate.services.checkpoints.trees import Decoder, Encoder, require_like
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.standard_attributes import standard_attributes
 from quorate.training.optimizing.update import Update
-
-# What every optimizer has: hooks, and what is in its state_dict. Schedules put in the last three.
-_STANDARD = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {
-    *("step", "_opt_called", "_step_count"),
-}
 
 
 class LoadableOptimizer(NamedTuple):
@@ -304,7 +300,7 @@ class OptimizerState:
         """Return what an optimizer has beside what all have."""
         if self._optimizer.flat:
             return {}
-        return {n: v for n, v in vars(self._inner).items() if n not in _STANDARD}
+        return {n: v for n, v in vars(self._inner).items() if n not in standard_attributes()}
 
     def _mark(self, value: Any) -> str | None:
         """Return what changes if a value does; None for what cannot be looked into."""
