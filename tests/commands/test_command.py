@@ -288,3 +288,9 @@ def on_a_terminal(command: list[str], **environment: str) -> bytes:
         process.wait(60)
     os.close(ours)
     return text
+
+
+def test_the_front_door_leaves_torchs_compiler_alone() -> None:
+    # Its import takes as long as torch's, in every worker process.
+    code = "import sys, quorate; quorate.Trainer; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
