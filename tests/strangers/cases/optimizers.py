@@ -32,7 +32,7 @@ class Lookahead(torch.optim.Optimizer):
 
 @case
 def lookahead_in_attributes() -> Case:
-    return Case(mlp(), cross_entropy, vectors(), Lookahead, outcomes=(SAID, REFUSED))
+    return Case(mlp(), cross_entropy, vectors(), Lookahead, outcomes=(SAME, SAID, REFUSED))
 
 
 class CountsInGroup(torch.optim.Optimizer):
@@ -97,7 +97,8 @@ def muon_like_matrix_optimizer() -> Case:
                         g = u @ v
                     p.sub_(g, alpha=group["lr"])
 
-    return Case(mlp(), cross_entropy, vectors(), Orthogonal)
+    # Its gradient has a singular value of rounding alone, which this makes a large one of.
+    return Case(mlp(), cross_entropy, vectors(), Orthogonal, plain=False)
 
 
 @case
