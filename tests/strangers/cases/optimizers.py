@@ -173,7 +173,8 @@ class SAM(torch.optim.SGD):
 @case
 def sam_needs_a_closure() -> Case:
     make = partial(SAM, lr=0.1)
-    return Case(mlp(), cross_entropy, vectors(), make, plain=False, outcomes=(SAME, REFUSED))
+    outcomes = (SAME, REFUSED, "crash")  # with its own assertion
+    return Case(mlp(), cross_entropy, vectors(), make, plain=False, outcomes=outcomes)
 
 
 @case

@@ -157,7 +157,11 @@ class Update:
         # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
         with self._cores():
-            self.optimizer.step(gradient, total.missing or ())
+            try:
+                self.optimizer.step(gradient, total.missing or ())
+            except Exception as error:
+                error.add_note("quorate: in the optimizer's step(), which is given no closure")
+                raise
             if self.average is not None:
                 self.average.update(n)
         metrics = total.means()
