@@ -13,7 +13,7 @@ import torch
 
 from quorate.replica.loss import Loss
 from quorate.replica.notes import Notes
-from quorate.replica.witness.kept import changed, kept_by
+from quorate.replica.witness.kept import Kept, changed, kept_by
 
 
 class Outside:
@@ -30,14 +30,18 @@ class Outside:
         self._model = model
         self._loss = loss
         self._notes = notes
-        self._first = kept_by(loss, model) if alone else None
+        self._alone = alone
+        self._last: Kept | None = None  # when the last block was over
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Compare it before and after the block, in which user code runs."""
-        before = self._first or kept_by(self._loss, self._model)
+        before = self._last or kept_by(self._loss, self._model)
         yield
-        for name in changed(before, kept_by(self._loss, self._model)):
+        after = kept_by(self._loss, self._model)
+        if self._alone:
+            self._last = after
+        for name in changed(before, after):
             self._notes.doubt(
                 f"{name}, which the loss function reads, is changed between updates: worker "
                 "processes do not see it, and no checkpoint has it; make it a buffer or an "
