@@ -20,6 +20,7 @@ import torch
 
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
+from quorate.machine.out_of_memory import be_killed_first
 from quorate.machine.shared_memory import Segment
 from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
 from quorate.replica.deterministic import repeatable
@@ -77,6 +78,7 @@ class Worker:
         self.number = number
         self._wire = wire
         self._notes = Notes()
+        be_killed_first()
         self._outputs = {fd: os.dup(fd) for fd in (1, 2)}
         for fd in self._outputs:
             os.dup2(output, fd)
