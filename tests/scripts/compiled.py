@@ -2,7 +2,7 @@
 
     quorate run tests/scripts/compiled.py RUN_DIR [plain]
 
-One shape of a shard, BatchNorm, dropout, a weight that is a tensor.
+One shape of a shard, BatchNorm, draws of several kinds, a weight that is a tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ class Net(nn.Module):
         self.last = nn.Linear(16, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.dropout(torch.relu(self.norm(self.first(x)))))
+        inner = self.dropout(torch.relu(self.norm(self.first(x))))
+        kept = torch.empty_like(inner).bernoulli_(0.9) * torch.bernoulli(
+            torch.full_like(inner, 0.9)
+        )
+        return self.last(inner * kept + 0.01 * torch.rand_like(inner))
 
 
 def loss(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:

@@ -166,7 +166,8 @@ def test_a_plain_script_ends_as_quorate_run_does(tmp_path: Path) -> None:
     group = plain(tmp_path, "towers", "group")
     assert group.code == 2
     assert (
-        group.err == "quorate: workers: got -1, expected a whole number >= 1; choose a larger one\n"
+        group.err == "quorate: workers: got -1, expected a whole number >= 1 and <= 4096; choose a "
+        "larger one\n"
     )
     not_finite = plain(tmp_path, "towers", "nan")
     assert not_finite.code == 1

@@ -23,6 +23,8 @@ import torch
 from quorate.errors import CompileError, UserError
 from quorate.replica.loss import Loss
 from quorate.replica.nested import parts, tensors
+from quorate.replica.shared import generators
+from quorate.replica.streams import without_stream
 from quorate.replica.torch_internals import run_inductor, strict_compiler
 
 MOST_SHAPES = 32  # of one replica, in training and in evaluation
@@ -91,7 +93,8 @@ class Compiled:
         with _gate.alone():
             if kind not in self._known:
                 try:
-                    self._observed(work)
+                    with generators.kept():
+                        self._observed(work)
                 except UserError:
                     raise
                 except Exception as error:  # of the user's code, or of torch's compiler
@@ -158,7 +161,8 @@ class _Inductor:
             "cpp.threads": self.threads,
             "compile_threads": 1,  # no processes that outlive the training
         }
-        return run_inductor(graph, inputs, options)
+        with without_stream(), generators.kept():
+            return run_inductor(graph, inputs, options)
 
 
 @cache

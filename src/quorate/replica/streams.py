@@ -216,6 +216,21 @@ def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable
 
 
 @contextmanager
+def without_stream() -> Iterator[None]:
+    """Within the block the calling thread draws from the process's generator.
+
+    For torch's compiler: operators that it traces would get the stream's generator into the graph.
+    """
+    outer = getattr(_local, "stream", None)
+    _local.stream = None
+    try:
+        with torch_internals.passed_on():
+            yield
+    finally:
+        _local.stream = outer
+
+
+@contextmanager
 def alone_on(group: Group) -> Iterator[None]:
     """Wait until no other replica computes on these devices, and keep them for the block.
 

@@ -156,6 +156,8 @@ def passed_on() -> AbstractContextManager[object]:
 
     Without it the call would come back to the kernel for ever.
     """
+    if not holds(Promise.STREAMS):
+        return nullcontext()
     guard: AbstractContextManager[object] = _C._ExcludeDispatchKeyGuard(_stream_keys())
     return guard
 

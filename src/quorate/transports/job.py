@@ -184,6 +184,10 @@ class Job(ABC):
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
         return self._work(replica, batch, stream, task)
 
+    def ticket(self, step: int, shard: int) -> Ticket:
+        """Return step and shard of the rows that a task is about, for messages."""
+        return step, shard
+
     def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
         """Add to what was raised in a shard who computed what."""
         rows = self.plan.shard(task.step, task.shard)

@@ -123,6 +123,10 @@ class SpotCheck(Job):
             answer = self._looked_closer(replica, shards[0], answer)
         return self._answer(answer)
 
+    def ticket(self, step: int, shard: int) -> Ticket:  # noqa: ARG002
+        """Return step and shard of the rows that all compute."""
+        return self._ticket
+
     def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
         """Add to what was raised which shard it was."""
         super().annotate(error, task._replace(step=self._ticket[0], shard=self._ticket[1]), device)

@@ -230,7 +230,7 @@ class TowersChannel:
         def at(phase: str) -> None:
             if held.cancelled == (step, shard):
                 raise NotWanted
-            tower.sheet.tell(phase, step, shard)
+            tower.sheet.tell(phase, *self._job.ticket(step, shard))
 
         task = Task(tower.number, step, shard, at=at)
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,16 @@ def restore(wanted: States) -> None:
     np.random.set_state(wanted.numpy)
     _halves.clear()
     torch.default_generator.set_state(wanted.torch)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Put the generators back to where they were when the block ends."""
+    before = states()
+    try:
+        yield
+    finally:
+        restore(before)
 
 
 def reseed(seed: int) -> None:

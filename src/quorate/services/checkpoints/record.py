@@ -256,7 +256,10 @@ def _contradictions(record: Record) -> Iterator[str]:
             yield f"got the best at step {best.global_step:,}, expected at most {step:,}"
         if math.isnan(best.value):
             yield "got NaN as the best value"
-    # 4. The files.
+    # 4. The schedule.
+    if record.schedule_state is not None and record.schedule is None:
+        yield f"got schedule_state={abridged(record.schedule_state)}, and no schedule"
+    # 5. The files.
     if len(set(record.order)) != len(record.order):
         yield "got a name twice in order"
     for name in ("model.safetensors", "optimizer.safetensors"):

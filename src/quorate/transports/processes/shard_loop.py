@@ -151,7 +151,7 @@ class ShardLoop:
             # other shard will ever have, so that a cancellation that comes late means nothing.
             if self._arena.is_cancelled(self._number, ticket):
                 raise NotWanted
-            self._arena.tell(self._number, phase, step, shard)
+            self._arena.tell(self._number, phase, *open_job.job.ticket(step, shard))
 
         into = None if slot is None else self._arena.slot(slot)
         task = Task(self._number, step, shard, None if into is None else into.flat, at)
