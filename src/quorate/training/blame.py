@@ -8,14 +8,50 @@ import torch
 
 from quorate.coordination.plan import abridged
 from quorate.data.source import Source
+from quorate.errors import NotFiniteError
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Share
 from quorate.replica.streams import Stream
 from quorate.training.optimizing.not_finite import is_finite
+from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.update import Applied
+from quorate.training.state import State
 from quorate.transports.job import shard_seed
 
 NAMES_SHOWN, SHARDS_SHOWN = 6, 3
+
+
+def not_made(
+    step: int,
+    applied: Applied,
+    state: State,
+    source: Source,
+    make_replica: Callable[[], Replica],
+    recipe: Optimize,
+    say: Callable[[str], None],
+) -> None:
+    """Say whose fault it is that an update was not made, and skip it.
+
+    Args:
+        applied: what was found instead of it. Nothing of the update is made yet.
+        make_replica: see ``explained``.
+        recipe: whether to go on.
+
+    Raises:
+        NotFiniteError: the run is not to go on.
+    """
+    assert applied.not_finite is not None
+    said = explained(step, applied.shares, applied.not_finite, source, state.model, make_replica)
+    update = state.global_step + 1
+    if recipe.nonfinite == "stop":
+        raise NotFiniteError(
+            f"{said}; update {update} is not made: look at these rows, lower the learning rate, "
+            "set clip_norm, or pass nonfinite='skip'"
+        )
+    state.update.skip()
+    state.not_finite += 1
+    say(f"{said}; update {update} is skipped, {state.not_finite} so far")
 
 
 def explained(

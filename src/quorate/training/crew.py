@@ -161,6 +161,7 @@ class Crew:
             mutable_frozen=state.mutable_frozen,
             written=state.written,
             results=self.most_open if self.rule.by_shard else source.plan.shards,
+            again=state.optimizer.takes_closure,
             on_snapshots=self.on_snapshots,
             workers=len(self.groups),
         )

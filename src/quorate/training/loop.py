@@ -14,14 +14,14 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source
-from quorate.errors import NotFiniteError
 from quorate.replica.shard_sum import Share
 from quorate.replica.totals import joined
 from quorate.services.report import Report
-from quorate.training.blame import explained
+from quorate.training.blame import not_made
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
 from quorate.training.observer import observed
+from quorate.training.optimizing.step_again import StepAgain, step_again
 from quorate.training.optimizing.update import Applied
 from quorate.training.pace import Pace
 from quorate.training.state import State
@@ -77,6 +77,14 @@ def looping(
             loader_workers=crew.recipe.loading.processes,
             threads=crew.recipe.workers.threads,
         )
+        again = step_again(
+            transport,
+            source,
+            state.optimizer,
+            crew.rule,
+            threads=crew.recipe.workers.threads,
+            timeout_s=crew.timeout_s if transport.can_replace else None,
+        )
         channel = stack.enter_context(closing(transport.open(job)))
         changes.settle()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
@@ -92,7 +100,7 @@ def looping(
             most_open=crew.most_open,
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        updates = Updates(state, source, crew, loop.last_step, say, checks)
+        updates = Updates(state, source, crew, loop.last_step, say, checks, again)
         with closing(updates.reports(coordinator, channel)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 
@@ -106,6 +114,7 @@ class Updates(NamedTuple):
     last_step: int
     say: Callable[[str], None]
     spot_checks: SpotChecks | None = None
+    again: StepAgain | None = None
 
     def reports(self, coordinator: Coordinator, channel: Channel) -> Generator[Report]:
         """Make updates until the coordinator has enough of them; yield a report of each.
@@ -122,9 +131,12 @@ class Updates(NamedTuple):
 
         def apply(ready: Ready) -> tuple[Ready, Applied]:
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
-            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards))
+            again = None if self.again is None else partial(self.again, ready.step)
+            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
             if applied.not_finite is not None:
-                self._not_finite(ready.step, applied)
+                recipe = self.crew.recipe.optimize
+                make_replica = partial(self.crew.probe_replica, state)
+                not_made(ready.step, applied, state, self.source, make_replica, recipe, self.say)
             state.global_step, state.left_open = n, coordinator.left_open_next
             return ready, applied
 
@@ -204,27 +216,6 @@ class Updates(NamedTuple):
         if self.spot_checks is not None and step < self.last_step:
             self.spot_checks.updated(step, PATIENCE_S + 10 * update_s)
         return time.monotonic() - begun
-
-    def _not_finite(self, step: int, applied: Applied) -> None:
-        """Say whose fault it is, and go on or raise. Nothing of the update is made yet."""
-        assert applied.not_finite is not None
-        state = self.state
-        said = explained(
-            step,
-            applied.shares,
-            applied.not_finite,
-            self.source,
-            state.model,
-            partial(self.crew.probe_replica, state),
-        )
-        if self.crew.recipe.optimize.nonfinite == "stop":
-            raise NotFiniteError(
-                f"{said}; update {state.global_step + 1} is not made: look at these rows, lower "
-                "the learning rate, set clip_norm, or pass nonfinite='skip'"
-            )
-        state.update.skip()
-        state.not_finite += 1
-        self.say(f"{said}; update {state.global_step + 1} is skipped, {state.not_finite} so far")
 
 
 def _per_worker(shares: Sequence[Share]) -> dict[int, tuple[float, float]]:

@@ -67,6 +67,7 @@ class Job(ABC):
     name: str
     is_compared = True  # whether workers that do not compute the same are refused at the start
     augments = False  # whether its rows are augmented
+    is_again = False  # whether it interrupts another that computes gradients too
 
     def __init__(
         self,
@@ -272,6 +273,15 @@ class Training(Job):
             at=task.at,
             reload=partial(self._reloaded, task),
         )
+
+
+class TrainingAgain(Training):
+    """A step of the training loop once more, at other parameters, while its update is made.
+
+    What the loop has collected of it stays where it is meanwhile.
+    """
+
+    is_again = True
 
 
 class Evaluation(Job):

@@ -165,22 +165,31 @@ def learning_rate_in_a_tensor() -> Case:
 class SAM(torch.optim.SGD):
     """Sharpness-aware minimisation: needs the gradient at a second point."""
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         assert closure is not None, "SAM needs a closure"
-        return super().step(closure)
+        held = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in held]).norm()
+        moves = [0.05 * p.grad / (norm + 1e-12) for p in held]
+        for p, move in zip(held, moves, strict=True):
+            p.add_(move)
+        with torch.enable_grad():
+            closure()
+        for p, move in zip(held, moves, strict=True):
+            p.sub_(move)
+        return super().step()
 
 
 @case
 def sam_needs_a_closure() -> Case:
     make = partial(SAM, lr=0.1)
-    outcomes = (SAME, REFUSED, "crash")  # with its own assertion
-    return Case(mlp(), cross_entropy, vectors(), make, plain=False, outcomes=outcomes)
+    return Case(mlp(), cross_entropy, vectors(), make, plain=False)
 
 
 @case
 def lbfgs() -> Case:
     make = partial(torch.optim.LBFGS, lr=0.1)
-    return Case(mlp(), cross_entropy, vectors(), make, plain=False, outcomes=(SAME, REFUSED))
+    return Case(mlp(), cross_entropy, vectors(), make, plain=False)
 
 
 @case

@@ -13,7 +13,6 @@ has its own count of steps. Cutting changes no bits.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -26,6 +25,7 @@ from torch.optim import Optimizer
 from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
+from quorate.training.optimizing.closure import Closure, takes_closure
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
 
@@ -74,14 +74,13 @@ class FlatOptimizer:
                 "a function from parameters to a torch.optim.Optimizer",
                 "for example lambda params: torch.optim.SGD(params, lr=0.1)",
             )
-        if isinstance(self.inner, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+        if isinstance(self.inner, torch.optim.SparseAdam):
             raise SettingError(
                 "optimizer",
                 type(self.inner).__name__,
-                "an optimizer that steps from dense gradients alone",
+                "an optimizer that steps from dense gradients",
                 "take another, SGD or Adam for example",
             )
-        _refuse_closures(self.inner)
         self.names = {id(p): name for name, p in named.items()}
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
@@ -134,6 +133,11 @@ class FlatOptimizer:
                 group.update(values)
 
     @property
+    def takes_closure(self) -> bool:
+        """Whether ``step`` may be given one."""
+        return takes_closure(self.inner)
+
+    @property
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.flat_parameters.device
@@ -148,11 +152,14 @@ class FlatOptimizer:
         """The learning rate of the first group."""
         return float(self.inner.param_groups[0]["lr"])
 
-    def step(self, gradient: Flat, missing: Collection[str] = ()) -> None:
+    def step(
+        self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
+    ) -> None:
         """Update the parameters in place from a gradient of their layout.
 
         Args:
             missing: parameters that have no gradient: no decay, no momentum, no step is counted.
+            closure: for an optimizer that wants the gradient at other parameters too.
 
         Raises:
             UserError: user code has added a group since.
@@ -163,6 +170,19 @@ class FlatOptimizer:
                 f"{len(self.groups)} as when training began; make all groups where the optimizer "
                 "is made, and switch parameters off with requires_grad_(False) until their turn"
             )
+        self.take(gradient, missing)
+        if type(self.inner) is torch.optim.SGD:
+            self._fill_momenta()
+        if self.has_modes:
+            self.inner.train()  # type: ignore[attr-defined]
+        if closure is None:
+            self.inner.step()
+        else:
+            closure.begin()
+            self.inner.step(closure)  # type: ignore[arg-type]
+
+    def take(self, gradient: Flat, missing: Collection[str]) -> None:
+        """Give parameters their gradients, as ``step`` does first."""
         if missing:
             self._cut_where(lambda name: name in missing)
         for tensor, names in self._held.items():
@@ -174,11 +194,6 @@ class FlatOptimizer:
                 tensor.grad = vector[first.start : first.start + tensor.numel()]
             else:
                 tensor.grad = gradient.views[names[0]]
-        if type(self.inner) is torch.optim.SGD:
-            self._fill_momenta()
-        if self.has_modes:
-            self.inner.train()  # type: ignore[attr-defined]
-        self.inner.step()
 
     def _fill_momenta(self) -> None:
         """Give zeros to fused SGD for momenta that are not there yet, next to others that are.
@@ -342,24 +357,6 @@ class FlatOptimizer:
                 "the parameters that the function is given"
             )
         return name
-
-
-def _refuse_closures(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that wants gradients at more than one point of a step.
-
-    Raises:
-        SettingError: it does.
-    """
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    needs_one = closure is not None and closure.default is inspect.Parameter.empty
-    if needs_one or hasattr(optimizer, "first_step"):  # as sharpness-aware ones have it
-        raise SettingError(
-            "optimizer",
-            type(optimizer).__name__,
-            "an optimizer that steps from the gradient of a batch alone",
-            "it calls for the same batch's gradient again, at other parameters, which is not "
-            "possible here; take another, SGD or Adam for example",
-        )
 
 
 def _leaves_it_open(group: dict[str, Any]) -> bool:

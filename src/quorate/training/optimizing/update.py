@@ -20,17 +20,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from quorate.coordination.tree import tree_sum
-from quorate.errors import LossError, SettingError
+from quorate.errors import LossError, NotFiniteError, SettingError, UserError
 from quorate.machine.cores import usable_cores
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
+from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.not_finite import is_finite, not_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
+# Computes a step's sum at the parameters as they are, and hands it over: its memory is the workers'
+# own afterwards.
+Again = Callable[[Callable[[ShardSum], None]], None]
 
 VALIDATION = "validation/"  # before the names of metrics of the validation set, as in summaries
 
@@ -112,14 +116,23 @@ class Update:
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
     @torch.no_grad()
-    def apply(self, parts: Iterable[Part], leaves: int, n: int, present: int) -> Applied:
+    def apply(
+        self,
+        parts: Iterable[Part],
+        leaves: int,
+        n: int,
+        present: int,
+        again: Again | None = None,
+    ) -> Applied:
         """Make update number n (from 1) out of the parts of a tree with ``leaves`` leaves.
 
         Args:
             present: how many of the leaves there are.
+            again: computes them once more, if the optimizer takes a closure.
 
         Raises:
             LossError: the total weight is zero.
+            NotFiniteError: the optimizer moved to where the gradient is not finite.
         """
         # 1. Tree sum, in the memory of the leftmost part.
         began = time.monotonic()
@@ -135,32 +148,22 @@ class Update:
         # 2. Nothing that is not finite reaches the parameters.
         if not is_finite(total):
             return self._not_made(total)
-        # 3. One division by the total weight.
+        # 3. One division by the total weight; 4. clip.
         self.under_way = True
-        gradient = total.gradient.on(self.optimizer.device)
-        with self._cores():
-            for vector in gradient.vectors:
-                vector.div_(total.weight)
-        remarks = [
-            f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
-            "what several shards write becomes their mean: with shards=1 it is what plain torch "
-            "would make of it"
-            for name in self._buffers.take(total.buffers, total.integer_buffers, present)
-        ]
-        if total.written is not None:
-            writes.put(total.written, self.optimizer.flat_parameters)
-        # 4. Clip, by the norm of the mean gradient of the whole batch.
-        grad_norm = None
-        if self._clip_norm is not None:
-            with intra_op_threads(1):
-                grad_norm = _clip(gradient, self._clip_norm)
+        gradient, grad_norm, remarks = self._mean(total, present)
         # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
         with self._cores():
             try:
-                self.optimizer.step(gradient, total.missing or ())
+                if again is None:
+                    self.optimizer.step(gradient, total.missing or ())
+                else:
+                    self._step_with_closure(gradient, total, n, present, again)
+            except UserError:
+                raise
             except Exception as error:
-                error.add_note("quorate: in the optimizer's step(), which is given no closure")
+                given = "no closure" if again is None else "a closure"
+                error.add_note(f"quorate: in the optimizer's step(), which is given {given}")
                 raise
             if self.average is not None:
                 self.average.update(n)
@@ -180,6 +183,56 @@ class Update:
             totals=total.totals,
             remarks=remarks,
         )
+
+    def _mean(self, total: ShardSum, present: int) -> tuple[Flat, float | None, list[str]]:
+        """Make the mean gradient of a sum, in its memory, and take in what shards wrote.
+
+        Returns:
+            It, its norm before it was clipped, if it was to be, and remarks for the user.
+        """
+        assert total.gradient is not None
+        gradient = total.gradient.on(self.optimizer.device)
+        with self._cores():
+            for vector in gradient.vectors:
+                vector.div_(total.weight)
+        remarks = [
+            f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
+            "what several shards write becomes their mean: with shards=1 it is what plain torch "
+            "would make of it"
+            for name in self._buffers.take(total.buffers, total.integer_buffers, present)
+        ]
+        if total.written is not None:
+            writes.put(total.written, self.optimizer.flat_parameters)
+        if self._clip_norm is None:
+            return gradient, None, remarks
+        with intra_op_threads(1):  # the norm is that of the whole batch
+            return gradient, _clip(gradient, self._clip_norm), remarks
+
+    def _step_with_closure(
+        self, gradient: Flat, total: ShardSum, n: int, present: int, again: Again
+    ) -> None:
+        """Step, with gradients of the step at whatever parameters the optimizer moves to."""
+
+        def compute() -> float:
+            found = {}
+
+            def take(total: ShardSum) -> None:
+                if not is_finite(total):
+                    name = type(self.optimizer.inner).__name__
+                    raise NotFiniteError(
+                        f"the loss or its gradient is not finite where {name} moved to in update "
+                        f"{n}; lower the learning rate, or go on from the newest checkpoint"
+                    )
+                mean, _, _ = self._mean(total, present)
+                self.optimizer.take(_copied(mean), total.missing or ())
+                found["loss"] = total.means()["loss"]
+
+            again(take)
+            return found["loss"]
+
+        parameters = self.optimizer.flat_parameters
+        closure = Closure(total.means()["loss"], parameters, compute)
+        self.optimizer.step(_copied(gradient), total.missing or (), closure)
 
     @property
     def can_replay(self) -> bool:
@@ -239,6 +292,13 @@ def intra_op_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _copied(gradient: Flat) -> Flat:
+    """Return a copy: the memory of a sum is used again while the optimizer may still read it."""
+    copied = gradient.layout.new(gradient.device)
+    copied.copy_(gradient)
+    return copied
 
 
 def _clip(gradient: Flat, most: float) -> float:

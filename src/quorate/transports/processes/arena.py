@@ -44,6 +44,7 @@ class Arena:
         floats: F.
         integer_buffers: bytes of all other buffers.
         slots: how many there are.
+        again: whether half of them are for jobs that interrupt another.
         snapshots: how many of them, the last ones, hold snapshots of the parameters.
         workers: N.
         segment: all the rest; made here if it is not given.
@@ -60,6 +61,7 @@ class Arena:
         floats: int,
         integer_buffers: int,
         slots: int,
+        again: bool,
         snapshots: int,
         workers: int,
         segment: Segment | None = None,
@@ -70,10 +72,12 @@ class Arena:
         self.mutable_frozen, self.written = frozenset(mutable_frozen), frozenset(written)
         self._writes = writes.layout(parameters.views, written)
         self._slots: dict[int, Vectors] = {}
+        self._slots_of_a_job = self.slots // (1 + again)
         self._sizes = {
             "floats": floats,
             "integer_buffers": integer_buffers,
             "slots": slots,
+            "again": again,
             "snapshots": snapshots,
             "workers": workers,
         }
@@ -115,6 +119,7 @@ class Arena:
         mutable_frozen: Collection[int],
         written: Collection[str] = (),
         results: int,
+        again: bool = False,
         on_snapshots: bool,
         workers: int,
     ) -> Arena:
@@ -122,6 +127,7 @@ class Arena:
 
         Args:
             results: how many shards' results may wait for others of their step, or to be applied.
+            again: whether a step is computed again while the results of its first time wait.
             on_snapshots: whether workers compute from snapshots.
 
         Raises:
@@ -137,7 +143,7 @@ class Arena:
         # has levels, and one that it is writing.
         levels = (results - 1).bit_length()
         snapshots = workers + 1 if on_snapshots else 0
-        used = min(results + workers, workers * (levels + 2)) + snapshots
+        used = min(results + workers, workers * (levels + 2)) * (1 + again) + snapshots
         slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + integer_buffers.numel()
         slot_bytes += writes.layout(parameters.views, written).nbytes
         require(
@@ -155,7 +161,8 @@ class Arena:
             floats=floats.numel(),
             integer_buffers=integer_buffers.numel(),
             # Per worker one that is being computed, and one that is done and not decided on.
-            slots=results + 2 * workers + snapshots,
+            slots=(results + 2 * workers) * (1 + again) + snapshots,
+            again=again,
             snapshots=snapshots,
             workers=workers,
         )
@@ -163,6 +170,14 @@ class Arena:
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
         return arena
+
+    def lent(self, *, again: bool) -> range:
+        """Return the slots of a job: of one that interrupts another they are others.
+
+        The interrupted one's hold results, and a worker may still be writing to one of them.
+        """
+        first = self._slots_of_a_job if again else 0
+        return range(first, first + self._slots_of_a_job)
 
     def handed_over(self) -> tuple[dict[str, Any], list[int]]:
         """Return what ``attach`` needs: a description in JSON, and descriptors."""

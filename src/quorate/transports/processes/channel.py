@@ -83,7 +83,7 @@ class ProcessesChannel:
         self._collected: list[_Result] = []
         self._is_shown = False  # whether workers see the coordinator's buffers as they are
         arena = transport.arena
-        self._free = list(range(arena.slots))  # a heap: low ones first, so that few are used
+        self._free = [*arena.lent(again=job.is_again)]  # a heap: low first, so that few are used
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
             slots = {number: arena.slot(number) for number in arena.snapshots}

@@ -1,0 +1,169 @@
+"""Optimizers that want a step's gradient at other parameters too: LBFGS, sharpness-aware ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.warm import WARM
+from torch import nn
+
+import quorate
+from quorate.coordination.plan import Plan
+from quorate.errors import NotFiniteError, SettingError
+from quorate.replica.digest import digest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "closures.py"
+_spec = importlib.util.spec_from_file_location("closures", SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+script = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(script)
+
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Polite(torch.optim.SGD):
+    """Calls its closure first, if it has one, as torch's own do."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        Polite.calls += closure is not None
+        return super().step(closure)
+
+
+OPTIMIZERS: dict[str, Make] = {**script.OPTIMIZERS, "polite": lambda p: Polite(p, lr=0.1)}
+
+
+def trained(
+    make: Make | quorate.Optimize, workers: int = 1, steps: int = script.STEPS, **options: Any
+) -> quorate.Trainer:
+    trainer = quorate.Trainer(
+        options.pop("model", script.model),
+        script.loss,
+        optimizer=make,
+        batch_size=script.BATCH,
+        shards=script.SHARDS,
+        devices="cpu",
+        workers=workers,
+        **options,
+    )
+    trainer.fit(script.data(), steps=steps)
+    return trainer
+
+
+def without_dropout() -> nn.Module:
+    model = script.model()
+    model[2].p = 0.0
+    return model
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_are_those_of_a_plain_loop(name: str) -> None:
+    model, (x, labels) = without_dropout().double(), script.data().tensors
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    plan = Plan(rows=script.ROWS, batch_size=script.BATCH, shards=script.SHARDS, seed=0)
+    for step in range(script.STEPS):
+        shards = [plan.shard(step, shard) for shard in range(script.SHARDS)]
+        rows = torch.cat([torch.as_tensor(list(shard)) for shard in shards])
+
+        def closure(rows: torch.Tensor = rows) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = script.loss(model, (x[rows].double(), labels[rows]))
+            loss.backward()
+            return loss
+
+        if name == "sam":
+            closure()
+        optimizer.step(closure)
+
+    def wide() -> nn.Module:
+        return without_dropout().double()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return script.loss(model, (batch[0].double(), batch[1]))
+
+    ours = quorate.Trainer(
+        wide, loss, optimizer=OPTIMIZERS[name], batch_size=script.BATCH, shards=script.SHARDS,
+        devices="cpu", workers=1, seed=0,
+    )  # fmt: skip
+    ours.fit(script.data(), steps=script.STEPS)
+    for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", script.OPTIMIZERS)
+def test_one_digest_on_any_number_of_workers_and_after_a_resume(name: str, tmp_path: Path) -> None:
+    make = OPTIMIZERS[name]
+    expected = digest(trained(make).model.state_dict().items())
+    trained(make, workers=3, steps=4, run_dir=tmp_path / "run")
+    resumed = trained(make, workers=2, run_dir=tmp_path / "run")
+    assert digest(resumed.model.state_dict().items()) == expected
+
+
+def test_what_is_known_already_is_not_computed_again() -> None:
+    """An optimizer with an optional closure calls it first: at the parameters of the gradient."""
+    calls = [0]
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls[0] += 1
+        return script.loss(model, batch)
+
+    def count(make: Make) -> int:
+        calls[0] = 0
+        trainer = quorate.Trainer(
+            script.model, loss, optimizer=make, batch_size=24, shards=3, devices="cpu", workers=1,
+            compute=quorate.Compute(spot_check_every=0),
+        )  # fmt: skip
+        trainer.fit(script.data(), steps=3)
+        return calls[0]
+
+    Polite.calls = 0
+    plain = count(lambda p: torch.optim.SGD(p, lr=0.1))
+    assert count(OPTIMIZERS["polite"]) == plain
+    assert Polite.calls == 3
+    assert count(OPTIMIZERS["sam"]) == plain + 3 * 3
+
+
+@pytest.mark.parametrize("update", ["async", "bounded:1", "quorum:2"])
+def test_other_rules_are_refused_if_one_is_needed(update: str) -> None:
+    with pytest.raises(SettingError, match=r"update: got '.*', expected sync, as LBFGS asks"):
+        trained(OPTIMIZERS["lbfgs"], 2, update=update)
+    trained(OPTIMIZERS["polite"], 2, update=update)
+
+
+def test_a_move_to_where_nothing_is_finite_ends_the_run(tmp_path: Path) -> None:
+    trained(OPTIMIZERS["sam"], steps=2, run_dir=tmp_path)
+    far = script.SAM
+
+    def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return far(params, torch.optim.SGD, rho=1e38, lr=0.1, momentum=0.9)
+
+    with pytest.raises(NotFiniteError, match="not finite where SAM moved to in update 1"):
+        trained(make)
+
+
+def ended(*words: str) -> str:
+    code, out, err = WARM.run(["run", str(SCRIPT), *words], dict(os.environ), 200)
+    assert code == 0, out + err
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sam", "lbfgs"])
+def test_one_digest_on_processes_that_are_killed_meanwhile(name: str, tmp_path: Path) -> None:
+    def digests(out: str) -> list[str]:
+        return [line for line in out.splitlines() if line.startswith("digest ")]
+
+    expected = digests(ended(name, "towers", "1"))
+    assert digests(ended(name, "processes", "3")) == expected
+    out = ended(name, "processes", "2", str(tmp_path))
+    assert digests(out) == expected
+    assert {path.name for path in tmp_path.iterdir()} == {"killed-0", "killed-1"}
+    assert out.count("killed by signal 9") == 2
