@@ -40,7 +40,10 @@ def test_a_page_shows_both_files_as_they_are(stem: str) -> None:
     assert shown[:2] == [path.read_text() for path in scripts(page)]
 
 
-@pytest.mark.parametrize("stem", FIRST_LINES)
+@pytest.mark.parametrize(
+    "stem",
+    [stem if stem == "ddp" else pytest.param(stem, marks=pytest.mark.slow) for stem in FIRST_LINES],
+)
 def test_our_script_trains(stem: str, tmp_path: Path) -> None:
     _, ours = scripts(PAGES / f"{stem}.md")
     ended = run(command(ours, options=(*TOWER, "--run-dir", str(tmp_path))))

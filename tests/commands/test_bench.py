@@ -337,6 +337,7 @@ def test_a_bench_names_a_made_straggler_and_shows_the_same_bits(tmp_path: Path) 
     assert sorted(path.name for path in out.iterdir()) == ["results.json", "speed-up.png"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_the_bench_in_one_line(tmp_path: Path) -> None:
     script, out = tmp_path / "wrong.py", tmp_path / "out"
     script.write_text("raise RuntimeError('no such thing')\n")
@@ -379,6 +380,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long.py", "started"]
 
 
+@pytest.mark.slow
 def test_precision_and_compile_reach_the_runs(tmp_path: Path) -> None:
     words = ["bench", str(SCRIPT), "--compile", "--precision", "fp8", "--out", str(tmp_path)]
     code, _, error = WARM.run(words, os.environ, 120)

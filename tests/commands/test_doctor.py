@@ -70,6 +70,7 @@ def asking(module: str) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core is all there is")
 def test_few_descriptors_one_core_hidden_gpus_and_a_driver_that_hangs(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_a_loop_over_towers_of_random_speed_ends_after_its_last_update(update: s
         assert took_s < 0.5
 
 
+@pytest.mark.slow
 def test_a_loop_over_towers_ends_though_one_sleeps_on() -> None:
     for update in ("sync", "quorum:2", "async"):
         assert towers_end(update, lambda w: 3.0 if w == 2 else 0.01, 12) < 2.8

@@ -83,6 +83,7 @@ def check(
     assert note.endswith("on nothing is shown, training goes on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "engine"), [("broken", "towers"), ("full", "processes")])
 def test_output_that_breaks_or_is_full_ends_no_run(
     kind: str, engine: str, tmp_path: Path, references: References

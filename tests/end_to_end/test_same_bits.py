@@ -24,7 +24,7 @@ import quorate
 from quorate.replica.digest import digest
 
 
-@pytest.mark.parametrize("shards", [1, 4, 5, 8])
+@pytest.mark.parametrize("shards", [1, 4, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_one_digest_on_any_number_of_towers(shards: int, references: References) -> None:
     expected = digest_on_one_tower(references, shards)
     for workers in (2, 3, 4, 9):
@@ -45,6 +45,7 @@ def test_loader_processes_do_not_change_a_bit(references: References) -> None:
     assert digest_of(trained(2, 4, loader_workers=2)) == digest_on_one_tower(references, 4)
 
 
+@pytest.mark.slow
 def test_slow_towers_do_not_change_a_bit() -> None:
     """Random sleeps make idle towers take over shards and compute copies of them."""
 

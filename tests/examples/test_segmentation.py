@@ -238,6 +238,7 @@ def test_intersection_over_union_by_hand(example: Any) -> None:
 # --- programs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_train_gives_the_same_on_any_towers_and_shows_what_it_does(
     example: Any, earth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def abouts(starter: Starter, what: Script) -> list[dict[str, Any]]:
             process.close()
 
 
+@pytest.mark.slow
 def test_a_fork_is_as_a_new_interpreter(starter: ForkServer, tmp_path: Path) -> None:
     what = script(tmp_path, ABOUT_ITSELF)
     alone = Spawner(what, spins=False)
