@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
@@ -26,7 +26,7 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.transports import Channel, Transport
+from quorate.transports import Transport
 from quorate.transports.job import Training
 from quorate.transports.spot_checks import SpotChecks
 
@@ -101,8 +101,17 @@ def looping(
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
         updates = Updates(state, source, crew, loop.last_step, say, checks, again)
-        with closing(updates.reports(coordinator, channel)) as reports:
+        made = drive(coordinator, channel, updates.applying(coordinator), say=say)
+        with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
+
+
+class Progress(Protocol):
+    """Whoever makes the updates of a loop."""
+
+    first_step: int  # updates that were applied before
+    begun_at: float | None  # when the first shard was dealt, time.monotonic(), if that is known
+    reason: str  # why it ended where it ended
 
 
 class Updates(NamedTuple):
@@ -116,8 +125,40 @@ class Updates(NamedTuple):
     spot_checks: SpotChecks | None = None
     again: StepAgain | None = None
 
-    def reports(self, coordinator: Coordinator, channel: Channel) -> Generator[Report]:
-        """Make updates until the coordinator has enough of them; yield a report of each.
+    def applying(self, coordinator: Coordinator) -> Callable[[Ready], tuple[Ready, Applied]]:
+        """Return what makes the update of a step."""
+        state, plan = self.state, self.source.plan
+
+        def apply(ready: Ready) -> tuple[Ready, Applied]:
+            leaves, n = plan.shards_of(ready.step), state.global_step + 1
+            again = None if self.again is None else partial(self.again, ready.step)
+            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
+            self.took(ready, applied, coordinator.left_open_next)
+            return ready, applied
+
+        return apply
+
+    def took(self, ready: Ready, applied: Applied, left_open: list[int]) -> None:
+        """Take an update into the state.
+
+        Raises:
+            NotFiniteError: it was not made, and the run is not to go on.
+        """
+        state = self.state
+        if applied.not_finite is not None:
+            recipe = self.crew.recipe.optimize
+            make_replica = partial(self.crew.probe_replica, state)
+            not_made(ready.step, applied, state, self.source, make_replica, recipe, self.say)
+        state.global_step, state.left_open = state.global_step + 1, left_open
+
+    def reports(
+        self, made: Iterator[tuple[Ready, Applied]], progress: Progress
+    ) -> Generator[Report]:
+        """Yield a report of each update that is made.
+
+        Args:
+            made: the updates, which are in the state.
+            progress: of whoever makes them.
 
         Raises:
             NotFiniteError: a loss or gradient was not finite; that update was not made.
@@ -128,19 +169,7 @@ class Updates(NamedTuple):
         pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
-
-        def apply(ready: Ready) -> tuple[Ready, Applied]:
-            leaves, n = plan.shards_of(ready.step), state.global_step + 1
-            again = None if self.again is None else partial(self.again, ready.step)
-            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
-            if applied.not_finite is not None:
-                recipe = self.crew.recipe.optimize
-                make_replica = partial(self.crew.probe_replica, state)
-                not_made(ready.step, applied, state, self.source, make_replica, recipe, self.say)
-            state.global_step, state.left_open = n, coordinator.left_open_next
-            return ready, applied
-
-        for ready, applied in drive(coordinator, channel, apply, say=self.say):
+        for ready, applied in made:
             step, n = ready.step, state.global_step
             checked_s = self._spot_check(n, time.monotonic() - begun)
             rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
@@ -153,9 +182,9 @@ class Updates(NamedTuple):
             if new := applied.missing - named - switched_off:
                 named |= new
                 self.say(f"no gradient in step {step}, left alone: {', '.join(sorted(new))}")
-            if n == coordinator.first_step + 1:
-                begun = coordinator.begun_at or begun  # workers had to start
-            if n == coordinator.first_step + 2:
+            if n == progress.first_step + 1:
+                begun = progress.begun_at or begun  # workers had to start
+            if n == progress.first_step + 2:
                 pace.forget()  # and to warm up
             pace.add(time.monotonic() - begun - checked_s, rows)
             ends_epoch = n % plan.steps_per_epoch == 0
@@ -200,7 +229,7 @@ class Updates(NamedTuple):
             more = f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
             self.say(f"in the end the same bits are in doubt, as was said: {doubts[0]}{more}")
         if state.global_step < self.last_step:
-            self.say(f"stopped after step {state.global_step:,}: {coordinator.reason}")
+            self.say(f"stopped after step {state.global_step:,}: {progress.reason}")
 
     def _take_changes(self) -> None:
         """Take in what user code did to the model, before the next shard is dealt."""

@@ -15,6 +15,8 @@ from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
 from quorate.settings import switch
 from quorate.training import resume
+from quorate.training.collective.follow import follow
+from quorate.training.collective.lead import leading
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
@@ -73,6 +75,8 @@ def prepare(
         UserError: something cannot work; no worker was started.
     """
     recipe, shuffle = crew.recipe, switch("shuffle", shuffle)
+    if crew.follows:
+        follow(crew, dataset, partial(_probed, crew, note=lambda _: None, training=True))
     with ExitStack() as stack:
         # 1. The run directory, which is ours from here on; the plan.
         stack.enter_context(prepared.lock.held(say))
@@ -86,6 +90,9 @@ def prepare(
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
+        if crew.engine == engines.COLLECTIVE:
+            crew.meet()
+            stack.callback(crew.end_ranks)
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset)
         # 3. What is said before the first update.
@@ -115,7 +122,8 @@ def prepare(
             return
         # 4. The workers, and the updates.
         facts = prepared.facts(crew, state)
-        yield stack.enter_context(looping(loop, crew, source, facts, stops, say))
+        begun = leading if crew.engine == engines.COLLECTIVE else looping
+        yield stack.enter_context(begun(loop, crew, source, facts, stops, say))
 
 
 def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
@@ -148,9 +156,10 @@ def _probed(
             State,
             crew.model,
             crew.master_device,
-            shared=not has_towers,
+            shared=crew.engine == engines.PROCESSES,
             optimize=recipe.optimize,
             notes=crew.replicas.notes,
+            slicing=crew.slicing if crew.ranks is not None else None,
         )
         try:
             return probed(

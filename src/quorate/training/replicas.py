@@ -12,6 +12,7 @@ from quorate.coordination import rules
 from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
 from quorate.replica import precision
+from quorate.replica.buffers import Buffers
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
@@ -115,9 +116,18 @@ class Replicas:
         """Return a replica for a thread of this process."""
         return self._made(state, group)
 
-    def alone(self, state: State, device: torch.device) -> Replica:
-        """Return the model itself as a replica: nobody else uses it meanwhile."""
-        return self._made(state, Group([device]), own=True)
+    def alone(
+        self,
+        state: State,
+        device: torch.device,
+        set_buffers: Callable[[Buffers], None] | None = None,
+    ) -> Replica:
+        """Return the model itself as a replica: nobody else uses it meanwhile.
+
+        Args:
+            set_buffers: see ``Replica``.
+        """
+        return self._made(state, Group([device]), own=True, set_buffers=set_buffers)
 
     def probe(self, state: State, master_device: torch.device, *, copies: bool) -> Replica:
         """Return a replica to try a shard on before there are workers.
@@ -136,7 +146,15 @@ class Replicas:
                 return self._made(state, first, logs=False)
         return self._made(state, Group([master_device]), own=True, logs=False)
 
-    def _made(self, state: State, group: Group, *, own: bool = False, logs: bool = True) -> Replica:
+    def _made(
+        self,
+        state: State,
+        group: Group,
+        *,
+        own: bool = False,
+        logs: bool = True,
+        set_buffers: Callable[[Buffers], None] | None = None,
+    ) -> Replica:
         if not own and self._obstacle is not None:
             raise refused(self._obstacle)
         logs = logs and self.computing.log_placement
@@ -148,6 +166,7 @@ class Replicas:
             mutable_frozen=state.mutable_frozen,
             written=state.written,
             own=own,
+            set_buffers=set_buffers,
             loss=self._recipe.loss,
             totals=self.totals.names,
             turns=self._turns,

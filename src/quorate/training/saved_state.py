@@ -36,7 +36,8 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
     if rest := _rest(state):
         files["rest.safetensors"] = rest
-    moments, kept = state.optimizer_state.save()
+    with state.optimizer.whole():
+        moments, kept = state.optimizer_state.save()
     files["optimizer.safetensors"] = moments
     record = {
         "global_step": state.global_step,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,11 +13,14 @@ from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import aliases, bind, frozen, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
+from quorate.training.optimizing.extent import Sliced
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import OptimizerState
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Average, Update
 from quorate.training.user_changes import UserChanges
+from quorate.transports.collective.exchange import Slices
 
 
 class State:
@@ -30,6 +33,7 @@ class State:
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
         notes: for the user.
+        slicing: cuts vectors of a layout into the slices of ranks, if ranks make updates together.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class State:
         written: frozenset[str] = frozenset(),
         optimize: Optimize,
         notes: Notes | None = None,
+        slicing: Callable[[Layout], Slices] | None = None,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -62,7 +67,12 @@ class State:
             follow()
         self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
-        self.optimizer = FlatOptimizer(optimize.optimizer, model, self.parameters)
+        slices = None if slicing is None else slicing(layout)
+        self.optimizer = (
+            FlatOptimizer(optimize.optimizer, model, self.parameters)
+            if slices is None
+            else SlicedOptimizer(optimize.optimizer, model, self.parameters, slices=slices)
+        )
         self.average = (
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
         )
@@ -75,8 +85,15 @@ class State:
             schedule=optimize.schedule,
             schedule_metric=optimize.schedule_metric,
             average=self.average,
+            extent=None if slices is None else Sliced(slices),
         )
         self.optimizer_state = OptimizerState(self.optimizer, self.update, frozen(model), notes)
+
+    def leave_ranks(self) -> None:
+        """Go on without the other ranks: all of the state comes here. Blocks."""
+        if isinstance(self.optimizer, SlicedOptimizer):
+            self.optimizer.stay_alone()
+            self.update.take_whole()
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return the model's state dict under the user's own names: tensors only, in its order.

@@ -2,6 +2,8 @@
 
 processes   one per worker on this machine, over shared memory; each runs the script again
 towers      threads of this process
+collective  one process per worker, each with the parameters, on any number of hosts; torchrun
+            starts them, or the first of them the others of its machine
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import torch
 
 from quorate.errors import SettingError
 from quorate.replica.shared.copies import FIX, refused
+from quorate.transports.collective.place import from_environment
 from quorate.transports.processes.script import Script, current
 
-PROCESSES, TOWERS = "processes", "towers"
+PROCESSES, TOWERS, COLLECTIVE = "processes", "towers", "collective"
 
 
 class Chosen(NamedTuple):
@@ -36,10 +39,16 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
     Raises:
         SettingError: there is no such engine, or it cannot work here.
     """
-    if name not in (None, PROCESSES, TOWERS):
-        raise SettingError("engine", name, f"{PROCESSES} or {TOWERS}", "choose one of them")
+    if name not in (None, PROCESSES, TOWERS, COLLECTIVE):
+        expected = f"{PROCESSES}, {TOWERS} or {COLLECTIVE}"
+        raise SettingError("engine", name, expected, "choose one of them")
     script = current() if os.name == "posix" else None
-    if name == PROCESSES and script is None:
+    is_rank = from_environment() is not None
+    if is_rank and name in (None, COLLECTIVE):
+        return Chosen(COLLECTIVE, None)
+    if name == COLLECTIVE and script is not None:
+        return Chosen(COLLECTIVE, script)
+    if name in (PROCESSES, COLLECTIVE) and script is None:
         expected = "a script that worker processes can run again"
         fix = "put the program into a file, or use engine='towers'"
         raise SettingError("engine", name, expected, fix)
@@ -60,7 +69,7 @@ def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:
     Raises:
         CopyError: towers were asked for, or there is no other way.
     """
-    if engine.name == PROCESSES:
+    if engine.name in (PROCESSES, COLLECTIVE):
         return engine
     script = current() if os.name == "posix" else None
     if name == TOWERS:

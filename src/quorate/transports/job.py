@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import Plan, abridged, home_shards
+from quorate.coordination.plan import Plan, abridged
 from quorate.data.feed import CPU, Feed
 from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
@@ -109,15 +109,13 @@ class Job(ABC):
         def covers(ticket: Ticket) -> bool:
             step, shard = ticket
             return (
-                shard in self.plan.home_shards(rank_of, step)
-                and step in self.steps
-                and ticket >= first
+                shard in self.home_shards(rank_of, step) and step in self.steps and ticket >= first
             )
 
         tickets = (
             (step, shard)
             for step in range(max(first[0], self.steps.start), self.steps.stop)
-            for shard in self.plan.home_shards(rank_of, step)
+            for shard in self.home_shards(rank_of, step)
             if (step, shard) >= first
         )
         # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
@@ -125,7 +123,7 @@ class Job(ABC):
         return Feed(
             self.source,
             tickets,
-            ahead=max(2, 2 * len(home_shards(rank_of, self.plan.shards))),
+            ahead=max(2, 2 * len(self.home_shards(rank_of, self.steps.start))),
             # One worker takes its own in order; several that share a feed, only about so.
             behind=self.plan.lookahead - 1 if rank_of == (0, 1) else 0,
             covers=covers,
@@ -133,6 +131,10 @@ class Job(ABC):
             told=told,
             **self.loading,
         )
+
+    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
+        """Return the shards of a step that a worker computes if nothing unusual happens."""
+        return self.plan.home_shards(rank_of, step)
 
     def compute(
         self,

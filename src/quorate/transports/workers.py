@@ -18,8 +18,10 @@ class Workers(Settings):
         count: how many, dealt over the devices in turn. Default: one per device; without devices
             named, one per GPU, or one per CPU core and at most 8.
         engine: how workers are reached: "processes" of their own, which run the script again up to
-            the first training loop, or "towers", threads of this process. Default: processes for
-            several CPU workers of a script; towers in a notebook, at a prompt and on GPUs.
+            the first training loop, "towers", threads of this process, or "collective", ranks that
+            make each update together, on one machine or, started by torchrun, on many. Default:
+            collective under torchrun, processes for several CPU workers of a script; towers in a
+            notebook, at a prompt and on GPUs.
         threads: intra-op threads of each worker. The bits depend on it.
         timeout_s: seconds after which a worker process that is still at one shard, and has been
             for 3 times its usual time, is replaced, and one that has not reached the training loop
@@ -41,7 +43,7 @@ class Workers(Settings):
     _: KW_ONLY
     engine: str | None = field(
         default=None,
-        metadata=about("processes, or towers: a thread per worker", kind=str),
+        metadata=about("processes, towers (a thread per worker), or collective", kind=str),
     )
     threads: int = field(
         default=1,

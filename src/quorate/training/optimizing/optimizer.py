@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 from math import inf
 from typing import Any
@@ -132,6 +132,10 @@ class FlatOptimizer:
             for group, values in zip(self.inner.param_groups, groups, strict=True):
                 group.update(values)
 
+    def whole(self) -> AbstractContextManager[None]:
+        """Return a context within which ``state`` is that of all parameters: as ever, here."""
+        return nullcontext()
+
     @property
     def takes_closure(self) -> bool:
         """Whether ``step`` may be given one."""
@@ -164,15 +168,10 @@ class FlatOptimizer:
         Raises:
             UserError: user code has added a group since.
         """
-        if len(self.inner.param_groups) != len(self.groups):
-            raise UserError(
-                f"optimizer: got {len(self.inner.param_groups)} groups, expected "
-                f"{len(self.groups)} as when training began; make all groups where the optimizer "
-                "is made, and switch parameters off with requires_grad_(False) until their turn"
-            )
+        self.require_known_groups()
         self.take(gradient, missing)
         if type(self.inner) is torch.optim.SGD:
-            self._fill_momenta()
+            fill_momenta(self.inner)
         if self.has_modes:
             self.inner.train()  # type: ignore[attr-defined]
         if closure is None:
@@ -195,19 +194,18 @@ class FlatOptimizer:
             else:
                 tensor.grad = gradient.views[names[0]]
 
-    def _fill_momenta(self) -> None:
-        """Give zeros to fused SGD for momenta that are not there yet, next to others that are.
+    def require_known_groups(self) -> None:
+        """Refuse groups that user code has added since.
 
-        It takes all of them or none. From zeros the first one becomes the gradient, as from none.
+        Raises:
+            UserError: there are such.
         """
-        for group in self.inner.param_groups:
-            if not (group["fused"] and group["momentum"]):
-                continue
-            updated = [tensor for tensor in group["params"] if tensor.grad is not None]
-            late = [t for t in updated if self.inner.state[t].get("momentum_buffer") is None]
-            if len(late) < len(updated):
-                for tensor in late:
-                    self.inner.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+        if len(self.inner.param_groups) != len(self.groups):
+            raise UserError(
+                f"optimizer: got {len(self.inner.param_groups)} groups, expected "
+                f"{len(self.groups)} as when training began; make all groups where the optimizer "
+                "is made, and switch parameters off with requires_grad_(False) until their turn"
+            )
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Per parameter name what torch's own state_dict would hold for it.
@@ -359,10 +357,25 @@ class FlatOptimizer:
         return name
 
 
+def fill_momenta(sgd: Optimizer) -> None:
+    """Give zeros to fused SGD for momenta that are not there yet, next to others that are.
+
+    It takes all of them or none. From zeros the first one becomes the gradient, as from none.
+    """
+    for group in sgd.param_groups:
+        if not (group["fused"] and group["momentum"]):
+            continue
+        updated = [tensor for tensor in group["params"] if tensor.grad is not None]
+        late = [t for t in updated if sgd.state[t].get("momentum_buffer") is None]
+        if len(late) < len(updated):
+            for tensor in late:
+                sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+
+
 def _leaves_it_open(group: dict[str, Any]) -> bool:
     """Whether a group's options leave the choice of the kernel to us."""
     chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
-    if group.get("dampening"):  # not for the first gradient: see ``_fill_momenta``
+    if group.get("dampening"):  # not for the first gradient: see ``fill_momenta``
         return False
     return not chosen and not any(tensor.is_complex() for tensor in group["params"])
 

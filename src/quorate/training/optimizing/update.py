@@ -28,7 +28,8 @@ from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
 from quorate.training.optimizing.closure import Closure
-from quorate.training.optimizing.not_finite import is_finite, not_finite
+from quorate.training.optimizing.extent import Sliced, Whole
+from quorate.training.optimizing.not_finite import is_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
@@ -88,6 +89,7 @@ class Update:
         schedule: from the optimizer to a torch scheduler, stepped once per update.
         schedule_metric: what a scheduler goes by that wants a metric: then it is stepped with that.
         average: of the parameters, if they are averaged.
+        extent: of the gradients. Default: whole vectors.
     """
 
     def __init__(
@@ -99,9 +101,11 @@ class Update:
         schedule: Schedule | None = None,
         schedule_metric: str | None = None,
         average: Average | None = None,
+        extent: Whole | Sliced | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.average = average
+        self._extent: Whole | Sliced = extent or Whole()
         self._buffers = buffers
         self._clip_norm = clip_norm
         groups = [_plain(group) for group in optimizer.inner.param_groups]
@@ -146,7 +150,7 @@ class Update:
                 "no gradient: give at least one row of a batch a weight"
             )
         # 2. Nothing that is not finite reaches the parameters.
-        if not is_finite(total):
+        if not self._extent.is_finite(total):
             return self._not_made(total)
         # 3. One division by the total weight; 4. clip.
         self.under_way = True
@@ -206,7 +210,16 @@ class Update:
         if self._clip_norm is None:
             return gradient, None, remarks
         with intra_op_threads(1):  # the norm is that of the whole batch
-            return gradient, _clip(gradient, self._clip_norm), remarks
+            return gradient, self._clip(gradient, self._clip_norm), remarks
+
+    def _clip(self, gradient: Flat, most: float) -> float:
+        """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
+        norm = self._extent.norm(gradient)
+        scale = most / (norm + 1e-6)
+        if scale < 1:
+            for vector in gradient.vectors:
+                vector.mul_(scale)
+        return norm
 
     def _step_with_closure(
         self, gradient: Flat, total: ShardSum, n: int, present: int, again: Again
@@ -238,6 +251,14 @@ class Update:
     def can_replay(self) -> bool:
         """Whether the schedule follows from the number of updates alone."""
         return self.scheduler is not None and self._goes_by is None
+
+    def leave_schedule(self) -> None:
+        """Step no schedule: somebody else does, and sets what it gives."""
+        self.scheduler = self._goes_by = None
+
+    def take_whole(self) -> None:
+        """Make updates from whole gradients from now on."""
+        self._extent = Whole()
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """Step a schedule that goes by a metric of the validation set."""
@@ -274,7 +295,7 @@ class Update:
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
-            not_finite=not_finite(total.gradient),
+            not_finite=self._extent.not_finite(total.gradient),
         )
 
     def _cores(self) -> AbstractContextManager[None]:
@@ -299,19 +320,6 @@ def _copied(gradient: Flat) -> Flat:
     copied = gradient.layout.new(gradient.device)
     copied.copy_(gradient)
     return copied
-
-
-def _clip(gradient: Flat, most: float) -> float:
-    """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
-    wide = torch.float32 if gradient.device.type == "mps" else torch.float64  # which it lacks
-    vectors = [torch.view_as_real(v) if v.is_complex() else v for v in gradient.vectors]
-    squares = [torch.linalg.vector_norm(v, dtype=wide).square() for v in vectors]
-    norm = float(torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt())
-    scale = most / (norm + 1e-6)
-    if scale < 1:
-        for vector in gradient.vectors:
-            vector.mul_(scale)
-    return norm
 
 
 def _goes_by(scheduler: LRScheduler | None, metric: str | None) -> str | None:

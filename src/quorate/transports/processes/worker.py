@@ -29,6 +29,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.shared.sharing import Sharing
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
+from quorate.transports.collective.place import OWN
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.script import Script
@@ -60,6 +61,8 @@ def run(*, wire: int, output: int) -> None:
     if start is None:
         return
     _here = Worker(start["number"], end, output)
+    if start["rank"] is not None:
+        os.environ[OWN] = start["rank"]
     with steady():  # also while it is hidden: a full disk for temporary files is no news
         Script(**start["script"]).run()
     sys.exit("the script came to its end without a training loop")
@@ -150,13 +153,7 @@ class Worker:
             notes=self._notes,
         )
         # 3. From here on what user code prints is news: the coordinator's script prints it not.
-        self._flush()
-        for fd, original in self._outputs.items():
-            os.dup2(original, fd)
-            os.close(original)
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, Steady):
-                stream.fault = None  # it leads elsewhere now
+        self.show()
         # 4. Shards, until the coordinator ends this process or is gone itself.
         loop = ShardLoop(self.number, self._wire, arena, replica, program)
         with Stream() as stream:
@@ -165,6 +162,16 @@ class Worker:
                 loop.handle(message, stream)
                 for note in self._notes.take():
                     self._wire.send({"kind": "note", **note._asdict()})
+
+    def show(self) -> None:
+        """Have what is printed from now on reach whoever started the coordinator."""
+        self._flush()
+        for fd, original in self._outputs.items():
+            os.dup2(original, fd)
+            os.close(original)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Steady):
+                stream.fault = None  # it leads elsewhere now
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):

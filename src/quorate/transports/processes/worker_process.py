@@ -25,12 +25,15 @@ class WorkerProcess:
         number: of the worker.
         script: what it runs.
         starter: starts it.
+        rank: its place in a collective, if it is to be a rank; see ``Place``.
 
     Raises:
         OSError: it cannot be started; nothing is left of it.
     """
 
-    def __init__(self, number: int, script: Script, starter: Starter) -> None:
+    def __init__(
+        self, number: int, script: Script, starter: Starter, *, rank: str | None = None
+    ) -> None:
         self.number = number
         self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
         self._amended = 0  # the number of the newest ``Amendments`` that it has
@@ -45,7 +48,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         self._selector: BaseSelector | None = None
-        self.post({"number": number, "script": asdict(script)})
+        self.post({"number": number, "script": asdict(script), "rank": rank})
 
     def watch(
         self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]

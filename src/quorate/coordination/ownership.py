@@ -1,0 +1,53 @@
+"""Ownership: which shards and which stretches of the vectors each rank of a collective has.
+
+A rank owns at most one whole subtree of the tree of shards. So it hands over one sum, whatever the
+number of its shards: on N ranks (N-1)/N of a vector each, as in a ring. Runs of equal length would
+cost more where V is no multiple of N: of 8 shards on 3 ranks, five sums in the place of three.
+
+Vectors are cut between blocks of one fixed size. What is summed over a vector, a norm, is summed
+over each block first, so that it does not depend on where vectors are cut.
+"""
+
+from __future__ import annotations
+
+from quorate.coordination.tree import Node
+
+BLOCK = 1 << 16  # elements: 256 KB of float32
+
+
+def subtrees(shards: int, ranks: int) -> list[Node]:
+    """Return the nodes that ranks own, in order, covering each shard once.
+
+    The node with the most shards is halved, the leftmost of several, until there is one for each
+    rank, or each is a shard. Ranks beyond that own none.
+    """
+    nodes: list[Node] = [((shards - 1).bit_length(), 0)]
+    while len(nodes) < min(shards, ranks):
+        place = max(range(len(nodes)), key=lambda n: (len(leaves(nodes[n], shards)), -n))
+        nodes[place : place + 1] = _halves(nodes[place], shards)
+    return nodes
+
+
+def leaves(node: Node, shards: int) -> range:
+    """Return the shards below a node."""
+    level, index = node
+    return range(index << level, min((index + 1) << level, shards))
+
+
+def slices(size: int, ranks: int) -> list[range]:
+    """Return the stretch of a vector that each rank owns: whole blocks, but for the last one."""
+    blocks = -(-size // BLOCK)
+    ends = [min(size, BLOCK * (blocks * (rank + 1) // ranks)) for rank in range(ranks)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def slowest_factor(shards: int, ranks: int) -> float:
+    """Return how many shards the busiest rank has, over what it had if all had equally many."""
+    most = max(len(leaves(node, shards)) for node in subtrees(shards, ranks))
+    return most / -(-shards // ranks)
+
+
+def _halves(node: Node, shards: int) -> list[Node]:
+    level, index = node
+    left, right = (level - 1, 2 * index), (level - 1, 2 * index + 1)
+    return [left, right] if leaves(right, shards) else _halves(left, shards)

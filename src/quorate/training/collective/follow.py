@@ -1,0 +1,147 @@
+"""Ranks other than 0: they run the script up to the training loop, and then follow rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+from quorate.coordination.plan import Plan, from_json
+from quorate.data.source import Source, length
+from quorate.errors import QuorateError, RankError, UserError
+from quorate.machine.dies_with_parent import JOB_SIGNALS
+from quorate.training.collective import share
+from quorate.training.collective.lead import END, OPEN, STEP, identity
+from quorate.training.collective.member import Member
+from quorate.training.crew import Crew
+from quorate.training.optimizing.sliced_optimizer import GATHER, SlicedOptimizer
+from quorate.training.state import State
+from quorate.transports.amendments import Amendments
+from quorate.transports.processes.worker import here
+
+MakeState = Callable[[Source], State]
+
+
+def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
+    """Compute what rank 0 asks for, and end this process when it says so.
+
+    Nothing of the script runs after this: what follows a training loop is rank 0's.
+    """
+    signals = _Signals()
+    code = 1
+    try:
+        if (worker := here()) is not None:
+            worker.show()
+        _follow(crew, dataset, make_state, signals)
+        code = 0
+    except RankError as error:
+        if here() is None:  # else whoever started it says so
+            print(f"quorate: {error}", file=sys.stderr)
+    except QuorateError as error:
+        print(f"quorate: {error}", file=sys.stderr)
+        code = 2 if isinstance(error, UserError) else 1
+    except BaseException:  # the edge of the process
+        sys.excepthook(*sys.exc_info())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
+    os._exit(code)
+
+
+class _Signals:
+    """Whether this rank was asked to end: rank 0 hears of it with the next step."""
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        for number in JOB_SIGNALS:
+            with suppress(ValueError):  # the script trains in another thread than the main one
+                signal.signal(number, self._take)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGTERM:  # a terminal's signals reach rank 0 too
+            self.asked = signal.Signals(number).name
+
+
+def _follow(crew: Crew, dataset: Any, make_state: MakeState, signals: _Signals) -> None:
+    ranks = crew.meet()
+    record = ranks.hear()
+    if record["kind"] == END:
+        return
+    assert record["kind"] == OPEN
+    plan = from_json(record["plan"], crew.recipe.loading.order)
+    if (rows := length(dataset)) != plan.rows:
+        raise UserError(
+            f"rank {ranks.rank} has another dataset: got {rows} rows, expected {plan.rows} as on "
+            "rank 0; give every rank the same data"
+        )
+    state, source = _opened(crew, dataset, plan, record, make_state)
+    share.take(ranks, record["state"], state)
+    member = Member(
+        ranks,
+        state,
+        partial(crew.replicas.alone, state, crew.master_device),
+        source,
+        range(*record["steps"]),
+        loader_workers=crew.recipe.loading.processes,
+        threads=crew.recipe.workers.threads,
+    )
+    with closing(member):
+        ranks.gather(json.dumps(identity(member, source)).encode())
+        state.user_changes.settle()
+        while (record := ranks.hear())["kind"] != END:
+            if record["kind"] == GATHER:
+                assert isinstance(state.optimizer, SlicedOptimizer)
+                state.optimizer.gather()
+            elif record["kind"] == STEP:
+                _step(crew, state, member, record, signals)
+
+
+def _opened(
+    crew: Crew, dataset: Any, plan: Plan, record: dict[str, Any], make_state: MakeState
+) -> tuple[State, Source]:
+    source = Source(dataset, plan, crew.recipe.loading.collate, crew.recipe.loading.augment)
+    state = make_state(source)
+    crew.replicas.notes.take()  # rank 0 says the same
+    if record["compile"] != crew.replicas.computing.compile:
+        raise UserError(
+            f"compile: got {crew.replicas.computing.compile} on this rank, expected "
+            f"{record['compile']} as on rank 0; install a compiler on every host, or on none"
+        )
+    state.average = state.update.average = None  # rank 0's alone
+    state.update.leave_schedule()
+    return state, source
+
+
+def _step(
+    crew: Crew, state: State, member: Member, record: dict[str, Any], signals: _Signals
+) -> None:
+    """Make a step, or leave it where rank 0 hears what was raised."""
+    if "groups" in record:
+        share.take_groups(state, record["groups"])
+    if "amendments" in record:
+        ranks = crew.ranks
+        assert ranks is not None
+        for value in share.values(state):
+            taken = value.contiguous()
+            ranks.swap([], [(0, taken)])
+            if taken is not value:
+                value.copy_(taken)
+        amendments = Amendments.from_json(record["amendments"])
+        amendments.amend(state.model, state.user_changes.trained())
+    step = record["step"]
+    try:
+        parts = member.parts(step, stop=signals.asked)
+    except RankError:
+        raise
+    except Exception:  # on every rank the same: rank 0 decides
+        member.restore()
+        return
+    applied = member.applied(parts, step, step + 1)
+    if applied.not_finite is None:
+        state.global_step = step + 1

@@ -1,0 +1,189 @@
+"""Rank 0: it decides what comes next, and tells the others; the updates all make together."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from quorate.coordination.ownership import slowest_factor
+from quorate.data.source import Source
+from quorate.errors import RankError, UserError
+from quorate.training.collective import share
+from quorate.training.collective.member import Member
+from quorate.training.crew import Crew
+from quorate.training.drive import Ready
+from quorate.training.loop import Loop, Updates
+from quorate.training.optimizing.update import Applied
+from quorate.training.saved_state import contents
+from quorate.training.stop import Stops
+from quorate.transports import Channel
+from quorate.transports.collective.ranks import Ranks
+from quorate.transports.job import Job, data_fingerprint
+from quorate.transports.worker_status import WorkerStatus
+
+OPEN, STEP, END = "open", "step", "end"  # kinds of records
+
+
+@contextmanager
+def leading(
+    loop: Loop,
+    crew: Crew,
+    source: Source,
+    facts: dict[str, Any],
+    stops: Stops,
+    say: Callable[[str], None],
+) -> Iterator[Loop]:
+    """Open a loop on all ranks, and end them afterwards.
+
+    Raises:
+        UserError: a rank computes something else, or has other data.
+        RankError: a rank is gone.
+    """
+    ranks, state, plan = crew.ranks, loop.state, loop.plan
+    assert ranks is not None
+    state.user_changes.look()
+    state.user_changes.refuse()
+    with ExitStack() as stack:
+        stack.callback(crew.leave_ranks, state, say)
+        shared = contents(state, facts)
+        ranks.tell(
+            {
+                "kind": OPEN,
+                "plan": plan.to_json(),
+                "steps": [state.global_step, loop.last_step],
+                "compile": crew.replicas.computing.compile,
+                "written": sorted(state.written),
+                "mutable_frozen": sorted(state.mutable_frozen),
+                "state": share.header(shared),
+            }
+        )
+        share.send(ranks, shared)
+        member = stack.enter_context(
+            closing(
+                Member(
+                    ranks,
+                    state,
+                    partial(crew.replicas.alone, state, crew.master_device),
+                    source,
+                    range(state.global_step, loop.last_step),
+                    loader_workers=crew.recipe.loading.processes,
+                    threads=crew.recipe.workers.threads,
+                )
+            )
+        )
+        _compare(ranks.gather(json.dumps(identity(member, source)).encode()))
+        if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
+            say(
+                f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
+                "as many as if all had equally many; a power of two for either gives 1"
+            )
+        state.user_changes.settle()
+        updates = Updates(state, source, crew, loop.last_step, say)
+        lead = _Lead(member, ranks, updates, stops)
+        with closing(updates.reports(lead.updates(), lead)) as reports:
+            yield loop._replace(transport=_Status(member, crew), reports=reports)
+
+
+def identity(member: Member, source: Source) -> dict[str, str]:
+    """Return what has to be the same on all ranks."""
+    return {
+        "torch build": torch.__version__,
+        "first rows of the dataset": data_fingerprint(source),
+        "gradient of the first shard": member.fingerprint(),
+    }
+
+
+def _compare(given: list[bytes]) -> None:
+    first, *others = (json.loads(text) for text in given)
+    for rank, other in enumerate(others, start=1):
+        for name, value in first.items():
+            if other[name] != value:
+                raise UserError(
+                    f"rank {rank} has another {name}: got {other[name]:.12}, expected {value:.12} "
+                    "as rank 0; start the same script with the same data, arguments and packages "
+                    "on every rank"
+                )
+
+
+class _Lead:
+    """The steps of a loop, as rank 0 makes them."""
+
+    begun_at: float | None = None
+
+    def __init__(self, member: Member, ranks: Ranks, updates: Updates, stops: Stops) -> None:
+        self._state = state = updates.state
+        self.first_step = state.global_step
+        self.reason = "all steps are done"
+        self._member, self._ranks, self._updates, self._stops = member, ranks, updates, stops
+        self._groups: list[dict[str, Any]] | None = None  # as the others have them
+        self._mark = share.mark(state)
+        self._amended = state.user_changes.amendments.number
+
+    def updates(self) -> Iterator[tuple[Ready, Applied]]:
+        """Yield the updates, until there are enough or somebody wants to stop."""
+        state = self._state
+        while state.global_step < self._updates.last_step:
+            if self._stops.reason is not None:
+                self.reason = self._stops.reason
+                return
+            yield self._made(state.global_step)
+
+    def _made(self, step: int) -> tuple[Ready, Applied]:
+        state, member = self._state, self._member
+        record: dict[str, Any] = {"kind": STEP, "step": step}
+        if (groups := share.groups(state)) != self._groups:
+            record["groups"] = self._groups = groups
+        amendments = state.user_changes.amendments
+        is_changed = share.mark(state) != self._mark
+        if is_changed or amendments.number != self._amended:
+            record["amendments"] = amendments.to_json()
+            self._amended = amendments.number
+        self._ranks.tell(record)
+        if "amendments" in record:
+            for value in share.values(state):
+                for rank in range(1, self._ranks.size):
+                    self._ranks.swap([(rank, value.contiguous())], [])
+        try:
+            parts = member.parts(step, told=self._stops.ask)
+        except BaseException:
+            member.restore()
+            raise
+        applied = member.applied(parts, step, step + 1)
+        ready = Ready(step, [], tuple(range(member.shards_of(step))), staleness=0)
+        for each in applied.shares:
+            state.tally.applied(each.worker, 0)
+        self._updates.took(ready, applied, [])
+        self._mark = share.mark(state)
+        return ready, applied
+
+
+class _Status:
+    """The transport of the loop: what rank 0 is at. It computes no other job."""
+
+    can_replace = False
+
+    def __init__(self, member: Member, crew: Crew) -> None:
+        self._member, self._crew = member, crew
+
+    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
+        """Return whether its workers have this dataset: they compute nothing but the loop's."""
+        return False
+
+    def open(self, job: Job) -> Channel:
+        """Refuse: see ``can_compute``."""
+        raise RankError(f"the ranks are asked for {job.name}, and compute the loop's steps alone")
+
+    def status(self) -> list[WorkerStatus]:
+        """Return what this rank is at."""
+        doing = self._member.sheet.read()
+        device = self._crew.groups[0]
+        return [WorkerStatus(0, str(device), os.getpid(), None, *doing)]
+
+    def close(self) -> None:
+        """Do nothing: the loop ends the ranks."""

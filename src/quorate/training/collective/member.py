@@ -1,0 +1,210 @@
+"""A member of a collective: what every rank does of a step, whoever leads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from quorate.coordination.ownership import leaves, subtrees
+from quorate.coordination.tree import TreeSum
+from quorate.data.feed import Feed
+from quorate.data.source import Source
+from quorate.replica.buffers import Buffers
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.streams import Stream
+from quorate.replica.witness import writes
+from quorate.training.optimizing.update import Applied
+from quorate.training.state import State
+from quorate.transports.collective.exchange import Slices, exchanged
+from quorate.transports.collective.parts import Handed
+from quorate.transports.collective.ranks import Ranks
+from quorate.transports.job import Task, Training, probe_fingerprint
+from quorate.transports.worker_status import Timesheet
+
+T = TypeVar("T")
+
+
+class OwnedTraining(Training):
+    """Gradients of the shards that a rank owns."""
+
+    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
+        """Return the shards of a step that a rank owns: those of one subtree."""
+        (rank, ranks), shards = rank_of, self.plan.shards_of(step)
+        nodes = subtrees(shards, ranks)
+        return leaves(nodes[rank], shards) if rank < len(nodes) else range(0)
+
+
+class Member:
+    """This rank's part in every step of a loop. ``close`` it.
+
+    Args:
+        ranks: all of them.
+        state: of this rank.
+        make_replica: from what sets its buffers, which computes with the state's model itself.
+        source: of the rows.
+        steps: that the loop may make.
+        loader_workers: processes that load rows.
+        threads: intra-op threads of whatever loads or computes.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        state: State,
+        make_replica: Callable[[Callable[[Buffers], None]], Replica],
+        source: Source,
+        steps: range,
+        *,
+        loader_workers: int,
+        threads: int,
+    ) -> None:
+        self._ranks, self._state, self._source = ranks, state, source
+        self._replica = replica = make_replica(self._set_buffers)
+        self._keep_buffers()
+        self._own_sum: ShardSum | None = None  # of the step under way
+        self._job = OwnedTraining(
+            source, state.parameters, steps, loader_workers=loader_workers, threads=threads
+        )
+        self._rank_of = (ranks.rank, ranks.size)
+        self._slices = Slices(ranks, state.parameters.layout)
+        self._written = writes.layout(state.parameters.views, state.written)
+        self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
+        self._feed: Feed | None = None
+        self.sheet = Timesheet(bytearray(Timesheet.SIZE))
+        self.sheet.tell("waiting")
+
+    def close(self) -> None:
+        """End the thread and the feed."""
+        self._thread.close()
+        if self._feed is not None:
+            self._feed.close()
+
+    def fingerprint(self) -> str:
+        """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
+        try:
+            return self._thread.do(
+                lambda stream: probe_fingerprint(self._replica, self._source, stream)
+            )
+        finally:
+            self.restore()
+
+    def parts(
+        self, step: int, *, stop: str | None = None, told: Callable[[str], None] = lambda _: None
+    ) -> list[Part]:
+        """Compute what this rank owns of a step, and exchange it. Blocks.
+
+        Args:
+            stop: why this rank was asked to end, if it was: the others hear of it.
+            told: hears why any rank was.
+
+        Raises:
+            RankError: another rank is gone.
+            Whatever user code raised on any rank: on every rank.
+        """
+        own = Handed(stop=stop)
+        self._keep_buffers()
+        try:
+            if shards := self._job.home_shards(self._rank_of, step):
+                node, total = self._thread.do(lambda stream: self._summed(stream, step, shards))
+                own = Handed(node, total, stop=stop)
+        except Exception as error:  # of user code: on every rank it is raised as one
+            own = Handed(error=error, stop=stop)
+        self._own_sum = own.sum
+        gradient = None if own.sum is None else own.sum.gradient
+        self.sheet.tell("pushing")
+        try:
+            return exchanged(self._slices, own, gradient, self._written, told)
+        finally:
+            self.sheet.tell("waiting")
+
+    def applied(self, parts: list[Part], step: int, n: int) -> Applied:
+        """Make update number n of a step with all other ranks. Blocks."""
+        shards = self._source.plan.shards_of(step)
+        self._set_buffers(self._state.buffers)  # forward has left others in the model
+        applied = self._state.update.apply(parts, shards, n, shards)
+        if self._own_sum is not None:
+            self._replica.recycle(self._own_sum)
+        return applied
+
+    def shards_of(self, step: int) -> int:
+        """Return V of a step."""
+        return self._source.plan.shards_of(step)
+
+    def restore(self) -> None:
+        """Give the model the buffers that it had before its forward passes."""
+        self._set_buffers(self._state.buffers)
+
+    def _keep_buffers(self) -> None:
+        buffers = self._state.buffers
+        self._buffers = buffers.values(), buffers.integer_buffers()
+
+    def _set_buffers(self, buffers: Buffers) -> None:
+        buffers.set(*self._buffers)
+
+    def _summed(self, stream: Stream, step: int, shards: range) -> Part:
+        replica, job = self._replica, self._job
+        if self._feed is None:
+            self._feed = job.feed(self._rank_of, (step, shards[0]), replica.device)
+        tree: TreeSum[ShardSum] = TreeSum(self._source.plan.shards_of(step), replica.add)
+        for shard in shards:
+
+            def at(phase: str, shard: int = shard) -> None:
+                self.sheet.tell(phase, step, shard)
+
+            task = Task(self._ranks.rank, step, shard, at=at)
+            try:
+                result = job.compute(replica, stream, self._feed, task, is_only=True)
+            except BaseException as error:
+                job.annotate(error, task, replica.device)
+                raise
+            tree.put((0, shard), result.computed_by(self._ranks.rank, shard))
+        ((node, total),) = tree.parts.items()
+        return node, total
+
+
+class _Own:
+    """A thread for user code: what the script has around its loop reaches no shard.
+
+    It is a daemon: user code that hangs does not hold up the end of the process.
+    """
+
+    def __init__(self, name: str, threads: int, device: torch.device) -> None:
+        self._threads, self._device = threads, device
+        self._asked: queue.SimpleQueue[Callable[[Stream], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[Stream], T]) -> T:
+        """Return what ``work`` returns in the thread. Blocks."""
+        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def answer(stream: Stream) -> None:
+            try:
+                done.put((work(stream), None))
+            except BaseException as error:  # the edge of the thread
+                done.put((None, error))
+
+        self._asked.put(answer)
+        result, error = done.get()
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # nothing was raised
+
+    def close(self) -> None:
+        """End the thread, if it is not in user code."""
+        self._asked.put(None)
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        torch.set_autocast_cache_enabled(False)
+        if self._device.type != "cpu":
+            torch.accelerator.set_device_index(self._device.index or 0)
+        with Stream() as stream:
+            while (work := self._asked.get()) is not None:
+                work(stream)

@@ -1,0 +1,124 @@
+"""What rank 0 shares with the others: its state when a loop begins, and what user code changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorate.errors import UserError
+from quorate.services.checkpoints.files import Contents
+from quorate.training.saved_state import Loadable, load
+from quorate.training.state import State
+from quorate.transports.collective.ranks import Ranks, Record
+
+OPTIMIZER = "optimizer.safetensors"
+
+
+def header(contents: Contents) -> Record:
+    """Return what of a state goes into a record: all but the values of its tensors."""
+    return {
+        "files": {
+            name: {key: [_dtype(value), list(value.shape)] for key, value in part.items()}
+            for name, part in contents.files.items()
+            if not name.startswith("averaged")  # the others need no average
+        },
+        "record": contents.record,
+    }
+
+
+def send(ranks: Ranks, contents: Contents) -> None:
+    """Send the tensors of a state to all other ranks. Blocks."""
+    for name, part in contents.files.items():
+        if not name.startswith("averaged"):
+            for value in part.values():
+                on = value.to(ranks.device)
+                ranks.swap([(rank, on) for rank in range(1, ranks.size)], [])
+
+
+def take(ranks: Ranks, described: Record, state: State) -> None:
+    """Bring a state to what rank 0 sends. Blocks.
+
+    Raises:
+        UserError: this rank's script makes another model or optimizer.
+    """
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for name, part in described["files"].items():
+        files[name] = {}
+        for key, (dtype, shape) in part.items():
+            value = torch.empty(shape, dtype=getattr(torch, dtype), device=ranks.device)
+            ranks.swap([], [(0, value)])
+            files[name][key] = value.cpu()
+    record: dict[str, Any] = described["record"]
+    where = Path("rank 0")
+    model, own = files["model.safetensors"], state.tensors()
+    for key in [*own, *(model.keys() - own.keys())]:
+        here, there = (_described(tensors.get(key)) for tensors in (own, model))
+        if here != there:
+            raise UserError(
+                f"rank {ranks.rank}: {key} of the model is {here}, and {there} on rank 0; make the "
+                "script repeatable: every rank runs it"
+            )
+    rest = {
+        key: value
+        for key, value in files.get("rest.safetensors", {}).items()
+        if key.startswith("model.")
+    }
+    optimizer = state.optimizer_state.loadable(files[OPTIMIZER], record, where)
+    load(Loadable(model, {}, rest, optimizer, record, []), state)
+
+
+def values(state: State) -> list[torch.Tensor]:
+    """Return all that user code may have changed in a model: parameters and buffers."""
+    named = [*state.user_changes.frozen().values(), *state.parameters.vectors]
+    return [*named, *(buffer for buffer in state.model.buffers() if buffer.numel())]
+
+
+def mark(state: State) -> tuple[int, ...]:
+    """Return what differs if any of them was changed: one pass over memory."""
+    return tuple(_sum(value) for value in values(state))
+
+
+def groups(state: State) -> list[dict[str, Any]]:
+    """Return the values of the optimizer's groups that JSON can hold; tensors as numbers."""
+    listed = []
+    for group in state.optimizer.inner.param_groups:
+        kept: dict[str, Any] = {}
+        for name, value in group.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                kept[name] = value.item()
+            elif isinstance(value, (bool, int, float, str, type(None))) or _is_plain(value):
+                kept[name] = value
+        listed.append(kept)
+    return listed
+
+
+def take_groups(state: State, listed: list[dict[str, Any]]) -> None:
+    """Give the optimizer's groups the values that rank 0's have."""
+    for group, kept in zip(state.optimizer.inner.param_groups, listed, strict=True):
+        for name, value in kept.items():
+            there = group.get(name)
+            if isinstance(there, torch.Tensor):
+                there.fill_(value)
+            else:
+                group[name] = tuple(value) if isinstance(value, list) else value
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(v, (bool, int, float)) for v in value)
+
+
+def _sum(value: torch.Tensor) -> int:
+    words = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if words.numel() % 4 == 0:
+        words = words.view(torch.int32)
+    return int(words.sum())
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _described(value: torch.Tensor | None) -> str:
+    return "not there" if value is None else f"{tuple(value.shape)} of {_dtype(value)}"

@@ -1,0 +1,92 @@
+"""Extents: whether an update has whole vectors or a rank's slices, and what has to see all of them.
+
+A norm is summed over blocks of a fixed size first, then over the blocks in their order: so it is
+the same number wherever vectors are cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from quorate.coordination.ownership import BLOCK
+from quorate.replica.flat import Flat
+from quorate.replica.shard_sum import ShardSum
+from quorate.training.optimizing.not_finite import is_finite, not_finite
+from quorate.transports.collective.exchange import Slices
+
+
+class Whole:
+    """The update has whole vectors."""
+
+    def is_finite(self, total: ShardSum) -> bool:
+        """Return whether loss and gradient of a sum are finite."""
+        return is_finite(total)
+
+    def not_finite(self, gradient: Flat) -> list[str]:
+        """Return the parameters whose gradient is not finite everywhere."""
+        return not_finite(gradient)
+
+    def norm(self, gradient: Flat) -> float:
+        """Return the norm over all elements, summed in float64."""
+        return _root([squares(vector) for vector in gradient.vectors])
+
+
+class Sliced:
+    """The update has a rank's slices, and all ranks make it together.
+
+    Args:
+        slices: of the vectors.
+    """
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+
+    def is_finite(self, total: ShardSum) -> bool:
+        """Return whether loss and gradient of a sum are finite, on all ranks."""
+        return all(self._gathered(is_finite(total)))
+
+    def not_finite(self, gradient: Flat) -> list[str]:
+        """Return the parameters whose gradient is not finite everywhere; no rank else calls it."""
+        odd = []
+        for own, vector in zip(self._slices.of, range(len(gradient.vectors)), strict=True):
+            start = own[self._slices.ranks.rank].start
+            for section in self._slices.whole.sections.values():
+                low, high = section.start - start, section.start + section.span - start
+                part = gradient.vectors[vector][max(0, low) : max(0, high)]
+                if section.vector == vector and part.numel() and not bool(part.isfinite().all()):
+                    odd.append(section.name)
+        found = self._gathered(odd)
+        return [name for name in self._slices.whole.sections if any(name in odd for odd in found)]
+
+    def norm(self, gradient: Flat) -> float:
+        """Return the norm over all elements of all ranks, summed in float64."""
+        found = self._gathered([squares(vector) for vector in gradient.vectors])
+        return _root([[s for rank in found for s in rank[v]] for v in range(len(gradient.vectors))])
+
+    def _gathered(self, own: object) -> list[Any]:
+        packed = json.dumps(own).encode()
+        return [json.loads(text) for text in self._slices.ranks.gather(packed)]
+
+
+def squares(vector: torch.Tensor) -> list[float]:
+    """Return the squared norm of each block of a vector."""
+    wide = torch.float32 if vector.device.type == "mps" else torch.float64  # which it lacks
+    norms = [
+        torch.linalg.vector_norm(torch.view_as_real(b) if b.is_complex() else b, dtype=wide)
+        for b in torch.split(vector, BLOCK)
+        if b.numel()
+    ]
+    found: list[float] = torch.stack(norms).double().cpu().square().tolist() if norms else []
+    return found
+
+
+def _root(vectors: Sequence[Sequence[float]]) -> float:
+    total = 0.0
+    for blocks in vectors:
+        for block in blocks:
+            total += block
+    return float(total**0.5)

@@ -1,0 +1,269 @@
+"""An optimizer over a collective: each rank has the state of its slice, and updates that.
+
+What works element by element does the same to an element in a slice as in a whole vector. Others
+are given the whole gradient on every rank, and do the same there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from quorate.errors import SettingError
+from quorate.replica.flat import Flat
+from quorate.training.optimizing.closure import Closure, needs_closure
+from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory, fill_momenta
+from quorate.transports.collective.exchange import Slices
+
+GATHER = "gather"  # the kind of a record: all ranks call ``SlicedOptimizer.gather``
+
+
+class _Piece(NamedTuple):
+    """What of an optimizer's tensor lies in a rank's slice: [start, end) of the tensor."""
+
+    start: int
+    end: int
+    at: int  # in the slice
+
+
+class SlicedOptimizer(FlatOptimizer):
+    """The user's optimizer; all ranks step it together.
+
+    Args:
+        factory: the user's, from a list of parameters to an optimizer.
+        model: whose trainable parameters are views of ``parameters``.
+        parameters: this rank's, whole.
+        slices: of them.
+
+    Raises:
+        SettingError: it is none, or one that cannot work here.
+    """
+
+    def __init__(
+        self,
+        factory: OptimizerFactory,
+        model: torch.nn.Module,
+        parameters: Flat,
+        *,
+        slices: Slices,
+    ) -> None:
+        super().__init__(factory, model, parameters)
+        if needs_closure(self.inner):
+            raise SettingError(
+                "engine",
+                "collective",
+                f"processes or towers, as {type(self.inner).__name__} asks for a step's gradient "
+                "again",
+                "pass engine='processes'",
+            )
+        self._slices = slices
+        self._is_alone = False
+        self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
+        self._own_pieces: dict[torch.Tensor, torch.nn.Parameter] = {}  # by the tensor they are of
+
+    @property
+    def takes_closure(self) -> bool:
+        """Whether ``step`` may be given one: not here."""
+        return False
+
+    def step(
+        self,
+        gradient: Flat,
+        missing: Collection[str] = (),
+        closure: Closure | None = None,  # noqa: ARG002
+    ) -> None:
+        """Update the parameters of all ranks from this rank's slice of the gradient. Blocks."""
+        if self._is_alone:
+            super().step(gradient, missing)
+            return
+        if not self.flat:
+            whole = self.flat_parameters.layout.new(self.device)
+            for mine, values in zip(self._slices.own(whole).vectors, gradient.vectors, strict=True):
+                mine.copy_(values)
+            self._slices.spread(whole)
+            super().step(whole, missing)
+            return
+        self.require_known_groups()
+        if missing:
+            self._cut_own_where(lambda name: name in missing)
+        own = self._cut_of_this_rank()
+        for group, theirs in zip(own.param_groups, self.inner.param_groups, strict=True):
+            group.update({name: value for name, value in theirs.items() if name != "params"})
+        for tensor, piece in self._own_pieces.items():
+            if self._held[tensor][0] in missing:
+                piece.grad = None
+                continue
+            section = self.flat_parameters.layout.sections[self._held[tensor][0]]
+            place = self._place(tensor, self._slices.ranks.rank)
+            assert place is not None
+            vector = gradient.vectors[section.vector]
+            piece.grad = vector[place.at : place.at + piece.numel()]
+        if type(own) is torch.optim.SGD:
+            fill_momenta(own)
+        own.step()
+        self._slices.spread(self.flat_parameters)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within the block rank 0 has the state of all, as if it had no others."""
+        if self._mine is None:  # no step yet, or all of it is here
+            yield
+            return
+        self._slices.ranks.tell({"kind": GATHER})
+        self.gather()
+        try:
+            yield
+        finally:
+            self.inner.state.clear()
+
+    def stay_alone(self) -> None:
+        """Take all state to rank 0, which goes on without the others."""
+        if self._mine is not None:
+            self._slices.ranks.tell({"kind": GATHER})
+            self.gather()
+        self._mine, self._own_pieces, self._is_alone = None, {}, True
+
+    def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
+        """Take what ``loadable`` gave; of it this rank keeps what it owns."""
+        super().load(loadable)
+        if self.flat and not self._is_alone:
+            self._mine = None
+            self._cut_of_this_rank()
+
+    def gather(self) -> None:
+        """Send what this rank has to rank 0, which puts it together. All ranks call it."""
+        ranks, tensors = self._slices.ranks, [*self._held]
+        assert self._mine is not None
+        own: list[tuple[int, str, torch.Tensor]] = []  # of which tensor, which entry
+        header: list[list[Any]] = []
+        for number, tensor in enumerate(tensors):
+            piece = self._own_pieces.get(tensor)
+            for entry, value in (
+                self._mine.state.get(piece, {}).items() if piece is not None else ()
+            ):
+                is_tensor = isinstance(value, torch.Tensor)
+                header.append([number, entry, *_described(value, piece)])
+                if is_tensor:
+                    own.append((number, entry, value.contiguous()))
+        headers = [json.loads(text) for text in ranks.gather(json.dumps(header).encode())]
+        if not ranks.leads:
+            ranks.swap([(0, value) for _, _, value in own], [])
+            return
+        takes: list[tuple[int, torch.Tensor]] = []
+        state: dict[torch.Tensor, dict[str, Any]] = {}
+        values = iter([value for _, _, value in own])
+        for rank, listed in enumerate(headers):
+            for number, entry, dtype, shape, plain in listed:
+                tensor = tensors[number]
+                entries = state.setdefault(tensor, {})
+                if dtype is None:
+                    entries[entry] = plain
+                    continue
+                is_piece = shape == "piece"
+                kind = getattr(torch, dtype)
+                place = self._place(tensor, rank)
+                assert place is not None
+                if entry not in entries:
+                    size = tensor.shape if is_piece else shape
+                    device = tensor.device if is_piece else torch.device("cpu")
+                    entries[entry] = torch.zeros(size, dtype=kind, device=device)
+                whole = entries[entry]
+                target = whole[place.start : place.end] if is_piece else torch.empty_like(whole)
+                if rank == 0:
+                    target.copy_(next(values))
+                else:
+                    takes.append((rank, target))
+                if not is_piece:
+                    entries[entry] = target  # counters, the same on all ranks
+        ranks.swap([], takes)
+        self.inner.state.clear()
+        self.inner.state.update(state)
+
+    def _cut_own_where(self, kind: Callable[[str], object]) -> None:
+        """Cut tensors, and pieces with their state, where parameters of another kind begin."""
+        before = self._held.keys()
+        self._cut_where(kind)
+        if self._mine is None or self._held.keys() == before:
+            return
+        was, pieces = self._mine, [*self._own_pieces.values()]
+        self._mine = None
+        now = self._cut_of_this_rank()
+        for piece in self._own_pieces.values():
+            # A piece lies within the one that it was cut out of.
+            whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < _end(w))
+            start = (piece.data_ptr() - whole.data_ptr()) // piece.element_size()
+            now.state[piece] = {
+                entry: value[start : start + piece.numel()].clone()
+                if _is_like(value, whole)
+                else _copied(value)
+                for entry, value in was.state.get(whole, {}).items()
+            }
+
+    def _cut_of_this_rank(self) -> Optimizer:
+        """Return the optimizer over this rank's pieces; it is made of ``inner`` if it is not there.
+
+        State that ``inner`` has is cut, and leaves it.
+        """
+        if self._mine is not None:
+            return self._mine
+        groups, states = [], {}
+        self._own_pieces = {}
+        for group in self.inner.param_groups:
+            params = []
+            for tensor in group["params"]:
+                place = self._place(tensor, self._slices.ranks.rank)
+                if place is None:
+                    continue
+                piece = torch.nn.Parameter(tensor.detach()[place.start : place.end])
+                self._own_pieces[tensor] = piece
+                params.append(piece)
+                states[piece] = {
+                    entry: value[place.start : place.end].clone()
+                    if _is_like(value, tensor)
+                    else _copied(value)
+                    for entry, value in self.inner.state.get(tensor, {}).items()
+                }
+            options = {name: value for name, value in group.items() if name != "params"}
+            groups.append({**options, "params": params})
+        self._mine = type(self.inner)(groups)  # type: ignore[call-arg]
+        self._mine.state.update({piece: state for piece, state in states.items() if state})
+        self.inner.state.clear()
+        return self._mine
+
+    def _place(self, tensor: torch.Tensor, rank: int) -> _Piece | None:
+        """Return what of an optimizer's tensor lies in a rank's slice."""
+        section = self.flat_parameters.layout.sections[self._held[tensor][0]]
+        own = self._slices.of[section.vector][rank]
+        start = max(section.start, own.start)
+        end = min(section.start + tensor.numel(), own.stop)
+        if start >= end:
+            return None
+        return _Piece(start - section.start, end - section.start, start - own.start)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Return the address behind a vector."""
+    return tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+
+def _is_like(value: object, tensor: torch.Tensor) -> bool:
+    """Return whether an entry has a value for each element."""
+    return isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dim() > 0
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _described(value: Any, piece: torch.Tensor | None) -> list[Any]:
+    """Return dtype, shape or "piece", and the plain value of what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return [None, None, value]
+    assert piece is not None
+    shape = "piece" if _is_like(value, piece) else list(value.shape)
+    return [str(value.dtype).removeprefix("torch."), shape, None]

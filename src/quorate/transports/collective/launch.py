@@ -1,0 +1,72 @@
+"""Launch: rank 0 of one machine starts the other ranks itself, where no torchrun has."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+
+from quorate.transports.collective.place import Place
+from quorate.transports.processes.script import Script
+from quorate.transports.processes.starter import new_starter
+from quorate.transports.processes.worker_process import WorkerProcess
+
+GRACE_S = 5.0  # that ranks have to end
+
+
+class Launched:
+    """The ranks that this process has started. ``close`` it.
+
+    They meet by a file in a folder that is this user's alone.
+
+    Args:
+        script: what they run.
+        size: how many ranks there are, this one included.
+        threads: intra-op threads of each.
+
+    Raises:
+        OSError: they cannot be started; nothing is left of them.
+    """
+
+    def __init__(self, script: Script, size: int, threads: int) -> None:
+        self._folder = tempfile.mkdtemp(prefix="quorate-ranks-")
+        self.place = Place(0, size, 0, f"file:///{self._folder.lstrip('/')}/meet")
+        self._starter = new_starter(script, threads=size * threads)
+        self._processes: list[WorkerProcess] = []
+        try:
+            for rank in range(1, size):
+                place = Place(rank, size, rank, self.place.meet)
+                self._processes.append(WorkerProcess(rank, script, self._starter, rank=place.text))
+        except BaseException:
+            self.close()
+            raise
+
+    def ended(self) -> str | None:
+        """Return which rank has ended and how, if one has: the one whose end says most."""
+        for wait_s in (0.0, 0.2):  # the system may need a moment to tell
+            time.sleep(wait_s)
+            gone = [process for process in self._processes if process.has_ended()]
+            endings = sorted(
+                ((process.ending(), process.number) for process in gone),
+                key=lambda ending: (ending[0].code in (0, 1), ending[1]),
+            )
+            if endings:
+                (ending, rank), *_ = endings
+                return f"rank {rank} {ending.text(had_joined=False)}"
+        return None
+
+    def close(self) -> None:
+        """Wait for the ranks to end, or end them; nothing of them is left."""
+        deadline = time.monotonic() + GRACE_S
+        for process in self._processes:
+            if process.pid is not None:
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self._processes:
+            process.close()
+        self._starter.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Do not wait for them."""
+        for process in self._processes:
+            process.kill()

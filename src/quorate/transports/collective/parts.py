@@ -1,0 +1,105 @@
+"""What a rank hands over of a step beside its gradient: small, and the same for all ranks to see.
+
+A header in JSON, then the bytes of tensors. Floats come back from JSON as they were.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.coordination.tree import Node
+from quorate.replica.flat import Flat, Layout
+from quorate.replica.shard_sum import ShardSum, Share
+from quorate.replica.totals import from_json, to_json
+from quorate.transports.processes import remote_error
+
+
+class Handed(NamedTuple):
+    """What one rank handed over: nothing, the sum of its subtree, or what was raised there."""
+
+    node: Node | None = None
+    sum: ShardSum | None = None  # without its gradient
+    error: BaseException | None = None
+    stop: str | None = None  # why this rank was asked to end
+
+
+def to_bytes(handed: Handed) -> bytes:
+    """Return what ``from_bytes`` takes, in another process."""
+    if handed.error is not None:
+        return _packed({"error": remote_error.to_json(handed.error), "stop": handed.stop}, [])
+    if handed.sum is None:
+        return _packed({"stop": handed.stop}, [])
+    total = handed.sum
+    written = [] if total.written is None else total.written.vectors
+    tensors = [total.buffers, total.integer_buffers, *written]
+    header = {
+        "stop": handed.stop,
+        "node": handed.node,
+        "weight": total.weight,
+        "metrics": total.metrics,
+        "missing": None if total.missing is None else sorted(total.missing),
+        "shares": total.shares,
+        "totals": to_json(total.totals),
+    }
+    return _packed(header, tensors)
+
+
+def from_bytes(packed: bytes, written: Layout) -> Handed:
+    """Return what a rank handed over.
+
+    Args:
+        written: how what forward wrote lies, see ``writes.layout``.
+    """
+    header, tensors = _unpacked(packed)
+    if "error" in header:
+        return Handed(error=remote_error.from_json(header["error"]), stop=header["stop"])
+    if "node" not in header:
+        return Handed(stop=header["stop"])
+    buffers, integer_buffers, *vectors = tensors
+    level, index = header["node"]
+    missing = header["missing"]
+    total = ShardSum(
+        weight=header["weight"],
+        metrics=header["metrics"],
+        buffers=buffers,
+        integer_buffers=integer_buffers,
+        missing=None if missing is None else frozenset(missing),
+        shares=[Share(*share) for share in header["shares"]],
+        totals=from_json(header["totals"]),
+        written=Flat(written, [v for v in vectors if v is not None]) if vectors else None,
+    )
+    return Handed((level, index), total, stop=header["stop"])
+
+
+def _packed(header: dict[str, Any], tensors: list[torch.Tensor | None]) -> bytes:
+    shapes: list[Any] = []
+    parts = []
+    for tensor in tensors:
+        if tensor is None:
+            shapes.append(None)
+            continue
+        shapes.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        parts.append(values.view(torch.uint8).numpy().tobytes())
+    text = json.dumps([header, shapes]).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def _unpacked(packed: bytes) -> tuple[dict[str, Any], list[torch.Tensor | None]]:
+    at = 8 + int.from_bytes(packed[:8], "little")
+    header, shapes = json.loads(packed[8:at])
+    tensors: list[torch.Tensor | None] = []
+    for shape in shapes:
+        if shape is None:
+            tensors.append(None)
+            continue
+        empty = torch.empty(shape[1], dtype=getattr(torch, shape[0]))
+        if nbytes := empty.numel() * empty.element_size():
+            values = torch.frombuffer(bytearray(packed[at : at + nbytes]), dtype=empty.dtype)
+            empty = values.reshape(shape[1])
+        tensors.append(empty)
+        at += nbytes
+    return header, tensors

@@ -1,0 +1,140 @@
+"""The ranks: what one of them says to the others, by torch.distributed. No pickle travels.
+
+Rank 0 leads: it tells all what comes next, in one small record. Vectors go between each two ranks
+directly, from the memory where they are to the memory where they are wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from quorate.errors import RankError
+from quorate.transports.collective.place import Place
+
+Record = dict[str, Any]
+
+_FOR_EVER = timedelta(days=365)  # what rank 0 does between two steps has no bound
+_SMALL = 1024  # bytes of a record that travel with its length
+
+
+class Ranks:
+    """This process's end of a collective. ``close`` it.
+
+    Args:
+        place: of this process.
+        device: that vectors are on.
+        timeout_s: how long the others may take for a step.
+
+    Raises:
+        RankError: the ranks do not meet.
+    """
+
+    def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.size = place.rank, place.size
+        self.is_broken = False  # whether another is gone
+        self.device = device
+        self._owns_default = not dist.is_initialized()
+        if place.meet != "env://":  # ranks of one machine: nothing of them is to be reached
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with self._lost_is_an_error("to meet"):
+            timeout = timedelta(seconds=timeout_s)
+            if self._owns_default:
+                backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+                dist.init_process_group(
+                    backend,
+                    init_method=place.meet,
+                    rank=place.rank,
+                    world_size=place.size,
+                    timeout=timeout,
+                )
+            self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+
+    def close(self) -> None:
+        """Leave the collective."""
+        if self._owns_default and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def tell(self, record: Record) -> None:
+        """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
+        text = json.dumps(record).encode()
+        head = torch.zeros(8 + _SMALL, dtype=torch.uint8)
+        head[:8] = torch.tensor([len(text)]).view(torch.uint8)
+        head[8 : 8 + len(text[:_SMALL])] = _bytes(text[:_SMALL])
+        with self._lost_is_an_error("to hear what comes next"):
+            dist.broadcast(head, 0, self._control)
+            if len(text) > _SMALL:
+                dist.broadcast(_bytes(text[_SMALL:]), 0, self._control)
+
+    def hear(self) -> Record:
+        """Return the next record of rank 0. Blocks until there is one, for however long."""
+        head = torch.empty(8 + _SMALL, dtype=torch.uint8)
+        with self._lost_is_an_error("to say what comes next"):
+            dist.broadcast(head, 0, self._control)
+            size = int(head[:8].clone().view(torch.int64))
+            text = head[8 : 8 + min(size, _SMALL)].numpy().tobytes()
+            if size > _SMALL:
+                rest = torch.empty(size - _SMALL, dtype=torch.uint8)
+                dist.broadcast(rest, 0, self._control)
+                text += rest.numpy().tobytes()
+        record: Record = json.loads(text)
+        return record
+
+    def gather(self, own: bytes) -> list[bytes]:
+        """Return what each rank has given, in the order of ranks. All ranks call it. Blocks."""
+        with self._lost_is_an_error("to end the step"):
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(sizes, torch.tensor([len(own)]))
+            most = max(int(size) for size in sizes)
+            given = torch.zeros(most, dtype=torch.uint8)
+            given[: len(own)] = _bytes(own)
+            taken = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(taken, given)
+        texts = [tensor.numpy().tobytes() for tensor in taken]
+        return [text[: int(size)] for text, size in zip(texts, sizes, strict=True)]
+
+    def swap(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        takes: Sequence[tuple[int, torch.Tensor]],
+    ) -> None:
+        """Send tensors to ranks, and take others in; in the same order on both ends. Blocks.
+
+        Args:
+            sends: rank and a contiguous tensor; between two ranks the first sent is taken first.
+            takes: rank and the memory that it goes to.
+        """
+        todo = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sends if tensor.numel()]
+        todo += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in takes if tensor.numel()]
+        with self._lost_is_an_error("to exchange its slices"):
+            for work in dist.batch_isend_irecv(todo) if todo else ():
+                work.wait()
+
+    @contextmanager
+    def _lost_is_an_error(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # all that torch.distributed raises
+            line = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
+            raise RankError(
+                f"rank {self.rank} of {self.size} waited for another {what}, and it is gone: "
+                f"{line:.300}"
+            ) from error
+
+
+def _bytes(text: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text or b"\0"), dtype=torch.uint8)[: len(text)]
