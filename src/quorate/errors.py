@@ -17,7 +17,6 @@
     │   ├── SameBitsError        a strict run that cannot have the same bits elsewhere
     │   └── RunError             a run that a command started failed
     ├── WorkerError              workers ended, or raised what only they have a type for
-    │   └── RankError            another rank of the collective is gone
     └── ProtocolError            a transport broke the coordinator's rules: a bug, with the events
 
 An exception raised by the user's own code is none of these: it reaches the caller as it is, with a
@@ -153,7 +152,7 @@ class WorkerError(QuorateError):
     """Workers ended and no more can be started, or user code raised an exception of its own."""
 
 
-class RankError(WorkerError):
+class RankError(OneLineError):
     """Another rank of the collective is gone; what it had of the run went with it."""
 
 

@@ -28,7 +28,7 @@ from quorate.training.state import State
 from quorate.transports import Transport, engines
 from quorate.transports.collective.exchange import Slices
 from quorate.transports.collective.launch import Launched
-from quorate.transports.collective.place import devices_of_ranks, from_environment
+from quorate.transports.collective.place import devices_of_ranks, from_environment, require_suited
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
@@ -73,6 +73,8 @@ class Crew:
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         self.replicas = Replicas(recipe, self.groups)
         self.rule = rules.parse(recipe.update)
+        if engine.name == engines.COLLECTIVE:
+            require_suited(self.rule, self.groups)
         self.model = make_model()
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
             engine = engines.suited(recipe.workers.engine, engine, obstacle)
@@ -183,8 +185,13 @@ class Crew:
             try:
                 self.ranks = Ranks(self.place, self.master_device, self.timeout_s)
             except RankError as error:
-                raise self._lost(error) from error
+                raise self.lost(error) from error
         return self.ranks
+
+    def have_met(self) -> None:
+        """Note that all ranks know each other: what they have met by is not needed any more."""
+        if self._launched is not None:
+            self._launched.met()
 
     def slicing(self, layout: Layout) -> Slices:
         """Return how vectors are cut among the ranks."""
@@ -224,7 +231,7 @@ class Crew:
             self._launched.close()
             self._launched = None
 
-    def _lost(self, error: RankError) -> RankError:
+    def lost(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
         how = None if self._launched is None else self._launched.ended()
         return error if how is None else RankError(f"{how}; {error}")

@@ -33,12 +33,12 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
 
     Nothing of the script runs after this: what follows a training loop is rank 0's.
     """
-    signals = _Signals()
     code = 1
     try:
         if (worker := here()) is not None:
             worker.show()
-        _follow(crew, dataset, make_state, signals)
+        _default_signals()
+        _follow(crew, dataset, make_state)
         code = 0
     except RankError as error:
         if here() is None:  # else whoever started it says so
@@ -68,8 +68,16 @@ class _Signals:
             self.asked = signal.Signals(number).name
 
 
-def _follow(crew: Crew, dataset: Any, make_state: MakeState, signals: _Signals) -> None:
+def _default_signals() -> None:
+    """Until the ranks have met, a signal ends this process: nobody waits for it."""
+    for number in JOB_SIGNALS:
+        with suppress(ValueError):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
     ranks = crew.meet()
+    signals = _Signals()
     record = ranks.hear()
     if record["kind"] == END:
         return
@@ -92,7 +100,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState, signals: _Signals) 
         threads=crew.recipe.workers.threads,
     )
     with closing(member):
-        ranks.gather(json.dumps(identity(member, source)).encode())
+        ranks.gather(json.dumps(identity(member, source, crew)).encode())
         state.user_changes.settle()
         while (record := ranks.hear())["kind"] != END:
             if record["kind"] == GATHER:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from quorate.training.stop import Stops
 from quorate.transports import Channel
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.job import Job, data_fingerprint
+from quorate.transports.processes.script import current
 from quorate.transports.worker_status import WorkerStatus
 
 OPEN, STEP, END = "open", "step", "end"  # kinds of records
@@ -77,7 +81,9 @@ def leading(
                 )
             )
         )
-        _compare(ranks.gather(json.dumps(identity(member, source)).encode()))
+        identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
+        crew.have_met()
+        _compare(identities)
         if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
@@ -90,13 +96,27 @@ def leading(
             yield loop._replace(transport=_Status(member, crew), reports=reports)
 
 
-def identity(member: Member, source: Source) -> dict[str, str]:
-    """Return what has to be the same on all ranks."""
+def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
+    """Return what has to be the same on all ranks, in words and hashes."""
+    settings = {name: repr(value) for name, value in crew.recipe.facts().items()}
     return {
-        "torch build": torch.__version__,
-        "first rows of the dataset": data_fingerprint(source),
-        "gradient of the first shard": member.fingerprint(),
+        **settings,
+        "the torch build": torch.__version__,
+        "the script": script_hash(),
+        "the first rows of the dataset": data_fingerprint(source),
+        "the gradient of the first shard": member.fingerprint(),
     }
+
+
+def script_hash() -> str:
+    """Return a hash of the file of the program, or nothing where there is none."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    current_script = current()
+    path = current_script.path if current_script is not None else path
+    try:
+        return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _compare(given: list[bytes]) -> None:
@@ -105,9 +125,9 @@ def _compare(given: list[bytes]) -> None:
         for name, value in first.items():
             if other[name] != value:
                 raise UserError(
-                    f"rank {rank} has another {name}: got {other[name]:.12}, expected {value:.12} "
-                    "as rank 0; start the same script with the same data, arguments and packages "
-                    "on every rank"
+                    f"rank {rank} differs from rank 0 in {name}: got {other[name]:.40}, expected "
+                    f"{value:.40}; start the same script with the same arguments, data and "
+                    "packages on every rank"
                 )
 
 
@@ -144,17 +164,20 @@ class _Lead:
         if is_changed or amendments.number != self._amended:
             record["amendments"] = amendments.to_json()
             self._amended = amendments.number
-        self._ranks.tell(record)
-        if "amendments" in record:
-            for value in share.values(state):
-                for rank in range(1, self._ranks.size):
-                    self._ranks.swap([(rank, value.contiguous())], [])
         try:
+            self._ranks.tell(record)
+            if "amendments" in record:
+                for value in share.values(state):
+                    for rank in range(1, self._ranks.size):
+                        self._ranks.swap([(rank, value.contiguous())], [])
             parts = member.parts(step, told=self._stops.ask)
+            applied = member.applied(parts, step, step + 1)
+        except RankError as error:
+            raise self._updates.crew.lost(error) from error
         except BaseException:
-            member.restore()
+            if not state.update.under_way:
+                member.restore()
             raise
-        applied = member.applied(parts, step, step + 1)
         ready = Ready(step, [], tuple(range(member.shards_of(step))), staleness=0)
         for each in applied.shares:
             state.tally.applied(each.worker, 0)

@@ -125,7 +125,7 @@ class Member:
     def applied(self, parts: list[Part], step: int, n: int) -> Applied:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
-        self._set_buffers(self._state.buffers)  # forward has left others in the model
+        self.restore()
         applied = self._state.update.apply(parts, shards, n, shards)
         if self._own_sum is not None:
             self._replica.recycle(self._own_sum)
@@ -136,8 +136,11 @@ class Member:
         return self._source.plan.shards_of(step)
 
     def restore(self) -> None:
-        """Give the model the buffers that it had before its forward passes."""
+        """Give the model what it had before its forward passes, which is what the state has."""
         self._set_buffers(self._state.buffers)
+        trained = self._state.user_changes.trained()
+        for name in self._state.written:  # forward has left private copies in their places
+            trained[name].data = self._state.parameters.views[name]
 
     def _keep_buffers(self) -> None:
         buffers = self._state.buffers

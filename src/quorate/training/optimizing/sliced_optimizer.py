@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import SettingError
+from quorate.errors import RankError, SettingError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure, needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory, fill_momenta
@@ -106,6 +106,7 @@ class SlicedOptimizer(FlatOptimizer):
         if type(own) is torch.optim.SGD:
             fill_momenta(own)
         own.step()
+        self.inner.step()  # of nothing, as no tensor of it has a gradient: a schedule counts it
         self._slices.spread(self.flat_parameters)
 
     @contextmanager
@@ -114,8 +115,7 @@ class SlicedOptimizer(FlatOptimizer):
         if self._mine is None:  # no step yet, or all of it is here
             yield
             return
-        self._slices.ranks.tell({"kind": GATHER})
-        self.gather()
+        self._ask()
         try:
             yield
         finally:
@@ -124,16 +124,13 @@ class SlicedOptimizer(FlatOptimizer):
     def stay_alone(self) -> None:
         """Take all state to rank 0, which goes on without the others."""
         if self._mine is not None:
-            self._slices.ranks.tell({"kind": GATHER})
-            self.gather()
+            self._ask()
         self._mine, self._own_pieces, self._is_alone = None, {}, True
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Take what ``loadable`` gave; of it this rank keeps what it owns."""
+        """Take what ``loadable`` gave; from the next step on this rank keeps what it owns of it."""
         super().load(loadable)
-        if self.flat and not self._is_alone:
-            self._mine = None
-            self._cut_of_this_rank()
+        self._mine, self._own_pieces = None, {}
 
     def gather(self) -> None:
         """Send what this rank has to rank 0, which puts it together. All ranks call it."""
@@ -183,6 +180,13 @@ class SlicedOptimizer(FlatOptimizer):
         ranks.swap([], takes)
         self.inner.state.clear()
         self.inner.state.update(state)
+
+    def _ask(self) -> None:
+        """On rank 0, gather; the others hear of it."""
+        if self._slices.ranks.is_broken:
+            raise RankError("a rank is gone, and with it its part of the optimizer's state")
+        self._slices.ranks.tell({"kind": GATHER})
+        self.gather()
 
     def _cut_own_where(self, kind: Callable[[str], object]) -> None:
         """Cut tensors, and pieces with their state, where parameters of another kind begin."""

@@ -66,6 +66,10 @@ class Launched:
         self._starter.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def met(self) -> None:
+        """Remove the file that the ranks have met by: they know each other now."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def kill(self) -> None:
         """Do not wait for them."""
         for process in self._processes:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quorate.coordination import rules
 from quorate.errors import SettingError
 from quorate.machine.devices import Group
 
@@ -19,12 +20,14 @@ class Place:
     Args:
         local_rank: among the ranks of this host.
         meet: a URL for ``torch.distributed``.
+        attempt: how often torchrun has started the ranks anew.
     """
 
     rank: int
     size: int
     local_rank: int
     meet: str
+    attempt: str = "0"
 
     @property
     def text(self) -> str:
@@ -48,7 +51,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Place | Non
         if name not in environment:
             raise SettingError(name, None, "what torchrun sets", "start the script by torchrun")
     rank, size, local_rank = (int(environment[name]) for name in names[:3])
-    return Place(rank, size, local_rank, "env://")
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Place(rank, size, local_rank, "env://", attempt)
 
 
 def devices_of_ranks(place: Place, groups: Sequence[Group], count: int | None) -> tuple[Group, ...]:
@@ -69,3 +73,17 @@ def devices_of_ranks(place: Place, groups: Sequence[Group], count: int | None) -
     return tuple(
         local if rank == place.rank else groups[rank % len(groups)] for rank in range(place.size)
     )
+
+
+def require_suited(rule: rules.Rule, groups: Sequence[Group]) -> None:
+    """Refuse what ranks cannot do.
+
+    Raises:
+        SettingError: updates are not made by all of them, or a replica has several devices.
+    """
+    if not isinstance(rule, rules.Sync):
+        expected = "sync, as the ranks of a collective make each update together"
+        raise SettingError("update", rule.name, expected, "or take engine='processes'")
+    if (several := next((group for group in groups if len(group) > 1), None)) is not None:
+        expected = "one device for each rank of a collective"
+        raise SettingError("devices", str(several), expected, "or take engine='towers'")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +21,8 @@ from quorate.errors import RankError
 from quorate.transports.collective.place import Place
 
 Record = dict[str, Any]
+
+_dist: Any = dist  # documented, and not declared to be exported
 
 _FOR_EVER = timedelta(days=365)  # what rank 0 does between two steps has no bound
 _SMALL = 1024  # bytes of a record that travel with its length
@@ -44,18 +47,21 @@ class Ranks:
         self._owns_default = not dist.is_initialized()
         if place.meet != "env://":  # ranks of one machine: nothing of them is to be reached
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        shows = sys.excepthook  # torch puts one in its place that swallows lines
         with self._lost_is_an_error("to meet"):
             timeout = timedelta(seconds=timeout_s)
             if self._owns_default:
                 backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+                store, _, _ = next(
+                    _dist.rendezvous(place.meet, place.rank, place.size, timeout=timeout)
+                )
+                # torchrun's store outlives a restart, and has the addresses of those before it.
+                own = _dist.PrefixStore(f"quorate-{place.attempt}", store)
                 dist.init_process_group(
-                    backend,
-                    init_method=place.meet,
-                    rank=place.rank,
-                    world_size=place.size,
-                    timeout=timeout,
+                    backend, store=own, rank=place.rank, world_size=place.size, timeout=timeout
                 )
             self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+        sys.excepthook = shows
 
     def close(self) -> None:
         """Leave the collective."""
@@ -127,9 +133,9 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError) as error:  # all that torch.distributed raises
-            line = (
-                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            )
+            self.is_broken = True
+            text = str(error).strip() or type(error).__name__
+            line = text.splitlines()[0].partition(". This is typically")[0]
             raise RankError(
                 f"rank {self.rank} of {self.size} waited for another {what}, and it is gone: "
                 f"{line:.300}"
