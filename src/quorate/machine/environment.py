@@ -1,9 +1,10 @@
-"""The environment: read here and nowhere else, and never written."""
+"""The environment: read here and nowhere else, and never written, but for one variable."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 DEVICE_VARIABLES = (
@@ -27,6 +28,33 @@ def kernel_environment() -> dict[str, str]:
 def device_environment() -> dict[str, str]:
     """Return the variables that are set and that devices, threads and interfaces depend on."""
     return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
+
+
+TORCHRUN_VARIABLES = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+
+
+def torchrun_environment() -> dict[str, str]:
+    """Return the variables that are set and by which torchrun tells a process its place."""
+    return {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
+
+
+@contextmanager
+def gloo_on_loopback() -> Iterator[None]:
+    """Within the block gloo listens where nobody but this machine can reach it.
+
+    torch reads the interface from the environment alone. One that is named already stays.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
 
 
 def child_environment(

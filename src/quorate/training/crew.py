@@ -6,7 +6,6 @@ A crew outlives its training loops. Workers are made for each loop and end with 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,22 +13,17 @@ import torch
 
 from quorate.coordination import rules
 from quorate.data.source import Source
-from quorate.errors import CopyError, RankError
+from quorate.errors import CopyError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
-from quorate.replica.flat import Layout
 from quorate.replica.replica import Replica
-from quorate.replica.witness.outside import Outside
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
-from quorate.transports.collective.exchange import Slices
-from quorate.transports.collective.launch import Launched
-from quorate.transports.collective.place import devices_of_ranks, from_environment, require_suited
-from quorate.transports.collective.ranks import Ranks
+from quorate.transports.collective.company import Company
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
@@ -64,17 +58,14 @@ class Crew:
         self.recipe = recipe
         self.groups = worker_devices(recipe.devices, recipe.workers.count)
         engine = engines.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
-        self.ranks: Ranks | None = None  # between ``meet`` and ``leave_ranks``
-        self._launched: Launched | None = None
-        self.place = from_environment() if engine.name == engines.COLLECTIVE else None
-        if self.place is not None:
-            self.groups = devices_of_ranks(self.place, self.groups, recipe.workers.count)
+        self.rule = rules.parse(recipe.update)
+        self.company: Company | None = None
+        if engine.name == engines.COLLECTIVE:
+            self.company = Company(self.groups, recipe.workers.count, self.rule)
+            self.groups = self.company.groups
         self.devices = [device for group in self.groups for device in group]
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         self.replicas = Replicas(recipe, self.groups)
-        self.rule = rules.parse(recipe.update)
-        if engine.name == engines.COLLECTIVE:
-            require_suited(self.rule, self.groups)
         self.model = make_model()
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
             engine = engines.suited(recipe.workers.engine, engine, obstacle)
@@ -86,7 +77,7 @@ class Crew:
     def master_device(self) -> torch.device:
         """Where the coordinator keeps parameters and makes updates."""
         is_host = self.engine == engines.PROCESSES or self.replicas.spread is not None
-        rank = 0 if self.place is None else self.place.rank
+        rank = 0 if self.company is None else self.company.rank
         return torch.device("cpu") if is_host else self.groups[rank][0]
 
     @property
@@ -135,8 +126,8 @@ class Crew:
         """
         global _loop_was_run
         datasets = {"dataset": dataset, "validation": validation}
-        if self.engine == engines.COLLECTIVE:
-            self._begin_ranks()
+        if self.company is not None:
+            self._begin_ranks(self.company)
         elif (worker := here()) is not None:
             group, loading = self.groups[worker.number], self.recipe.loading
             bound_memory(group, self.memory_fraction)
@@ -159,82 +150,23 @@ class Crew:
 
     # --- ranks ------------------------------------------------------------------------------------
 
-    def _begin_ranks(self) -> None:
+    def _begin_ranks(self, company: Company) -> None:
         """Start the other ranks, if this process is to; a second loop is rank 0's alone."""
         global _loop_was_run
         if _loop_was_run:
-            self.engine, self.script = engines.TOWERS, None
-            self.why = "ranks follow the first training loop of a script: this one has towers"
-            return
-        _loop_was_run = True
-        if self.place is None:
-            assert self.script is not None
-            threads = self.recipe.workers.threads
-            self._launched = Launched(self.script, len(self.groups), threads)
-            self.place = self._launched.place
+            self.stay_alone("ranks follow the first training loop of a script: this one has towers")
+        else:
+            _loop_was_run = True
+            company.begin(self.script, self.recipe.workers.threads)
 
     @property
     def follows(self) -> bool:
         """Whether this process is a rank other than 0."""
-        return self.engine == engines.COLLECTIVE and self.place is not None and self.place.rank > 0
+        return self.company is not None and self.company.rank > 0
 
-    def meet(self) -> Ranks:
-        """Return the ranks, when all are here. Blocks until they have run the script so far."""
-        if self.ranks is None:
-            assert self.place is not None
-            try:
-                self.ranks = Ranks(self.place, self.master_device, self.timeout_s)
-            except RankError as error:
-                raise self.lost(error) from error
-        return self.ranks
-
-    def have_met(self) -> None:
-        """Note that all ranks know each other: what they have met by is not needed any more."""
-        if self._launched is not None:
-            self._launched.met()
-
-    def slicing(self, layout: Layout) -> Slices:
-        """Return how vectors are cut among the ranks."""
-        assert self.ranks is not None
-        return Slices(self.ranks, layout)
-
-    def leave_ranks(self, state: State, say: Callable[[str], None]) -> None:
-        """End the other ranks; what they have of the state comes here first, if it can."""
-        ranks, self.ranks = self.ranks, None
-        if ranks is None:
-            return
-        try:
-            if not ranks.is_broken:
-                state.leave_ranks()
-                ranks.tell({"kind": "end"})
-        except RankError as error:
-            say(f"the optimizer's state is not whole: {error}")
-        finally:
-            if ranks.is_broken:
-                state.update.under_way = True
-                if self._launched is not None:
-                    self._launched.kill()
-            ranks.close()
-            if self._launched is not None:
-                self._launched.close()
-                self._launched = None
-            self.engine, self.script = engines.TOWERS, None
-
-    def end_ranks(self) -> None:
-        """End the other ranks where no loop was begun, or it could not be."""
-        if self.ranks is not None:
-            with suppress(RankError):
-                self.ranks.tell({"kind": "end"})
-            self.ranks.close()
-            self.ranks = None
-        if self._launched is not None:
-            self._launched.close()
-            self._launched = None
-
-    def lost(self, error: RankError) -> RankError:
-        """Return an error that names the rank that is gone, where that is known."""
-        how = None if self._launched is None else self._launched.ended()
-        return error if how is None else RankError(f"{how}; {error}")
+    def stay_alone(self, why: str) -> None:
+        """Go on with towers of this process: the other ranks have ended."""
+        self.company, self.engine, self.script, self.why = None, engines.TOWERS, None, why
 
     # --- transports -------------------------------------------------------------------------------
 
@@ -283,15 +215,14 @@ class Crew:
         if every == 0 or not are_alike:
             return None
 
-        notes, alone = self.replicas.notes, self.engine == engines.PROCESSES
-        outside = Outside(state.model, self.recipe.loss, notes, alone=alone)
         return SpotChecks(
             transport,
             len(self.groups),
             (source, state.parameters, self.recipe.workers.threads),
             every,
-            notes,
-            outside,
+            self.replicas.notes,
+            (state.model, self.recipe.loss),
+            alone=self.engine == engines.PROCESSES,
         )
 
     def evaluators(self, state: State) -> Transport:

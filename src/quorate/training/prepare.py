@@ -90,9 +90,9 @@ def prepare(
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         # 2. The state, tried on one shard and restored.
-        if crew.engine == engines.COLLECTIVE:
-            crew.meet()
-            stack.callback(crew.end_ranks)
+        if crew.company is not None:
+            stack.callback(crew.company.leave)
+            crew.company.meet(crew.master_device, crew.timeout_s)
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset)
         # 3. What is said before the first update.
@@ -122,7 +122,7 @@ def prepare(
             return
         # 4. The workers, and the updates.
         facts = prepared.facts(crew, state)
-        begun = leading if crew.engine == engines.COLLECTIVE else looping
+        begun = looping if crew.company is None else leading
         yield stack.enter_context(begun(loop, crew, source, facts, stops, say))
 
 
@@ -159,7 +159,7 @@ def _probed(
             shared=crew.engine == engines.PROCESSES,
             optimize=recipe.optimize,
             notes=crew.replicas.notes,
-            slicing=crew.slicing if crew.ranks is not None else None,
+            slicing=None if crew.company is None else crew.company.slices,
         )
         try:
             return probed(

@@ -16,7 +16,7 @@ import torch
 
 from quorate.errors import SettingError
 from quorate.replica.shared.copies import FIX, refused
-from quorate.transports.collective.place import from_environment
+from quorate.transports.collective.place import own_place
 from quorate.transports.processes.script import Script, current
 
 PROCESSES, TOWERS, COLLECTIVE = "processes", "towers", "collective"
@@ -43,7 +43,7 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
         expected = f"{PROCESSES}, {TOWERS} or {COLLECTIVE}"
         raise SettingError("engine", name, expected, "choose one of them")
     script = current() if os.name == "posix" else None
-    is_rank = from_environment() is not None
+    is_rank = own_place() is not None
     if is_rank and name in (None, COLLECTIVE):
         return Chosen(COLLECTIVE, None)
     if name == COLLECTIVE and script is not None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 
+import torch
+
 from quorate.coordination.protocol import (
     Cancel,
     Cancelled,
@@ -23,6 +25,7 @@ from quorate.coordination.protocol import (
 )
 from quorate.data.source import Source
 from quorate.replica.flat import Flat
+from quorate.replica.loss import Loss
 from quorate.replica.notes import Notes
 from quorate.replica.witness.kept import changed
 from quorate.replica.witness.module_trace import Event
@@ -46,7 +49,8 @@ class SpotChecks:
         computed: what a check computes from: the loop's source and parameters, intra-op threads.
         every: updates between two checks; None: so many that they take 0.5% of the time. 0: none.
         notes: what is found goes there.
-        outside: looks around user code, as often as there are checks.
+        model_and_loss: looked at around user code, as often as there are checks.
+        alone: whether the model is used by nobody but user code.
     """
 
     def __init__(
@@ -56,9 +60,11 @@ class SpotChecks:
         computed: tuple[Source, Flat, int],
         every: int | None,
         notes: Notes,
-        outside: Outside,
+        model_and_loss: tuple[torch.nn.Module, Loss],
+        *,
+        alone: bool,
     ) -> None:
-        self._outside = outside
+        self._outside = Outside(*model_and_loss, notes, alone=alone)
         self._has_checked = False
         self._transport = transport
         self._workers = workers

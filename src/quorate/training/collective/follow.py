@@ -17,12 +17,14 @@ from quorate.data.source import Source, length
 from quorate.errors import QuorateError, RankError, UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.training.collective import share
-from quorate.training.collective.lead import END, OPEN, STEP, identity
+from quorate.training.collective.lead import OPEN, STEP, identity
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SlicedOptimizer
 from quorate.training.state import State
 from quorate.transports.amendments import Amendments
+from quorate.transports.collective.company import END
+from quorate.transports.collective.ranks import Ranks
 from quorate.transports.processes.worker import here
 
 MakeState = Callable[[Source], State]
@@ -35,8 +37,6 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
     """
     code = 1
     try:
-        if (worker := here()) is not None:
-            worker.show()
         _default_signals()
         _follow(crew, dataset, make_state)
         code = 0
@@ -76,7 +76,8 @@ def _default_signals() -> None:
 
 
 def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
-    ranks = crew.meet()
+    assert crew.company is not None
+    ranks = crew.company.meet(crew.master_device, crew.timeout_s)
     signals = _Signals()
     record = ranks.hear()
     if record["kind"] == END:
@@ -101,13 +102,15 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
     )
     with closing(member):
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
+        if (worker := here()) is not None:
+            worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()
         while (record := ranks.hear())["kind"] != END:
             if record["kind"] == GATHER:
                 assert isinstance(state.optimizer, SlicedOptimizer)
                 state.optimizer.gather()
             elif record["kind"] == STEP:
-                _step(crew, state, member, record, signals)
+                _step(ranks, state, member, record, signals)
 
 
 def _opened(
@@ -127,14 +130,12 @@ def _opened(
 
 
 def _step(
-    crew: Crew, state: State, member: Member, record: dict[str, Any], signals: _Signals
+    ranks: Ranks, state: State, member: Member, record: dict[str, Any], signals: _Signals
 ) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
     if "groups" in record:
         share.take_groups(state, record["groups"])
     if "amendments" in record:
-        ranks = crew.ranks
-        assert ranks is not None
         for value in share.values(state):
             taken = value.contiguous()
             ranks.swap([], [(0, taken)])
@@ -144,7 +145,7 @@ def _step(
         amendments.amend(state.model, state.user_changes.trained())
     step = record["step"]
     try:
-        parts = member.parts(step, stop=signals.asked)
+        parts = member.parts(step, asked=lambda: signals.asked)
     except RankError:
         raise
     except Exception:  # on every rank the same: rank 0 decides

@@ -24,14 +24,16 @@ from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
 from quorate.training.optimizing.update import Applied
 from quorate.training.saved_state import contents
+from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Channel
+from quorate.transports.collective.company import Company
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.job import Job, data_fingerprint
 from quorate.transports.processes.script import current
 from quorate.transports.worker_status import WorkerStatus
 
-OPEN, STEP, END = "open", "step", "end"  # kinds of records
+OPEN, STEP = "open", "step"  # kinds of records
 
 
 @contextmanager
@@ -49,40 +51,19 @@ def leading(
         UserError: a rank computes something else, or has other data.
         RankError: a rank is gone.
     """
-    ranks, state, plan = crew.ranks, loop.state, loop.plan
-    assert ranks is not None
+    state, plan, company = loop.state, loop.plan, crew.company
+    assert company is not None
+    ranks = company.meet(crew.master_device, crew.timeout_s)
     state.user_changes.look()
     state.user_changes.refuse()
     with ExitStack() as stack:
-        stack.callback(crew.leave_ranks, state, say)
-        shared = contents(state, facts)
-        ranks.tell(
-            {
-                "kind": OPEN,
-                "plan": plan.to_json(),
-                "steps": [state.global_step, loop.last_step],
-                "compile": crew.replicas.computing.compile,
-                "written": sorted(state.written),
-                "mutable_frozen": sorted(state.mutable_frozen),
-                "state": share.header(shared),
-            }
-        )
-        share.send(ranks, shared)
-        member = stack.enter_context(
-            closing(
-                Member(
-                    ranks,
-                    state,
-                    partial(crew.replicas.alone, state, crew.master_device),
-                    source,
-                    range(state.global_step, loop.last_step),
-                    loader_workers=crew.recipe.loading.processes,
-                    threads=crew.recipe.workers.threads,
-                )
-            )
-        )
-        identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
-        crew.have_met()
+        stack.callback(_leave, crew, company, state, say)
+        try:
+            member = stack.enter_context(closing(_opened(loop, crew, source, facts, ranks)))
+            identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
+        except RankError as error:
+            raise company.named(error) from error
+        company.have_met()
         _compare(identities)
         if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
             say(
@@ -91,9 +72,44 @@ def leading(
             )
         state.user_changes.settle()
         updates = Updates(state, source, crew, loop.last_step, say)
-        lead = _Lead(member, ranks, updates, stops)
+        lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=_Status(member, crew), reports=reports)
+
+
+def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
+    """Give the other ranks the state, and return what this one is in each step."""
+    state = loop.state
+    shared = contents(state, facts)
+    ranks.tell(
+        {
+            "kind": OPEN,
+            "plan": loop.plan.to_json(),
+            "steps": [state.global_step, loop.last_step],
+            "compile": crew.replicas.computing.compile,
+            "state": share.header(shared),
+        }
+    )
+    share.send(ranks, shared)
+    return Member(
+        ranks,
+        state,
+        partial(crew.replicas.alone, state, crew.master_device),
+        source,
+        range(state.global_step, loop.last_step),
+        loader_workers=crew.recipe.loading.processes,
+        threads=crew.recipe.workers.threads,
+    )
+
+
+def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None]) -> None:
+    """End the other ranks; what they have of the state comes here first."""
+    try:
+        company.leave(state.leave_ranks)
+    except RankError as error:
+        state.update.under_way = True  # the optimizer's state is not whole
+        say(f"{error}: go on from the newest checkpoint")
+    crew.stay_alone("the ranks have ended with their training loop: this one has towers")
 
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
@@ -136,7 +152,10 @@ class _Lead:
 
     begun_at: float | None = None
 
-    def __init__(self, member: Member, ranks: Ranks, updates: Updates, stops: Stops) -> None:
+    def __init__(
+        self, member: Member, company: Company, ranks: Ranks, updates: Updates, stops: Stops
+    ) -> None:
+        self._company = company
         self._state = state = updates.state
         self.first_step = state.global_step
         self.reason = "all steps are done"
@@ -173,7 +192,7 @@ class _Lead:
             parts = member.parts(step, told=self._stops.ask)
             applied = member.applied(parts, step, step + 1)
         except RankError as error:
-            raise self._updates.crew.lost(error) from error
+            raise self._company.named(error) from error
         except BaseException:
             if not state.update.under_way:
                 member.restore()

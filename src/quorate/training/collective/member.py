@@ -94,26 +94,31 @@ class Member:
             self.restore()
 
     def parts(
-        self, step: int, *, stop: str | None = None, told: Callable[[str], None] = lambda _: None
+        self,
+        step: int,
+        *,
+        asked: Callable[[], str | None] = lambda: None,
+        told: Callable[[str], None] = lambda _: None,
     ) -> list[Part]:
         """Compute what this rank owns of a step, and exchange it. Blocks.
 
         Args:
-            stop: why this rank was asked to end, if it was: the others hear of it.
+            asked: returns why this rank was asked to end, if it was: the others hear of it.
             told: hears why any rank was.
 
         Raises:
             RankError: another rank is gone.
             Whatever user code raised on any rank: on every rank.
         """
-        own = Handed(stop=stop)
+        own = Handed()
         self._keep_buffers()
         try:
             if shards := self._job.home_shards(self._rank_of, step):
                 node, total = self._thread.do(lambda stream: self._summed(stream, step, shards))
-                own = Handed(node, total, stop=stop)
+                own = Handed(node, total)
         except Exception as error:  # of user code: on every rank it is raised as one
-            own = Handed(error=error, stop=stop)
+            own = Handed(error=error)
+        own = own._replace(stop=asked())
         self._own_sum = own.sum
         gradient = None if own.sum is None else own.sum.gradient
         self.sheet.tell("pushing")

@@ -26,6 +26,7 @@ from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 from quorate.training.optimizing.closure import Closure, takes_closure
+from quorate.training.optimizing.fused import FUSED, fill_momenta, leaves_it_open
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
 
@@ -44,9 +45,6 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
         torch.optim.Rprop,
         torch.optim.SGD,
     )
-)
-FUSED: frozenset[type[Optimizer]] = frozenset(
-    (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 )
 # What torch's optimizers keep once per tensor and not per element. A name is needed to tell: the
 # moments of a parameter without dimensions are scalars too.
@@ -98,7 +96,7 @@ class FlatOptimizer:
                     tensor = torch.nn.Parameter(stretch)
                     group["params"].append(tensor)
                     self._held[tensor] = members
-                if type(self.inner) in FUSED and _leaves_it_open(group):
+                if type(self.inner) in FUSED and leaves_it_open(group):
                     group["fused"] = True
             else:
                 self._held.update(
@@ -355,29 +353,6 @@ class FlatOptimizer:
                 "the parameters that the function is given"
             )
         return name
-
-
-def fill_momenta(sgd: Optimizer) -> None:
-    """Give zeros to fused SGD for momenta that are not there yet, next to others that are.
-
-    It takes all of them or none. From zeros the first one becomes the gradient, as from none.
-    """
-    for group in sgd.param_groups:
-        if not (group["fused"] and group["momentum"]):
-            continue
-        updated = [tensor for tensor in group["params"] if tensor.grad is not None]
-        late = [t for t in updated if sgd.state[t].get("momentum_buffer") is None]
-        if len(late) < len(updated):
-            for tensor in late:
-                sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
-
-
-def _leaves_it_open(group: dict[str, Any]) -> bool:
-    """Whether a group's options leave the choice of the kernel to us."""
-    chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
-    if group.get("dampening"):  # not for the first gradient: see ``fill_momenta``
-        return False
-    return not chosen and not any(tensor.is_complex() for tensor in group["params"])
 
 
 def _piece(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from quorate.errors import RankError, SettingError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure, needs_closure
-from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory, fill_momenta
+from quorate.training.optimizing.fused import fill_momenta
+from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.transports.collective.exchange import Slices
 
 GATHER = "gather"  # the kind of a record: all ranks call ``SlicedOptimizer.gather``

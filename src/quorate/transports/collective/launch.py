@@ -36,7 +36,7 @@ class Launched:
         try:
             for rank in range(1, size):
                 place = Place(rank, size, rank, self.place.meet)
-                self._processes.append(WorkerProcess(rank, script, self._starter, rank=place.text))
+                self._processes.append(WorkerProcess(rank, script, self._starter, place=place))
         except BaseException:
             self.close()
             raise

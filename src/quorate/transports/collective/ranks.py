@@ -7,10 +7,9 @@ directly, from the memory where they are to the memory where they are wanted.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from quorate.errors import RankError
+from quorate.machine.environment import gloo_on_loopback
 from quorate.transports.collective.place import Place
 
 Record = dict[str, Any]
@@ -45,10 +45,10 @@ class Ranks:
         self.is_broken = False  # whether another is gone
         self.device = device
         self._owns_default = not dist.is_initialized()
-        if place.meet != "env://":  # ranks of one machine: nothing of them is to be reached
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         shows = sys.excepthook  # torch puts one in its place that swallows lines
-        with self._lost_is_an_error("to meet"):
+        is_alone = place.meet.startswith("file:")  # all ranks are of this machine
+        at = gloo_on_loopback() if is_alone and sys.platform == "linux" else nullcontext()
+        with self._lost_is_an_error("to meet"), at:
             timeout = timedelta(seconds=timeout_s)
             if self._owns_default:
                 backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"

@@ -29,7 +29,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.shared.sharing import Sharing
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
-from quorate.transports.collective.place import OWN
+from quorate.transports.collective.place import Place, take
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.script import Script
@@ -61,8 +61,8 @@ def run(*, wire: int, output: int) -> None:
     if start is None:
         return
     _here = Worker(start["number"], end, output)
-    if start["rank"] is not None:
-        os.environ[OWN] = start["rank"]
+    if start["place"] is not None:
+        take(Place(**start["place"]))
     with steady():  # also while it is hidden: a full disk for temporary files is no news
         Script(**start["script"]).run()
     sys.exit("the script came to its end without a training loop")

@@ -10,6 +10,7 @@ from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from typing import IO
 
 from quorate.transports.amendments import Amendments
+from quorate.transports.collective.place import Place
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import Starter
@@ -25,14 +26,14 @@ class WorkerProcess:
         number: of the worker.
         script: what it runs.
         starter: starts it.
-        rank: its place in a collective, if it is to be a rank; see ``Place``.
+        place: in a collective, if it is to be a rank.
 
     Raises:
         OSError: it cannot be started; nothing is left of it.
     """
 
     def __init__(
-        self, number: int, script: Script, starter: Starter, *, rank: str | None = None
+        self, number: int, script: Script, starter: Starter, *, place: Place | None = None
     ) -> None:
         self.number = number
         self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
@@ -48,7 +49,8 @@ class WorkerProcess:
         finally:
             theirs.close()
         self._selector: BaseSelector | None = None
-        self.post({"number": number, "script": asdict(script), "rank": rank})
+        given = None if place is None else asdict(place)
+        self.post({"number": number, "script": asdict(script), "place": given})
 
     def watch(
         self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]

@@ -1,0 +1,117 @@
+"""The company: this process among the ranks, from the start of the others to the end of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+
+from quorate.coordination import rules
+from quorate.errors import RankError, SettingError
+from quorate.machine.devices import Group
+from quorate.replica.flat import Layout
+from quorate.transports.collective.exchange import Slices
+from quorate.transports.collective.launch import Launched
+from quorate.transports.collective.place import own_place
+from quorate.transports.collective.ranks import Ranks
+from quorate.transports.processes.script import Script
+
+END = "end"  # the kind of the last record that rank 0 tells
+
+
+class Company:
+    """The ranks of one training loop, of which this process is one.
+
+    Args:
+        groups: the devices that the settings give, on this host.
+        count: how many workers were asked for.
+        rule: of the updates.
+
+    Raises:
+        SettingError: ranks cannot do what was asked for.
+    """
+
+    def __init__(self, groups: Sequence[Group], count: int | None, rule: rules.Rule) -> None:
+        if not isinstance(rule, rules.Sync):
+            expected = "sync, as the ranks of a collective make each update together"
+            raise SettingError("update", rule.name, expected, "or take engine='processes'")
+        if (several := next((group for group in groups if len(group) > 1), None)) is not None:
+            expected = "one device for each rank of a collective"
+            raise SettingError("devices", str(several), expected, "or take engine='towers'")
+        self.ranks: Ranks | None = None  # between ``meet`` and ``leave``
+        self._launched: Launched | None = None
+        self._place = place = own_place()
+        self.groups = tuple(groups)  # of each rank
+        if place is not None:
+            if count not in (None, place.size):
+                expected = f"{place.size}, as there are ranks"
+                raise SettingError("workers", count, expected, "leave it to torchrun")
+            self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
+            own = groups[place.local_rank % len(groups)]
+            self.groups = (*self.groups[: place.rank], own, *self.groups[place.rank + 1 :])
+
+    @property
+    def rank(self) -> int:
+        """Which rank this process is."""
+        return 0 if self._place is None else self._place.rank
+
+    def begin(self, script: Script | None, threads: int) -> None:
+        """Start the other ranks, where nobody else has."""
+        if self._place is None:
+            assert script is not None
+            self._launched = Launched(script, len(self.groups), threads)
+            self._place = self._launched.place
+
+    def meet(self, device: torch.device, timeout_s: float) -> Ranks:
+        """Return the ranks, when all are here. Blocks until they have run the script so far.
+
+        Raises:
+            RankError: they do not come.
+        """
+        if self.ranks is None:
+            assert self._place is not None
+            try:
+                self.ranks = Ranks(self._place, device, timeout_s)
+            except RankError as error:
+                raise self.named(error) from error
+        return self.ranks
+
+    def have_met(self) -> None:
+        """Note that all ranks know each other: what they have met by is not needed any more."""
+        if self._launched is not None:
+            self._launched.met()
+
+    def slices(self, layout: Layout) -> Slices:
+        """Return how vectors are cut among the ranks."""
+        assert self.ranks is not None
+        return Slices(self.ranks, layout)
+
+    def named(self, error: RankError) -> RankError:
+        """Return an error that names the rank that is gone, where that is known."""
+        how = None if self._launched is None else self._launched.ended()
+        return error if how is None else RankError(f"{how}; {error}")
+
+    def leave(self, before: Callable[[], None] = lambda: None) -> None:
+        """End the other ranks.
+
+        Args:
+            before: done by rank 0 while they are still there.
+
+        Raises:
+            RankError: by ``before``; the ranks have ended nevertheless.
+        """
+        ranks, self.ranks = self.ranks, None
+        launched, self._launched = self._launched, None
+        try:
+            if ranks is not None and not ranks.is_broken:
+                before()
+                with suppress(RankError):
+                    ranks.tell({"kind": END})
+        finally:
+            if ranks is not None:
+                ranks.close()
+            if launched is not None:
+                if ranks is None or ranks.is_broken:
+                    launched.kill()
+                launched.close()

@@ -1,0 +1,155 @@
+"""Ranks of a collective: the bits of the other engines, and how they end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed
+from support.references import References
+from support.runs import SCRIPTS, Ended, command, digests, inspected, run
+
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked"),
+]
+RANKS = str(SCRIPTS / "ranks.py")
+
+
+def options(ranks: int) -> tuple[str, ...]:
+    return ("--engine", "collective", "--workers", str(ranks))
+
+
+def ranks(what: str, number: int, run_dir: Path | None = None, optimizer: str = "adam") -> Ended:
+    more = () if run_dir is None else ("--run-dir", str(run_dir))
+    return run(command("ranks.py", what, optimizer, options=(*options(number), *more)))
+
+
+def said_digest(ended: Ended) -> str:
+    assert ended.code == 0, ended.said
+    (line,) = re.findall(r"^digest (\w+)$", ended.out, re.MULTILINE)
+    return str(line)
+
+
+def torchrun(*words: str, number: int = 2, restarts: int = 0) -> Ended:
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(number)]
+    start += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+    # Its rendezvous is on a port that is free: two tests may run side by side.
+    start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    done = subprocess.run(
+        [*start, RANKS, *words], capture_output=True, text=True, timeout=150, check=False
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def tower(what: str, optimizer: str, references: References) -> str:
+    reference = references.on_a_tower("ranks.py", what, optimizer)
+    (line,) = re.findall(r"^digest (\w+)$", reference.out, re.MULTILINE)
+    return str(line)
+
+
+def test_two_ranks_have_the_bits_of_a_tower(references: References) -> None:
+    assert said_digest(ranks("plain", 2)) == tower("plain", "adam", references)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [4, 5, 8])
+def test_one_digest_on_any_number_of_ranks(
+    shards: int, references: References, tmp_path: Path
+) -> None:
+    bits = ("--shards", str(shards))
+    expected = references.on_a_tower("everything.py", options=bits).digests
+    for number in (1, 2, 3, 4):
+        run_dir = tmp_path / str(number)
+        words = (*options(number), *bits, "--run-dir", str(run_dir))
+        ended = run(command("everything.py", options=words))
+        assert ended.code == 0, ended.said
+        assert digests(run_dir) == expected, number
+        assert inspected(run_dir)["engine"] == "collective"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "asgd", "adafactor"])
+@pytest.mark.parametrize("what", ["plain", "change", "nan"])
+def test_each_optimizer_and_whatever_callbacks_change(
+    what: str, optimizer: str, references: References
+) -> None:
+    assert said_digest(ranks(what, 3, optimizer=optimizer)) == tower(what, optimizer, references)
+
+
+@pytest.mark.slow
+def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_path: Path) -> None:
+    """SIGTERM to rank 1 ends a step, and a tower goes on; or to a tower, and ranks go on."""
+    expected = references.on_a_tower("ranks.py", "plain", "adam").digests
+    one, other = tmp_path / "one", tmp_path / "other"
+    ended = ranks("term", 3, one)
+    assert ended.code == 0, ended.said
+    assert "stopped after step 4: rank 1: SIGTERM" in ended.out
+    assert inspected(one)["global_step"] == 4
+    towers = ("--engine", "towers", "--workers", "2")
+    again = run(command("ranks.py", "plain", "adam", options=(*towers, "--run-dir", str(one))))
+    assert again.code == 0, again.said
+    assert digests(one) == expected
+    words = (*towers, "--run-dir", str(other))
+    assert run(command("ranks.py", "term0", "adam", options=words)).code != 0
+    assert 0 < inspected(other)["global_step"] < 8
+    last = ranks("plain", 2, other)
+    assert last.code == 0, last.said
+    assert digests(other) == expected
+
+
+@pytest.mark.slow
+def test_whatever_ends_a_rank_ends_all_and_is_explained(tmp_path: Path) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("quorate-ranks-*"))
+    begun = time.monotonic()
+    raised = ranks("raise", 3, tmp_path / "raise")
+    assert raised.code == 1
+    assert "ValueError: mine" in raised.err
+    assert "quorate: worker 1 (cpu), step 2, shard 1, rows [54, 55, 56, 57, 58, 59]" in raised.err
+    assert inspected(tmp_path / "raise")["global_step"] == 2
+    killed = ranks("kill", 3)
+    assert (killed.code, len(killed.err.splitlines())) == (1, 1)
+    assert "quorate: rank 1 was killed by signal 9 (SIGKILL)" in killed.err
+    lost = ranks("kill0", 3)
+    assert lost.code == -signal.SIGKILL
+    time.sleep(1.0)
+    left = [p for p in psutil.process_iter(["cmdline"]) if RANKS in (p.info["cmdline"] or [])]
+    assert left == []
+    assert set(Path(tempfile.gettempdir()).glob("quorate-ranks-*")) == before
+    assert time.monotonic() - begun < 120
+
+
+@pytest.mark.slow
+def test_wrong_set_ups_are_named_before_the_first_step() -> None:
+    found = {what: ranks(what, 3) for what in ("model", "data", "rows", "shards")}
+    for what, ended in found.items():
+        assert ended.code != 0, what
+        assert "step 1/" not in ended.out, what
+        assert "Traceback" not in ended.err, what
+    assert "rank 1: last.weight of the model is (4, 400)" in found["model"].err
+    assert "rank 1 differs from rank 0 in the first rows of the dataset" in found["data"].err
+    assert "got 95 rows, expected 96" in found["rows"].err
+    assert "rank 1 differs from rank 0 in shards: got 5, expected 4" in found["shards"].err
+    rule = run(command("ranks.py", "plain", "adam", options=(*options(2), "--update", "async")))
+    assert rule.code == 2
+    assert "update: got 'async', expected sync, as the ranks" in rule.err
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_and_starts_them_anew(
+    references: References, tmp_path: Path
+) -> None:
+    expected = tower("plain", "adam", references)
+    assert said_digest(torchrun("plain", "adam")) == expected
+    ended = torchrun("kill", "adam", str(tmp_path / "run"), number=3, restarts=2)
+    assert said_digest(ended) == expected
+    assert "resumed step 2" in ended.out + ended.err
+    size = torchrun("plain", "adam", number=1)
+    assert said_digest(size) == expected
