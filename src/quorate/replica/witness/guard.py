@@ -1,19 +1,22 @@
 """The guard: whether a shard has written what only an update may write.
 
-Around every shard, and so it looks at no value: torch counts how often a tensor was written, and a
-tensor that was put elsewhere has another address.
+Around every shard, and so it looks at no value where it need not: torch counts how often a tensor
+was written, and a tensor that was put elsewhere has another address. A write by ``.data`` in place
+shows in neither: where a model's code names that, sums over the values are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
+from quorate.errors import UserError
 from quorate.replica.notes import Notes
-from quorate.replica.torch_internals import versions
+from quorate.replica.torch_internals import parameters_of, versions
 
 _ADDRESS = torch.Tensor.data_ptr
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Guard:
@@ -23,17 +26,34 @@ class Guard:
         model: the replica's.
         expected: names of parameters that its forward pass is known to write.
         notes: for the user.
+        by_value: whether values have to be looked at too.
     """
 
-    def __init__(self, model: torch.nn.Module, expected: Collection[str], notes: Notes) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        expected: Collection[str],
+        notes: Notes,
+        *,
+        by_value: bool = False,
+    ) -> None:
         self._model = model
         self._notes = notes
+        self._by_value = by_value
         watched = [(name, p) for name, p in model.named_parameters() if name not in expected]
         self._names = [name for name, _ in watched]
         self._tensors = tuple(parameter for _, parameter in watched)
+        self._places = [
+            (parameters_of(module), name, parameter, f"{path}.{name}".lstrip("."))
+            for path, module in model.named_modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+            for name, parameter in parameters_of(module).items()
+        ]
         self._lie_in: object = None  # the vectors at the time of ``_addresses``
         self._addresses: list[int] = []
         self._versions: list[int] = []
+        self._sums: list[torch.Tensor] = []
+        self._told: set[int] = set()  # numbers of tensors
 
     def begin(self, lie_in: object) -> None:
         """Note how everything is, before a shard.
@@ -44,23 +64,56 @@ class Guard:
         self._versions = versions(self._tensors)
         if lie_in is not self._lie_in:
             self._addresses, self._lie_in = list(map(_ADDRESS, self._tensors)), lie_in
+        if self._by_value:
+            self._sums = list(map(_sum, self._tensors))
+
+    def require_same_objects(self) -> None:
+        """Refuse a forward pass that puts another parameter in the place of one.
+
+        Raises:
+            UserError: it did. In a plain loop the optimizer would go on with the one that there
+                was, and nobody would train the new one.
+        """
+        for table, name, parameter, label in self._places:
+            if table.get(name) is not parameter:
+                raise UserError(
+                    f"parameter {label!r} is another object after a forward pass, which no "
+                    "optimizer has; write into the one that there was: p.data.copy_(values); or "
+                    "tie it to another before it is trained, and not in forward"
+                )
 
     def is_kept(self) -> bool:
         """Return whether the shard has left everything as it was; else the user is told."""
         tensors = self._tensors
         now, lie_at = versions(tensors), list(map(_ADDRESS, tensors))
-        if now == self._versions and lie_at == self._addresses:
+        changed = set[int]()
+        if self._by_value:
+            sums = zip(self._sums, map(_sum, tensors), strict=True)
+            changed = {number for number, (old, new) in enumerate(sums) if not old.equal(new)}
+        if now == self._versions and lie_at == self._addresses and not changed:
             return True
         before = zip(self._versions, self._addresses, strict=True)
-        for name, old, new in zip(self._names, before, zip(now, lie_at, strict=True), strict=True):
-            if old != new:
-                self._notes.doubt(
-                    f"{parameter_text(self._model, name)} is written in forward, and was not when "
-                    "a shard was tried: what was written is lost, or seen by other workers; write "
-                    "it from the first shard on, or make it a buffer (register_buffer)"
-                )
+        pairs = zip(before, zip(now, lie_at, strict=True), strict=True)
+        changed |= {number for number, (old, new) in enumerate(pairs) if old != new}
+        texts = [parameter_text(self._model, self._names[n]) for n in sorted(changed - self._told)]
+        if texts:
+            self._notes.doubt(
+                f"{abridged_names(texts)} {'is' if len(texts) == 1 else 'are'} written in forward, "
+                "and not when a shard was tried: what was written is lost, or seen by other "
+                "workers; write it from the first shard on, or make it a buffer (register_buffer)"
+            )
+        self._told |= changed
         self._lie_in = None
         return False
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's elements, each as the integer that has its bits."""
+    values = tensor.detach()
+    if values.layout is not torch.strided:
+        return torch.zeros(())
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return values.reshape(-1).view(_INTEGERS[values.element_size()]).sum()
 
 
 def parameter_text(model: torch.nn.Module, name: str) -> str:
@@ -71,6 +124,12 @@ def parameter_text(model: torch.nn.Module, name: str) -> str:
     except AttributeError:  # a name of a way of its own
         return name
     return f"{name} ({kind})"
+
+
+def abridged_names(names: Sequence[str], most: int = 4) -> str:
+    """Return ``a, b, c and 17 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def written_by_kind(model: torch.nn.Module) -> frozenset[str]:
