@@ -34,6 +34,22 @@ class Teaching(nn.Module):
         return y
 
 
+class Shrinking(nn.Linear):
+    """Shrinks what is trained every third step: all replicas have the same parameters."""
+
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if int(self.steps) % 3 == 0:
+            self.weight.data.mul_(0.5)
+        return super().forward(x)
+
+
 class Tying(nn.Module):
     """Puts the weight of one layer into another, in every forward pass or a late one."""
 
@@ -53,12 +69,12 @@ class Tying(nn.Module):
         return y
 
 
-def train(model: nn.Module, workers: int) -> list[str]:
+def trainer_of(model: nn.Module, workers: int) -> quorate.Trainer:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         value: torch.Tensor = model(batch).square().mean()
         return value
 
-    trainer = quorate.Trainer(
+    return quorate.Trainer(
         model,
         loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
@@ -67,8 +83,11 @@ def train(model: nn.Module, workers: int) -> list[str]:
         devices="cpu",
         workers=quorate.Workers(workers, engine="towers"),
     )
+
+
+def train(model: nn.Module, workers: int) -> list[str]:
     found: list[str] = []
-    for report in trainer.updates(X, steps=6, shuffle=False):
+    for report in trainer_of(model, workers).updates(X, steps=6, shuffle=False):
         found += report.doubts
     return found
 
@@ -77,6 +96,26 @@ def train(model: nn.Module, workers: int) -> list[str]:
 def test_a_late_write_by_data_in_place_is_named_once(workers: int) -> None:
     (said,) = train(Teaching(), workers)
     assert said.startswith("teacher.weight (Linear), teacher.bias (Linear) are written in forward")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_so_is_one_of_what_is_trained(workers: int) -> None:
+    (said,) = train(Shrinking(), workers)
+    assert said.startswith(
+        "weight (Shrinking) is written in forward, and not when a shard was tried"
+    )
+
+
+def test_user_code_between_updates_may_write() -> None:
+    class Names(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.data)
+
+    trainer = trainer_of(Names(4, 1), 2)
+    for report in trainer.updates(X, steps=6, shuffle=False):
+        assert not report.doubts
+        for parameter in trainer.model.parameters():
+            parameter.data.mul_(0.9)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -94,7 +133,7 @@ def test_values_are_looked_at_where_they_have_to_be(dtype: torch.dtype) -> None:
         notes, model = Notes(), nn.Module()
         # Not dense in its last axis.
         model.weight = weight = nn.Parameter(torch.ones(3, 5, dtype=dtype).t())
-        guard = Guard(model, (), notes, by_value=by_value)
+        guard = Guard(model, (), notes, by_value={id(weight)} if by_value else ())
         guard.begin(model)
         assert guard.is_kept()
         weight.data[1, 1] *= -1

@@ -168,7 +168,9 @@ class _Walk:
         if not is_library:
             for variable in variables(function):
                 named = f"{variable.name!r} in {_named(function, way)} ({variable.line})"
-                self.found.containers.append(Container(variable.items, named, function))
+                container = Container(variable.items, named, function, variable.put)
+                self.found.containers.append(container)
+            self.found.containers.append(Container.of(function, way))  # it may have attributes
         for use in uses(function):
             if _is_shared_generator(use.value):
                 self.found.draws.append(f"{use.name} ({use.line})")

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from quorate.errors import CopyError
-from quorate.replica.shared.containers import written
+from quorate.replica.shared.containers import Contents, written
 from quorate.replica.shared.copies import copied_parts, refused
 from quorate.replica.shared.references import Found, found
 from quorate.replica.shared.switches import SwitchWatch
@@ -74,6 +74,10 @@ class Sharing:
             turns.require(f"{self._found.switches[0]} sets what the whole process has once")
         if self._found.draws:
             turns.may_draw = self._found.draws[0]
+
+    def contents(self) -> Contents:
+        """Return what now is in all that code shares."""
+        return Contents(self._found.containers)
 
     @contextmanager
     def watching(self, turns: Turns, *, towers: int, compiled: bool) -> Iterator[None]:

@@ -2,7 +2,9 @@
 
 Around every shard, and so it looks at no value where it need not: torch counts how often a tensor
 was written, and a tensor that was put elsewhere has another address. A write by ``.data`` in place
-shows in neither: where a model's code names that, sums over the values are compared.
+shows in neither: where a model's code names that, sums over values are compared. Of what replicas
+share with the coordinator, which writes while a shard that nobody wants any more is computed, it
+compares them itself, between updates.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Guard:
         model: the replica's.
         expected: names of parameters that its forward pass is known to write.
         notes: for the user.
-        by_value: whether values have to be looked at too.
+        by_value: ``id`` of those whose values have to be looked at too.
     """
 
     def __init__(
@@ -35,11 +37,10 @@ class Guard:
         expected: Collection[str],
         notes: Notes,
         *,
-        by_value: bool = False,
+        by_value: Collection[int] = (),
     ) -> None:
         self._model = model
         self._notes = notes
-        self._by_value = by_value
         watched = [(name, p) for name, p in model.named_parameters() if name not in expected]
         self._names = [name for name, _ in watched]
         self._tensors = tuple(parameter for _, parameter in watched)
@@ -52,6 +53,8 @@ class Guard:
         self._lie_in: object = None  # the vectors at the time of ``_addresses``
         self._addresses: list[int] = []
         self._versions: list[int] = []
+        numbered = enumerate(self._tensors)
+        self._by_value = [number for number, p in numbered if id(p) in by_value]
         self._sums: list[torch.Tensor] = []
         self._told: set[int] = set()  # numbers of tensors
 
@@ -64,8 +67,7 @@ class Guard:
         self._versions = versions(self._tensors)
         if lie_in is not self._lie_in:
             self._addresses, self._lie_in = list(map(_ADDRESS, self._tensors)), lie_in
-        if self._by_value:
-            self._sums = list(map(_sum, self._tensors))
+        self._sums = [bit_sum(self._tensors[number]) for number in self._by_value]
 
     def require_same_objects(self) -> None:
         """Refuse a forward pass that puts another parameter in the place of one.
@@ -86,34 +88,36 @@ class Guard:
         """Return whether the shard has left everything as it was; else the user is told."""
         tensors = self._tensors
         now, lie_at = versions(tensors), list(map(_ADDRESS, tensors))
-        changed = set[int]()
-        if self._by_value:
-            sums = zip(self._sums, map(_sum, tensors), strict=True)
-            changed = {number for number, (old, new) in enumerate(sums) if not old.equal(new)}
+        sums = zip(self._by_value, self._sums, strict=True)
+        changed = {number for number, old in sums if not old.equal(bit_sum(tensors[number]))}
         if now == self._versions and lie_at == self._addresses and not changed:
             return True
         before = zip(self._versions, self._addresses, strict=True)
         pairs = zip(before, zip(now, lie_at, strict=True), strict=True)
         changed |= {number for number, (old, new) in enumerate(pairs) if old != new}
-        texts = [parameter_text(self._model, self._names[n]) for n in sorted(changed - self._told)]
-        if texts:
-            self._notes.doubt(
-                f"{abridged_names(texts)} {'is' if len(texts) == 1 else 'are'} written in forward, "
-                "and not when a shard was tried: what was written is lost, or seen by other "
-                "workers; write it from the first shard on, or make it a buffer (register_buffer)"
-            )
+        tell_late(self._notes, self._model, [self._names[n] for n in sorted(changed - self._told)])
         self._told |= changed
         self._lie_in = None
         return False
 
 
-def _sum(tensor: torch.Tensor) -> torch.Tensor:
+def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of a tensor's elements, each as the integer that has its bits."""
     values = tensor.detach()
     if values.layout is not torch.strided:
         return torch.zeros(())
     values = torch.view_as_real(values) if values.is_complex() else values
     return values.reshape(-1).view(_INTEGERS[values.element_size()]).sum()
+
+
+def tell_late(notes: Notes, model: torch.nn.Module, names: Sequence[str]) -> None:
+    """Doubt a run whose forward pass writes parameters that it did not write at first."""
+    if texts := [parameter_text(model, name) for name in names]:
+        notes.doubt(
+            f"{abridged_names(texts)} {'is' if len(texts) == 1 else 'are'} written in forward, "
+            "and not when a shard was tried: what was written is lost, or seen by other workers; "
+            "write it from the first shard on, or make it a buffer (register_buffer)"
+        )
 
 
 def parameter_text(model: torch.nn.Module, name: str) -> str:

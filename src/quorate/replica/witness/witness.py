@@ -8,7 +8,7 @@ import torch
 
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
-from quorate.replica.model import bind, laid_out
+from quorate.replica.model import bind, frozen, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.spread import Scattered
 from quorate.replica.witness.data_writes import names_data
@@ -21,6 +21,7 @@ class Witness:
 
     Args:
         model: the replica's.
+        original: the coordinator's, with which it may have parameters in common.
         parameters: the coordinator's trained ones.
         loss: the user's loss function.
         notes: for the user.
@@ -31,10 +32,10 @@ class Witness:
     def __init__(
         self,
         model: torch.nn.Module,
+        original: torch.nn.Module,
         parameters: Flat,
         loss: Loss,
         notes: Notes,
-        *,
         written: Collection[str],
         mutable_frozen: Collection[int],
     ) -> None:
@@ -43,7 +44,9 @@ class Witness:
         self._writes = Writes(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
         expected = {name for number, name in numbered if number in mutable_frozen}
-        by_value = names_data(model, loss)
+        by_value = {id(p) for p in frozen(model).values()} if names_data(model, loss) else set()
+        if model is not original:
+            by_value -= {id(p) for p in original.parameters()}
         self._guard = Guard(model, {*expected, *written}, notes, by_value=by_value)
 
     def begin(self, values: Flat | Scattered) -> None:
