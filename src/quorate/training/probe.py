@@ -182,7 +182,7 @@ def _pair(
 ) -> Pair:
     """Compute a shard from the parameters as they are, and another one from others."""
     batch = other()
-    later = shard._replace(data=batch.data, rows=len(batch.rows))
+    later = shard._replace(data=batch.data, rows=len(batch.rows), seed=shard.seed ^ 1)
     found: list[Computed] = []
     works = [(state.parameters, shard), (moved(state.parameters), later)]
     for parameters, each in works if in_order else works[::-1]:

@@ -10,7 +10,7 @@ from torch import nn
 
 import quorate
 from quorate.replica.notes import Notes
-from quorate.replica.witness.guard import Guard
+from quorate.replica.witness.guard import THEN_EVERY, Guard
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 
@@ -123,6 +123,51 @@ def test_user_code_between_updates_may_write() -> None:
 def test_another_parameter_in_the_place_of_one_is_refused(first: int, workers: int) -> None:
     with pytest.raises(quorate.errors.UserError, match=r"'b\.weight' is another object after"):
         train(Tying(first), workers)
+
+
+class Lazy(nn.Linear):
+    """Makes a parameter when it sees its first rows; no optimizer has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.rand(x.shape[1]))
+        return super().forward(x * self.scale)
+
+
+class LazyLayer(nn.Linear):
+    """Likewise with a layer: each worker would draw its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "inner"):
+            self.inner = nn.Linear(x.shape[1], 4)
+        return super().forward(torch.tanh(self.inner(x)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_parameter_that_forward_makes_is_refused(workers: int) -> None:
+    with pytest.raises(quorate.errors.UserError, match="parameter 'scale' is new after"):
+        train(Lazy(4, 1), workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_layer_that_forward_makes_is_in_doubt(workers: int) -> None:
+    said = train(LazyLayer(4, 1), workers)
+    assert any("inner" in doubt for doubt in said), said
+
+
+def test_a_parameter_of_a_late_shard_is_refused_too() -> None:
+    model, notes = nn.Linear(3, 2), Notes()
+    guard = Guard(model, (), notes)
+    for _ in range(100):
+        guard.require_same_objects()
+    model.weight = nn.Parameter(torch.ones(2, 3))
+
+    def look() -> None:
+        for _ in range(THEN_EVERY):
+            guard.require_same_objects()
+
+    with pytest.raises(quorate.errors.UserError, match="parameter 'weight' is another object"):
+        look()
 
 
 @pytest.mark.parametrize(

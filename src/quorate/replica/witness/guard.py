@@ -10,6 +10,8 @@ compares them itself, between updates.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
+from operator import methodcaller
 
 import torch
 
@@ -18,6 +20,8 @@ from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import parameters_of, versions
 
 _ADDRESS = torch.Tensor.data_ptr
+_VALUES = methodcaller("values")
+ALL_OF, THEN_EVERY = 64, 16  # shards, after which it is looked for other objects
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,12 +48,14 @@ class Guard:
         watched = [(name, p) for name, p in model.named_parameters() if name not in expected]
         self._names = [name for name, _ in watched]
         self._tensors = tuple(parameter for _, parameter in watched)
-        self._places = [
-            (parameters_of(module), name, parameter, f"{path}.{name}".lstrip("."))
+        modules = [
+            (path, parameters_of(module))
             for path, module in model.named_modules()
             if not isinstance(module, torch.jit.ScriptModule)
-            for name, parameter in parameters_of(module).items()
         ]
+        self._paths, self._tables = [path for path, _ in modules], [own for _, own in modules]
+        self._held = [dict(own) for own in self._tables]  # as they are to stay
+        self._ids, self._shards = self._ids_now(), 0
         self._lie_in: object = None  # the vectors at the time of ``_addresses``
         self._addresses: list[int] = []
         self._versions: list[int] = []
@@ -67,7 +73,8 @@ class Guard:
         self._versions = versions(self._tensors)
         if lie_in is not self._lie_in:
             self._addresses, self._lie_in = list(map(_ADDRESS, self._tensors)), lie_in
-        self._sums = [bit_sum(self._tensors[number]) for number in self._by_value]
+        if self._by_value:
+            self._sums = [bit_sum(self._tensors[number]) for number in self._by_value]
 
     def require_same_objects(self) -> None:
         """Refuse a forward pass that puts another parameter in the place of one.
@@ -76,20 +83,34 @@ class Guard:
             UserError: it did. In a plain loop the optimizer would go on with the one that there
                 was, and nobody would train the new one.
         """
-        for table, name, parameter, label in self._places:
-            if table.get(name) is not parameter:
-                raise UserError(
-                    f"parameter {label!r} is another object after a forward pass, which no "
-                    "optimizer has; write into the one that there was: p.data.copy_(values); or "
-                    "tie it to another before it is trained, and not in forward"
-                )
+        self._shards += 1
+        if self._shards > ALL_OF and self._shards % THEN_EVERY:
+            return  # it stays another one: a later look finds it too
+        if self._ids_now() == self._ids:
+            return
+        for path, table, held in zip(self._paths, self._tables, self._held, strict=True):
+            for name in {**held, **table}:
+                if table.get(name) is not held.get(name):
+                    label = f"{path}.{name}".lstrip(".")
+                    raise UserError(
+                        f"parameter {label!r} is {'another object' if name in held else 'new'} "
+                        "after a forward pass, and no optimizer has it; make it before training, "
+                        "and write into the one that there is: p.data.copy_(values); or tie it to "
+                        "another before, and not in forward"
+                    )
+
+    def _ids_now(self) -> tuple[int, ...]:
+        # Without a line of Python for each parameter.
+        return tuple(map(id, chain.from_iterable(map(_VALUES, self._tables))))
 
     def is_kept(self) -> bool:
         """Return whether the shard has left everything as it was; else the user is told."""
         tensors = self._tensors
         now, lie_at = versions(tensors), list(map(_ADDRESS, tensors))
-        sums = zip(self._by_value, self._sums, strict=True)
-        changed = {number for number, old in sums if not old.equal(bit_sum(tensors[number]))}
+        changed = set[int]()
+        if self._by_value:
+            sums = zip(self._by_value, self._sums, strict=True)
+            changed = {number for number, old in sums if not old.equal(bit_sum(tensors[number]))}
         if now == self._versions and lie_at == self._addresses and not changed:
             return True
         before = zip(self._versions, self._addresses, strict=True)
