@@ -26,7 +26,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.shared.containers import Contents
 from quorate.replica.streams import Stream
 from quorate.replica.witness.again import Computed, Shard, doubts, result_of
-from quorate.replica.witness.history import Pair, history_doubts, moved
+from quorate.replica.witness.history import Pair, forget_cached, history_doubts, moved
 from quorate.replica.witness.kept import changed, kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.replica.witness.yields import Yield, yield_of
@@ -98,11 +98,13 @@ def probed(
         known = known.joined(found)  # how it is carried depends on it: once more from the start
     if used is not None:
         with unchanged(model), at_first.put_back(), suppress(Exception):
+            forget_cached(model)
             replica = make_replica(state)
             with _shard(replica, batch, seed) as shard:
                 new = _pair(replica, state, shard, other, loss, in_order=False)
             for doubt in history_doubts(replica.model, kept_at_first, used, new):
                 notes.doubt(doubt)
+        forget_cached(model)  # what was made of other parameters
     for line in written_text(model, known.trained):
         say(line)
     return state

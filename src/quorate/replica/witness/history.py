@@ -15,7 +15,7 @@ import torch
 
 from quorate.replica.flat import Flat
 from quorate.replica.witness.again import CURE, MOST_NAMED, Computed, place
-from quorate.replica.witness.kept import Kept, changed
+from quorate.replica.witness.kept import CACHED, Kept, changed
 
 
 class Pair(NamedTuple):
@@ -31,6 +31,14 @@ def moved(parameters: Flat) -> Flat:
     for name, view in later.views.items():
         view.copy_(parameters.views[name]).mul_(1.125).add_(0.01)
     return later
+
+
+def forget_cached(model: torch.nn.Module) -> None:
+    """Empty the caches of ``functools`` on methods of a model's classes: they outlive a replica."""
+    for kind in {base for module in model.modules() for base in type(module).__mro__}:
+        for value in vars(kind).values():
+            if isinstance(value, CACHED):
+                value.cache_clear()
 
 
 def history_doubts(model: torch.nn.Module, since: Kept, one: Pair, another: Pair) -> list[str]:

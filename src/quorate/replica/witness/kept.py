@@ -42,7 +42,7 @@ _HOOKS = tuple(name for name in sorted(_INTERNALS) if name.endswith("_hooks"))
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath, np.generic, Enum)
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
+CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
 _NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
@@ -226,7 +226,7 @@ def _state_text(value: Any) -> str | None:
         return repr(value.get_state(legacy=False))
     if isinstance(value, random.Random):
         return repr(value.getstate())
-    if isinstance(value, _CACHED):
+    if isinstance(value, CACHED):
         return f"{value.cache_info().currsize} cached"
     if isinstance(value, itertools.count):
         return repr(value)
