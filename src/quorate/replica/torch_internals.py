@@ -252,6 +252,12 @@ def buffers_of(module: torch.nn.Module) -> Mapping[str, Any]:
     return found
 
 
+def parameters_of(module: torch.nn.Module) -> Mapping[str, Any]:
+    """Return a module's own parameters by name, as they are whenever it is read."""
+    found: Mapping[str, Any] = module._parameters
+    return found
+
+
 def replace_tensors(
     model: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:

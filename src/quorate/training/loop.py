@@ -88,6 +88,7 @@ def looping(
         channel = stack.enter_context(closing(transport.open(job)))
         changes.settle()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
+        between = crew.replicas.between(state)
         coordinator = Coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
@@ -100,19 +101,24 @@ def looping(
             most_open=crew.most_open,
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        updates = Updates(state, source, crew, loop.last_step, say, checks, again)
+        rests = between.begin, between.end
+        updates = Updates(state, source, crew, loop.last_step, say, rests, checks, again)
         with closing(updates.reports(coordinator, channel)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 
 
 class Updates(NamedTuple):
-    """The updates of one loop, from the state as it is to ``last_step``."""
+    """The updates of one loop, from the state as it is to ``last_step``.
+
+    Between two of them parameters rest: see ``Between``.
+    """
 
     state: State
     source: Source
     crew: Crew
     last_step: int
     say: Callable[[str], None]
+    rests: tuple[Callable[[], None], Callable[[], None]]  # called where one begins and ends
     spot_checks: SpotChecks | None = None
     again: StepAgain | None = None
 
@@ -130,6 +136,8 @@ class Updates(NamedTuple):
         named: frozenset[str] = frozenset()
 
         def apply(ready: Ready) -> tuple[Ready, Applied]:
+            _, end_rest = self.rests
+            end_rest()
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
             again = None if self.again is None else partial(self.again, ready.step)
             applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
@@ -206,6 +214,8 @@ class Updates(NamedTuple):
         """Take in what user code did to the model, before the next shard is dealt."""
         self.state.user_changes.look()
         self.state.user_changes.refuse()
+        begin_rest, _ = self.rests
+        begin_rest()
 
     def _looking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.spot_checks is None else self.spot_checks.looking()

@@ -5,6 +5,7 @@ from cases import callbacks as callbacks
 from cases import copies as copies
 from cases import draws as draws
 from cases import gradients as gradients
+from cases import left_behind as left_behind
 from cases import losses as losses
 from cases import optimizers as optimizers
 from cases import parameters as parameters

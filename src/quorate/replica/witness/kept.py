@@ -42,6 +42,7 @@ _HOOKS = tuple(name for name in sorted(_INTERNALS) if name.endswith("_hooks"))
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath, np.generic, Enum)
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
 _NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
@@ -157,6 +158,8 @@ class _Look:
             self._variable(f"{variable!r} that {name} closes over", value, depth)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._variable(f"a default value of {name}", value, depth)
+        for attribute, value in [*vars(function).items()]:
+            self._note(f"the attribute {attribute!r} of {name}", value)
         file = Path(code.co_filename).name
         for variable in names_of(code):
             if variable in function.__globals__:
@@ -223,6 +226,8 @@ def _state_text(value: Any) -> str | None:
         return repr(value.get_state(legacy=False))
     if isinstance(value, random.Random):
         return repr(value.getstate())
+    if isinstance(value, CACHED):
+        return f"{value.cache_info().currsize} cached"
     if isinstance(value, itertools.count):
         return repr(value)
     if isinstance(value, Iterator):
