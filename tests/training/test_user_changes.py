@@ -295,3 +295,33 @@ def test_a_write_through_data_is_counted_where_workers_are_compared() -> None:
     assert changes.count() == before
     model.body.weight.data.mul_(0.5)
     assert changes.count() != before
+
+
+class Four(nn.Module):
+    """Two layers of one shape that are trained, and two frozen ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        for layer in [*self.layers][2:]:
+            layer.requires_grad_(False)
+
+
+def test_values_that_are_exchanged_by_data_are_exchanged() -> None:
+    """Each reads what is in another's memory: all are read before any is written."""
+    model = Four()
+    trained = trainable(model)
+    parameters = Layout(trained.items()).new(torch.device("cpu"))
+    for name, parameter in trained.items():
+        parameters.views[name].copy_(parameter.detach())
+        parameter.data = parameters.views[name]
+    changes = UserChanges(model, parameters, (), Notes())
+    before = [layer.weight.detach().clone() for layer in model.layers]
+    a, b, c, d = (layer.weight for layer in model.layers)
+    a.data, b.data, c.data, d.data = b.data, c.data, d.data, a.data
+    changes.look()
+    for layer, number in zip(model.layers, (1, 2, 3, 0), strict=True):
+        assert torch.equal(layer.weight, before[number])
+    for name, view in parameters.views.items():
+        assert trained[name].is_set_to(view)

@@ -16,6 +16,7 @@ from quorate.errors import CheckpointError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
+from quorate.training.optimizing.homes import Home, bring_home, left
 from quorate.transports.amendments import Amendments, Simple
 from quorate.transports.job import Original
 
@@ -26,20 +27,21 @@ _MISSING = object()
 
 
 class _Place(NamedTuple):
-    """A parameter, who has it, and where its values are to be."""
+    """A parameter with its home, and who has it."""
 
-    name: str  # the user's
+    home: Home
     owner: Mapping[str, object]  # the table of parameters of the module that has it
     attribute: str
-    parameter: torch.nn.Parameter
-    home: torch.Tensor
 
-    def has_moved(self) -> bool:
-        """Return whether the parameter was given other memory, or reads it otherwise."""
-        try:
-            return not self.parameter.is_set_to(self.home)
-        except RuntimeError:  # of another dtype or device
-            return True
+    @property
+    def name(self) -> str:
+        """The parameter's, as the user knows it."""
+        return self.home.name
+
+    @property
+    def parameter(self) -> torch.nn.Parameter:
+        """The parameter."""
+        return self.home.parameter
 
 
 class UserChanges:
@@ -95,7 +97,10 @@ class UserChanges:
 
         What the forward passes of ours left behind in attributes is no change of the user's.
         """
-        self._frozen = [_place(*place[:4]) for place in self._frozen]
+        self._frozen = [
+            _place(place.name, place.owner, place.attribute, place.parameter)
+            for place in self._frozen
+        ]
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
         self._attributes = self._simple()
         self._others = {prefix: _others(module) for prefix, module in self._modules}
@@ -106,7 +111,7 @@ class UserChanges:
 
     def frozen(self) -> Mapping[str, torch.Tensor]:
         """Return the values of the parameters that are not trained."""
-        return {place.name: place.home for place in self._frozen}
+        return {place.name: place.home.tensor for place in self._frozen}
 
     @property
     def original(self) -> Original:
@@ -162,7 +167,7 @@ class UserChanges:
 
         One pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
-        sums = [int(_bits(place.home).sum()) for place in self._frozen]
+        sums = [int(_bits(place.home.tensor).sum()) for place in self._frozen]
         return hash((self.amendments.number, *sums))
 
     # --- between two updates ----------------------------------------------------------------------
@@ -180,8 +185,9 @@ class UserChanges:
     @torch.no_grad()
     def look(self) -> None:
         """Find what changed since the last look, and see to it that all workers get it."""
+        moved = self._bring_home()
         switched_off = self._look_at_trained()
-        frozen = self._look_at_frozen()
+        frozen = self._look_at_frozen(moved)
         attributes = self._look_at_attributes()
         known = self.amendments
         if switched_off != known.switched_off or frozen or attributes:
@@ -193,12 +199,9 @@ class UserChanges:
             )
 
     def _look_at_trained(self) -> frozenset[str]:
-        """Bring moved values back into the vectors; return who wants no gradient."""
+        """Return who wants no gradient."""
         off = []
-        for place in self._trained:
-            name, owner, attribute, parameter, _ = place
-            if place.has_moved():
-                self._bring_home(place)
+        for (name, parameter, _), owner, attribute in self._trained:
             if not parameter.requires_grad:
                 off.append(name)
             if owner.get(attribute, parameter) is not parameter:
@@ -209,16 +212,17 @@ class UserChanges:
                 )
         return frozenset(off)
 
-    def _look_at_frozen(self) -> bool:
-        """Bring moved values back to where workers read them; return whether any changed."""
+    def _look_at_frozen(self, moved: Collection[str]) -> bool:
+        """Return whether any changed.
+
+        Args:
+            moved: names of parameters that were given other memory.
+        """
         changed = False
         for place in self._frozen:
             name, parameter = place.name, place.parameter
             now = version(parameter)
-            if place.has_moved():
-                self._bring_home(place)
-                changed = True
-            elif now != self._versions[name]:
+            if name in moved or now != self._versions[name]:
                 changed = True
             self._versions[name] = now
             if parameter.requires_grad:
@@ -267,22 +271,26 @@ class UserChanges:
     def _simple(self) -> dict[str, dict[str, Any]]:
         return {prefix: _simple(module) for prefix, module in self._modules}
 
-    def _bring_home(self, place: _Place) -> None:
-        parameter, home = place.parameter, place.home
-        value = parameter.data
-        if value.shape != home.shape:
-            self._refuse(
-                f"parameter {place.name!r}: got shape {tuple(value.shape)}, expected "
-                f"{tuple(home.shape)} as when training began; make a new Trainer for another shape"
-            )
-        else:
-            if value.dtype != home.dtype:
-                self._notes.add(
-                    f"parameter {place.name!r} was given values of {value.dtype}; it stays "
-                    f"{home.dtype}, as when training began"
+    def _bring_home(self) -> set[str]:
+        """Bring moved values back to where workers read them; return the names."""
+        homes = [place.home for place in (*self._trained, *self._frozen) if place.home.is_left]
+        for home in homes:
+            value = home.parameter.data
+            if not home.fits:
+                self._refuse(
+                    f"parameter {home.name!r}: got shape {tuple(value.shape)}, expected "
+                    f"{tuple(home.tensor.shape)} as when training began; make a new Trainer for "
+                    "another shape"
                 )
-            home.copy_(value)
-        parameter.data = home
+            elif value.dtype != home.tensor.dtype:
+                self._notes.add(
+                    f"parameter {home.name!r} was given values of {value.dtype}; it stays "
+                    f"{home.tensor.dtype}, as when training began"
+                )
+        bring_home(left(homes))
+        for home in homes:  # those of another shape are as they were
+            home.parameter.data = home.tensor
+        return {home.name for home in homes}
 
     def _refuse(self, why: str) -> None:
         self._refusal = self._refusal or why
@@ -295,7 +303,7 @@ def _place(
     parameter: torch.nn.Parameter,
     home: torch.Tensor | None = None,
 ) -> _Place:
-    return _Place(name, owner, attribute, parameter, parameter.data if home is None else home)
+    return _Place(Home(name, parameter, parameter.data if home is None else home), owner, attribute)
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch.optim import Optimizer
@@ -21,31 +22,37 @@ class Closure:
     optimizers with an optional closure do first, it is there already.
 
     Args:
-        loss: of the step, at the parameters as they are.
+        known: puts the gradient at the parameters as they are now into them, and returns the loss.
         parameters: that the optimizer moves.
         compute: computes gradients at the parameters as they are, and returns the loss.
+        at_home: within it ``parameters`` have the optimizer's values, wherever it put those.
     """
 
-    def __init__(self, loss: float, parameters: Flat, compute: Callable[[], float]) -> None:
-        self._loss = loss
+    def __init__(
+        self,
+        known: Callable[[], float],
+        parameters: Flat,
+        compute: Callable[[], float],
+        at_home: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._known = known
         self._parameters = parameters
         self._before = parameters.layout.new(parameters.device)
+        self._before.copy_(parameters)
         self._compute = compute
+        self._at_home = at_home
         self._has_moved = False
-
-    def begin(self) -> None:
-        """Note what the parameters are: the optimizer's step begins."""
-        self._before.copy_(self._parameters)
 
     def __call__(self) -> torch.Tensor:
         """Return the loss, a float64 scalar; the parameters have their gradients."""
-        self._has_moved = self._has_moved or any(
-            not torch.equal(now, before)
-            for now, before in zip(self._parameters.vectors, self._before.vectors, strict=True)
-        )
-        if self._has_moved:
-            self._loss = self._compute()
-        return torch.tensor(self._loss, dtype=torch.float64)
+        with self._at_home():
+            self._has_moved = self._has_moved or any(
+                not torch.equal(now, before)
+                for now, before in zip(self._parameters.vectors, self._before.vectors, strict=True)
+            )
+            # What is known, too, is put there anew: the optimizer may have scaled or dropped it.
+            loss = self._compute() if self._has_moved else self._known()
+        return torch.tensor(loss, dtype=torch.float64)
 
 
 def takes_closure(optimizer: Optimizer) -> bool:

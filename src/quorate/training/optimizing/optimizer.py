@@ -12,9 +12,8 @@ has its own count of steps. Cutting changes no bits.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from math import inf
 from typing import Any
@@ -26,31 +25,16 @@ from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 from quorate.training.optimizing.closure import Closure, takes_closure
+from quorate.training.optimizing.homes import Home, at_home, bring_home, left
+from quorate.training.optimizing.known_optimizers import (
+    COUNTERS,
+    FUSED,
+    entries_of,
+    is_elementwise,
+    leaves_it_open,
+)
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
-
-# Exact types: a subclass may look at shapes.
-ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
-    (
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    )
-)
-FUSED: frozenset[type[Optimizer]] = frozenset(
-    (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
-)
-# What torch's optimizers keep once per tensor and not per element. A name is needed to tell: the
-# moments of a parameter without dimensions are scalars too.
-COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 
 class FlatOptimizer:
@@ -85,9 +69,8 @@ class FlatOptimizer:
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
         self.flat_parameters = parameters
-        self.flat = type(self.inner) in ELEMENTWISE and not any(
-            group.get("differentiable") for group in self.inner.param_groups
-        )
+        self.flat = is_elementwise(self.inner)
+        self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         # Per optimizer tensor: the names of the parameters it holds, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
         for group in self.inner.param_groups:
@@ -98,7 +81,7 @@ class FlatOptimizer:
                     tensor = torch.nn.Parameter(stretch)
                     group["params"].append(tensor)
                     self._held[tensor] = members
-                if type(self.inner) in FUSED and _leaves_it_open(group):
+                if type(self.inner) in FUSED and leaves_it_open(group):
                     group["fused"] = True
             else:
                 self._held.update(
@@ -124,6 +107,7 @@ class FlatOptimizer:
         before.copy_(self.flat_parameters)
         groups = [dict(group) for group in self.inner.param_groups]
         self.inner.eval()  # type: ignore[attr-defined]
+        self.bring_home()
         try:
             yield
         finally:
@@ -178,8 +162,16 @@ class FlatOptimizer:
         if closure is None:
             self.inner.step()
         else:
-            closure.begin()
             self.inner.step(closure)  # type: ignore[arg-type]
+        self.bring_home()
+
+    def bring_home(self) -> None:
+        """Bring values that the optimizer has put into other memory to the flat parameters."""
+        bring_home(left(self._homes))
+
+    def at_home(self) -> AbstractContextManager[None]:
+        """Within the block the flat parameters have the values of the user's: see ``at_home``."""
+        return at_home(self._homes)
 
     def take(self, gradient: Flat, missing: Collection[str]) -> None:
         """Give parameters their gradients, as ``step`` does first."""
@@ -260,7 +252,7 @@ class FlatOptimizer:
         group: dict[str, Any],
     ) -> None:
         """Compare the state of parameters with what the optimizer would make for them."""
-        expected = _entries_of(type(self.inner), tensor, group)
+        expected = entries_of(type(self.inner), tensor, group)
         for name in names:
             entries, section = state[name], self.flat_parameters.layout.sections[name]
             for entry in (*expected, *entries) if entries else ():
@@ -359,14 +351,6 @@ class FlatOptimizer:
         return name
 
 
-def _leaves_it_open(group: dict[str, Any]) -> bool:
-    """Whether a group's options leave the choice of the kernel to us."""
-    chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
-    if group.get("dampening"):  # not for the first gradient: see ``_fill_momenta``
-        return False
-    return not chosen and not any(tensor.is_complex() for tensor in group["params"])
-
-
 def _piece(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
     """Return the part of an entry of a tensor's state that belongs to a piece of the tensor."""
     if not isinstance(value, torch.Tensor):
@@ -374,19 +358,6 @@ def _piece(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) 
     if entry in COUNTERS or value.shape != tensor.shape:
         return value.clone()
     return value[start : start + size]
-
-
-def _entries_of(
-    kind: type[Optimizer], tensor: torch.Tensor, group: dict[str, Any]
-) -> frozenset[str]:
-    """Return the entries that an optimizer keeps for a tensor of a group, by a step with one."""
-    example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
-    example.grad = torch.zeros_like(example)
-    options = {name: value for name, value in group.items() if name != "params"}
-    optimizer = kind([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
-    optimizer.step()
-    made = optimizer.state[example].items()
-    return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
 
 
 def _kind(entries: dict[str, Any]) -> dict[str, Any]:
