@@ -27,7 +27,7 @@ from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Channel, Transport
-from quorate.transports.job import Training
+from quorate.transports.job import Training, drawing_for_update
 from quorate.transports.spot_checks import SpotChecks
 
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
@@ -85,6 +85,11 @@ def looping(
             threads=crew.recipe.workers.threads,
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
+        if again is None and state.optimizer.takes_closure:
+            crew.replicas.notes.add(
+                f"{type(state.optimizer.inner).__name__}.step() takes a closure, and is given none "
+                f"under {crew.rule.name}, where workers go on while it steps"
+            )
         channel = stack.enter_context(closing(transport.open(job)))
         changes.settle()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
@@ -132,7 +137,8 @@ class Updates(NamedTuple):
         def apply(ready: Ready) -> tuple[Ready, Applied]:
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
             again = None if self.again is None else partial(self.again, ready.step)
-            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
+            with drawing_for_update(plan, n):
+                applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
             if applied.not_finite is not None:
                 recipe = self.crew.recipe.optimize
                 make_replica = partial(self.crew.probe_replica, state)

@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.replica.flat import Flat
+from quorate.training.optimizing.attributes import optimizers
 
 
 class Closure:
@@ -59,11 +60,17 @@ def takes_closure(optimizer: Optimizer) -> bool:
     """Whether ``step()`` may be given one: torch's own would all compute the gradient twice."""
     if type(optimizer).__module__.partition(".")[0] == "torch":
         return needs_closure(optimizer)
-    return "closure" in inspect.signature(type(optimizer).step).parameters
+    parameters = inspect.signature(type(optimizer).step).parameters
+    passes_on = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values())
+    return "closure" in parameters or (passes_on and needs_closure(optimizer))
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether ``step()`` cannot be called without one, as far as that can be seen."""
+    """Whether it, or one within it, cannot step without, as far as that can be seen."""
+    return any(map(_needs_closure, optimizers(optimizer)))
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return True

@@ -35,6 +35,20 @@ class Home(NamedTuple):
         return self.parameter.shape == self.tensor.shape
 
 
+class Memory:
+    """Where values of a parameter were, before they were brought home."""
+
+    def __init__(self, name: str, values: torch.Tensor) -> None:
+        self.name = name
+        self._values = values
+        self._sum = _sum_of_bits(values)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether there are others now."""
+        return _sum_of_bits(self._values) != self._sum
+
+
 def left(homes: Collection[Home]) -> list[Home]:
     """Return those that their parameters have left, with values that have a place there."""
     return [home for home in homes if home.is_left and home.fits]
@@ -83,3 +97,10 @@ def _copy_in(homes: Sequence[Home]) -> None:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _sum_of_bits(values: torch.Tensor) -> int:
+    """Return a number that a write changes, and a value that is no number leaves what it is."""
+    real = torch.view_as_real(values) if values.is_complex() else values
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return int(real.contiguous().view(integers[real.element_size()]).sum())

@@ -25,7 +25,7 @@ from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 from quorate.training.optimizing.closure import Closure, takes_closure
-from quorate.training.optimizing.homes import Home, at_home, bring_home, left
+from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
 from quorate.training.optimizing.known_optimizers import (
     COUNTERS,
     FUSED,
@@ -71,6 +71,8 @@ class FlatOptimizer:
         self.flat_parameters = parameters
         self.flat = is_elementwise(self.inner)
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
+        self._memories: list[Memory] = []  # that parameters were put into last
+        self.bring_home()
         # Per optimizer tensor: the names of the parameters it holds, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
         for group in self.inner.param_groups:
@@ -166,8 +168,21 @@ class FlatOptimizer:
         self.bring_home()
 
     def bring_home(self) -> None:
-        """Bring values that the optimizer has put into other memory to the flat parameters."""
-        bring_home(left(self._homes))
+        """Bring values that the optimizer has put into other memory to the flat parameters.
+
+        Raises:
+            UserError: it goes on writing to that memory, as if the parameter was still there.
+        """
+        for memory in self._memories:
+            if memory.is_written:
+                raise UserError(
+                    f"optimizer: {type(self.inner).__name__} put parameter {memory.name!r} into "
+                    "memory of its own (p.data = ...), and writes there in another step; workers "
+                    "read the parameter elsewhere: write into it, p.data.copy_(values)"
+                )
+        away = left(self._homes)
+        self._memories = [Memory(home.name, home.parameter.detach()) for home in away]
+        bring_home(away)
 
     def at_home(self) -> AbstractContextManager[None]:
         """Within the block the flat parameters have the values of the user's: see ``at_home``."""
