@@ -183,6 +183,37 @@ def test_other_rules_are_refused_if_one_is_needed(update: str) -> None:
     trained(OPTIMIZERS["polite"], 2, update=update)
 
 
+def test_who_raises_where_a_step_is_computed_again_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another worker computes the shard: the run goes on, and does not hide it."""
+    raises = [False]
+
+    class Raises(script.SAM):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            Raises.steps += 1
+            raises[0] = Raises.steps == 3
+            return super().step(closure)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if raises[0]:
+            raises[0] = False
+            raise ValueError("once")
+        return script.loss(model, batch)
+
+    trainer = quorate.Trainer(
+        script.model, loss, optimizer=lambda p: Raises(p, torch.optim.SGD, lr=0.1, momentum=0.9),
+        batch_size=24, shards=3, devices="cpu", workers=quorate.Workers(2, engine="towers"),
+        compute=quorate.Compute(spot_check_every=0), seed=0,
+    )  # fmt: skip
+    trainer.fit(script.data(), steps=script.STEPS)
+    assert "ValueError: once" in capsys.readouterr().out
+    expected = trained(OPTIMIZERS["sam"], seed=0).model.state_dict()
+    assert digest(trainer.model.state_dict().items()) == digest(expected.items())
+
+
 def test_a_move_to_where_nothing_is_finite_ends_the_run(tmp_path: Path) -> None:
     trained(OPTIMIZERS["sam"], steps=2, run_dir=tmp_path)
     far = script.SAM

@@ -84,6 +84,7 @@ def looping(
             crew.rule,
             threads=crew.recipe.workers.threads,
             timeout_s=crew.timeout_s if transport.can_replace else None,
+            say=say,
         )
         if again is None and state.optimizer.takes_closure:
             crew.replicas.notes.add(
