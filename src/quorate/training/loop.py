@@ -27,7 +27,7 @@ from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Channel, Transport
-from quorate.transports.job import Training, drawing_for_update
+from quorate.transports.job import Training, drawing
 from quorate.transports.spot_checks import SpotChecks
 
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
@@ -134,11 +134,12 @@ class Updates(NamedTuple):
         pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
+        state.user_changes.look_at_draws(first=True)
 
         def apply(ready: Ready) -> tuple[Ready, Applied]:
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
             again = None if self.again is None else partial(self.again, ready.step)
-            with drawing_for_update(plan, n):
+            with drawing("update", plan, n):
                 applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
             if applied.not_finite is not None:
                 recipe = self.crew.recipe.optimize
@@ -196,9 +197,10 @@ class Updates(NamedTuple):
                 doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
-            with self._looking():
+            with self._looking(), drawing("between", plan, n):
                 yield report
             self._take_changes()
+            state.user_changes.look_at_draws()
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):

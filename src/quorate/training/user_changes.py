@@ -16,12 +16,14 @@ from quorate.errors import CheckpointError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
+from quorate.replica.turns import drawn_outside
 from quorate.training.optimizing.homes import Home, bring_home, left
 from quorate.transports.amendments import Amendments, Simple
 from quorate.transports.job import Original
 
 # What every module has: hooks, tables, and the mode, which replicas have of their own.
 _INTERNAL = frozenset(vars(torch.nn.Module()))
+_HOOKS = sorted(name for name in _INTERNAL if name.endswith(("_hooks", "_pre_hooks")))
 _SIMPLE = (bool, int, float, str, type(None))
 _MISSING = object()
 
@@ -89,6 +91,8 @@ class UserChanges:
         self._values: list[list[object]] = [[] for _ in self._modules]
         self._ids: list[list[int]] = [[] for _ in self._modules]
         self._others = {prefix: _others(module) for prefix, module in self._modules}
+        self._built = [_built(module) for _, module in self._modules]
+        self._drawn = drawn_outside()
 
     # --- around loops -----------------------------------------------------------------------------
 
@@ -104,6 +108,7 @@ class UserChanges:
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
         self._attributes = self._simple()
         self._others = {prefix: _others(module) for prefix, module in self._modules}
+        self._built = [_built(module) for _, module in self._modules]
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that lie in the flat vectors, also those that are switched off."""
@@ -189,6 +194,7 @@ class UserChanges:
         switched_off = self._look_at_trained()
         frozen = self._look_at_frozen(moved)
         attributes = self._look_at_attributes()
+        self._look_at_structure()
         known = self.amendments
         if switched_off != known.switched_off or frozen or attributes:
             merged = {name: dict(them) for name, them in known.attributes.items()}
@@ -196,6 +202,20 @@ class UserChanges:
                 merged.setdefault(name, {}).update(them)
             self.amendments = Amendments(
                 known.number + 1, switched_off, merged, known.frozen + frozen
+            )
+
+    def look_at_draws(self, *, first: bool = False) -> None:
+        """Doubt numbers that were drawn outside of shards since the last look: nothing keys them.
+
+        Args:
+            first: there is no last look.
+        """
+        before, self._drawn = self._drawn, drawn_outside()
+        if self._drawn != before and not first:
+            self._notes.doubt(
+                "Python's random or NumPy is drawn from between shards, by the optimizer, a "
+                "callback or a loop's body: after a resume its numbers are others; draw from "
+                "torch, whose numbers are keyed, or from a generator made for each step"
             )
 
     def _look_at_trained(self) -> frozenset[str]:
@@ -268,6 +288,26 @@ class UserChanges:
                     )
         return changed
 
+    def _look_at_structure(self) -> None:
+        """Refuse modules that were exchanged, and doubt hooks: workers' models have neither."""
+        for number, (prefix, module) in enumerate(self._modules):
+            known, now = self._built[number], _built(module)
+            if now == known:
+                continue
+            self._built[number] = now
+            where = f"module {prefix!r}" if prefix else "the model"
+            if [*map(id, now[0])] != [*map(id, known[0])]:
+                self._refuse(
+                    f"{where} has another module than when training began, which no worker has; "
+                    "set attributes of the one that there was, or make a new Trainer"
+                )
+            else:
+                self._notes.doubt(
+                    f"a hook of {where} was registered or removed between two updates: workers "
+                    "compute without that; register it before training, and switch it by an "
+                    "attribute of the module"
+                )
+
     def _simple(self) -> dict[str, dict[str, Any]]:
         return {prefix: _simple(module) for prefix, module in self._modules}
 
@@ -319,6 +359,14 @@ def _simple(module: torch.nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name not in _INTERNAL and isinstance(value, _SIMPLE)
     }
+
+
+def _built(module: torch.nn.Module) -> tuple[list[object], list[list[object]]]:
+    """Return the modules within one, and its hooks."""
+    own = vars(module)
+    modules, *hooks = (own.get(name) for name in ("_modules", *_HOOKS))
+    listed = [[*table.values()] if isinstance(table, Mapping) else [] for table in hooks]
+    return [*modules.values()] if isinstance(modules, Mapping) else [], listed
 
 
 def _others(module: torch.nn.Module) -> dict[str, Any]:

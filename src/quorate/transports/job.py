@@ -257,10 +257,14 @@ def shard_seed(plan: Plan, step: int, shard: int) -> int:
 
 
 @contextmanager
-def drawing_for_update(plan: Plan, n: int) -> Iterator[None]:
-    """Within the block this thread draws what update n may: an optimizer that adds noise, say."""
+def drawing(what: str, plan: Plan, n: int) -> Iterator[None]:
+    """Within the block this thread's draws from torch are keyed by the number of updates.
+
+    Args:
+        what: "update": an optimizer that adds noise, say; "between": callbacks, a loop's body.
+    """
     with Stream() as stream:
-        stream.reseed(key("update", plan.seed, n))
+        stream.reseed(key(what, plan.seed, n))
         yield
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +36,32 @@ FUSED: frozenset[type[Optimizer]] = frozenset(
 COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 
+class States(defaultdict[Any, Any]):
+    """An optimizer's states by its own tensors; of a parameter that lies in one, views of its part.
+
+    So a callback finds what it looks for by the model's parameters, and may write there.
+
+    Args:
+        of: the state of a parameter of the user's; None of anything else.
+    """
+
+    def __init__(self, of: Callable[[object], dict[str, Any] | None]) -> None:
+        super().__init__(dict)
+        self._of = of
+
+    def __contains__(self, tensor: object) -> bool:
+        return super().__contains__(tensor) or bool(self._of(tensor))
+
+    def __missing__(self, tensor: Any) -> Any:
+        found = self._of(tensor)
+        return super().__missing__(tensor) if found is None else found
+
+    def get(self, tensor: Any, default: Any = None) -> Any:
+        """Return the state of a tensor, if it has any."""
+        found = super().get(tensor)
+        return self._of(tensor) or default if found is None else found
+
+
 def is_elementwise(optimizer: Optimizer) -> bool:
     """Whether what an optimizer does to an element does not depend on the tensor it lies in."""
     return (
@@ -62,3 +90,20 @@ def entries_of(
     optimizer.step()
     made = optimizer.state[example].items()
     return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
+
+
+def piece_of_state(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
+    """Return the part of an entry of a tensor's state that belongs to a piece of the tensor."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if entry in COUNTERS or value.shape != tensor.shape:
+        return value.clone()
+    return value[start : start + size]
+
+
+def kind_of_state(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return what has to be equal for parameters that share one optimizer tensor."""
+    return {
+        entry: float(value) if entry in COUNTERS else type(value).__name__
+        for entry, value in sorted(entries.items())
+    }

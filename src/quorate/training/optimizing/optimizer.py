@@ -29,9 +29,12 @@ from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home,
 from quorate.training.optimizing.known_optimizers import (
     COUNTERS,
     FUSED,
+    States,
     entries_of,
     is_elementwise,
+    kind_of_state,
     leaves_it_open,
+    piece_of_state,
 )
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
@@ -89,6 +92,9 @@ class FlatOptimizer:
                 self._held.update(
                     (p, [name]) for p, name in zip(group["params"], names, strict=True)
                 )
+
+        if self.flat:
+            self.inner.state = States(self._state_of)
 
     @property
     def has_modes(self) -> bool:
@@ -148,14 +154,9 @@ class FlatOptimizer:
             closure: for an optimizer that wants the gradient at other parameters too.
 
         Raises:
-            UserError: user code has added a group since.
+            UserError: user code has added a group since, or moved parameters between them.
         """
-        if len(self.inner.param_groups) != len(self.groups):
-            raise UserError(
-                f"optimizer: got {len(self.inner.param_groups)} groups, expected "
-                f"{len(self.groups)} as when training began; make all groups where the optimizer "
-                "is made, and switch parameters off with requires_grad_(False) until their turn"
-            )
+        self._require_same_groups()
         self.take(gradient, missing)
         if type(self.inner) is torch.optim.SGD:
             self._fill_momenta()
@@ -187,6 +188,23 @@ class FlatOptimizer:
     def at_home(self) -> AbstractContextManager[None]:
         """Within the block the flat parameters have the values of the user's: see ``at_home``."""
         return at_home(self._homes)
+
+    def _require_same_groups(self) -> None:
+        groups = self.inner.param_groups
+        if len(groups) != len(self.groups):
+            raise UserError(
+                f"optimizer: got {len(groups)} groups, expected {len(self.groups)} as when "
+                "training began; make all groups where the optimizer is made, and switch "
+                "parameters off with requires_grad_(False) until their turn"
+            )
+        for number, (group, names) in enumerate(zip(groups, self.groups, strict=True)):
+            held = (self._held.get(tensor, ["?"]) for tensor in group["params"])
+            # By dtypes, tensors of a vector are in another order.
+            if {name for some in held for name in some} != set(names):
+                raise UserError(
+                    f"optimizer: group {number} has other parameters than when training began; "
+                    "leave them there, and change the values of groups, group['lr'] say"
+                )
 
     def take(self, gradient: Flat, missing: Collection[str]) -> None:
         """Give parameters their gradients, as ``step`` does first."""
@@ -228,6 +246,15 @@ class FlatOptimizer:
                 state[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
         return state
 
+    def _state_of(self, parameter: object) -> dict[str, Any] | None:
+        """Return the state of a parameter of the user's; None of anything else."""
+        name = self.names.get(id(parameter))
+        for tensor, names in self._held.items() if name is not None else ():
+            if name in names:
+                values = dict.get(self.inner.state, tensor, {})
+                return {k: self._cut(v, tensor, names, name) for k, v in values.items()}
+        return None
+
     def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
         """Return what ``load`` takes, of what ``state`` gave. Nothing is changed.
 
@@ -243,7 +270,7 @@ class FlatOptimizer:
             for group in self.inner.param_groups:
                 for tensor in group["params"]:
                     self._require_state_of(self._held[tensor], state, tensor, group)
-        self._cut_where(lambda name: _kind(state[name]))
+        self._cut_where(lambda name: kind_of_state(state[name]))
         for group in self.inner.param_groups:
             for tensor in group["params"]:
                 names = self._held[tensor]
@@ -316,7 +343,7 @@ class FlatOptimizer:
             self._held[piece] = names
             if state:
                 self.inner.state[piece] = {
-                    entry: _piece(entry, value, tensor, start, size)
+                    entry: piece_of_state(entry, value, tensor, start, size)
                     for entry, value in state.items()
                 }
             pieces.append(piece)
@@ -364,20 +391,3 @@ class FlatOptimizer:
                 "the parameters that the function is given"
             )
         return name
-
-
-def _piece(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
-    """Return the part of an entry of a tensor's state that belongs to a piece of the tensor."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if entry in COUNTERS or value.shape != tensor.shape:
-        return value.clone()
-    return value[start : start + size]
-
-
-def _kind(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return what has to be equal for parameters that share one optimizer tensor."""
-    return {
-        entry: float(value) if entry in COUNTERS else type(value).__name__
-        for entry, value in sorted(entries.items())
-    }
