@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -325,3 +326,50 @@ def test_values_that_are_exchanged_by_data_are_exchanged() -> None:
         assert torch.equal(layer.weight, before[number])
     for name, view in parameters.views.items():
         assert trained[name].is_set_to(view)
+
+
+def _after_two(change: Callable[[quorate.Trainer], object]) -> None:
+    """Train for four steps on two towers; the loop's body calls ``change`` after the second."""
+    torch.manual_seed(0)
+    trainer = quorate.Trainer(
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)),
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        batch_size=8,
+        shards=2,
+        devices="cpu",
+        workers=quorate.Workers(2, engine="towers"),
+    )
+    rows = torch.utils.data.TensorDataset(torch.ones(8, 3))
+    for update in trainer.updates(rows, steps=4):
+        if update.global_step == 2:
+            change(trainer)
+
+
+def test_another_module_is_refused() -> None:
+    def change(trainer: quorate.Trainer) -> None:
+        trainer.model[1] = nn.Tanh()
+
+    with pytest.raises(UserError, match="the model has another module than when training began"):
+        _after_two(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda trainer: trainer.model[0].register_forward_hook(lambda *_: None),
+            "because a hook of module '0' was registered or removed between two updates",
+        ),
+        (lambda _: random.random(), "because Python's random or NumPy is drawn from between"),
+        (lambda _: torch.rand(1), None),
+    ],
+)
+def test_what_workers_do_not_see_is_doubted(
+    change: Callable[[quorate.Trainer], object],
+    said: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _after_two(change)
+    out = caplog.text
+    assert said in out if said is not None else "same bits: no" not in out
