@@ -7,7 +7,8 @@ dealt, one look over tensors' addresses and versions finds what a vector does no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
 from quorate.replica.turns import drawn_outside
-from quorate.training.optimizing.homes import Home, bring_home, left
+from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
 from quorate.transports.amendments import Amendments, Simple
 from quorate.transports.job import Original
 
@@ -92,6 +93,8 @@ class UserChanges:
         self._ids: list[list[int]] = [[] for _ in self._modules]
         self._others = {prefix: _others(module) for prefix, module in self._modules}
         self._built = [_built(module) for _, module in self._modules]
+        self._tables = _Tables(self._modules)
+        self._outline = self._tables.outline()
         self._drawn = drawn_outside()
 
     # --- around loops -----------------------------------------------------------------------------
@@ -109,6 +112,8 @@ class UserChanges:
         self._attributes = self._simple()
         self._others = {prefix: _others(module) for prefix, module in self._modules}
         self._built = [_built(module) for _, module in self._modules]
+        self._tables = _Tables(self._modules)
+        self._outline = self._tables.outline()
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that lie in the flat vectors, also those that are switched off."""
@@ -172,7 +177,7 @@ class UserChanges:
 
         One pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
-        sums = [int(_bits(place.home.tensor).sum()) for place in self._frozen]
+        sums = [sum_of_bits(place.home.tensor) for place in self._frozen]
         return hash((self.amendments.number, *sums))
 
     # --- between two updates ----------------------------------------------------------------------
@@ -290,6 +295,9 @@ class UserChanges:
 
     def _look_at_structure(self) -> None:
         """Refuse modules that were exchanged, and doubt hooks: workers' models have neither."""
+        before, self._outline = self._outline, self._tables.outline()
+        if before == self._outline:
+            return
         for number, (prefix, module) in enumerate(self._modules):
             known, now = self._built[number], _built(module)
             if now == known:
@@ -346,13 +354,6 @@ def _place(
     return _Place(Home(name, parameter, parameter.data if home is None else home), owner, attribute)
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as whole numbers."""
-    real = torch.view_as_real(value) if value.is_complex() else value
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return real.view(kinds[real.element_size()])
-
-
 def _simple(module: torch.nn.Module) -> dict[str, Any]:
     return {
         name: value
@@ -367,6 +368,20 @@ def _built(module: torch.nn.Module) -> tuple[list[object], list[list[object]]]:
     modules, *hooks = (own.get(name) for name in ("_modules", *_HOOKS))
     listed = [[*table.values()] if isinstance(table, Mapping) else [] for table in hooks]
     return [*modules.values()] if isinstance(modules, Mapping) else [], listed
+
+
+class _Tables:
+    """Tables of modules and of hooks: whether any of them has changed, in one pass."""
+
+    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        own = [vars(module) for _, module in modules]
+        self._within = [have["_modules"] for have in own if "_modules" in have]
+        self._hooks = [have[name] for have in own for name in _HOOKS if name in have]
+
+    def outline(self) -> tuple[list[int], list[int]]:
+        """Return which modules are within each, and how many hooks of each kind there are."""
+        within = chain.from_iterable(table.values() for table in self._within)
+        return [*map(id, within)], [*map(len, self._hooks)]
 
 
 def _others(module: torch.nn.Module) -> dict[str, Any]:

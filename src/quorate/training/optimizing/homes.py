@@ -41,12 +41,12 @@ class Memory:
     def __init__(self, name: str, values: torch.Tensor) -> None:
         self.name = name
         self._values = values
-        self._sum = _sum_of_bits(values)
+        self._sum = sum_of_bits(values)
 
     @property
     def is_written(self) -> bool:
         """Whether there are others now."""
-        return _sum_of_bits(self._values) != self._sum
+        return sum_of_bits(self._values) != self._sum
 
 
 def left(homes: Collection[Home]) -> list[Home]:
@@ -99,7 +99,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _sum_of_bits(values: torch.Tensor) -> int:
+def sum_of_bits(values: torch.Tensor) -> int:
     """Return a number that a write changes, and a value that is no number leaves what it is."""
     real = torch.view_as_real(values) if values.is_complex() else values
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
