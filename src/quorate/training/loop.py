@@ -27,7 +27,7 @@ from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Channel, Transport
-from quorate.transports.job import Training
+from quorate.transports.job import Training, drawing
 from quorate.transports.spot_checks import SpotChecks
 
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
@@ -84,7 +84,13 @@ def looping(
             crew.rule,
             threads=crew.recipe.workers.threads,
             timeout_s=crew.timeout_s if transport.can_replace else None,
+            say=say,
         )
+        if again is None and state.optimizer.takes_closure:
+            crew.replicas.notes.add(
+                f"{type(state.optimizer.inner).__name__}.step() takes a closure, and is given none "
+                f"under {crew.rule.name}, where workers go on while it steps"
+            )
         channel = stack.enter_context(closing(transport.open(job)))
         changes.settle()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
@@ -134,13 +140,15 @@ class Updates(NamedTuple):
         pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
+        state.user_changes.look_at_draws(first=True)
 
         def apply(ready: Ready) -> tuple[Ready, Applied]:
             _, end_rest = self.rests
             end_rest()
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
             again = None if self.again is None else partial(self.again, ready.step)
-            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
+            with drawing("update", plan, n):
+                applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
             if applied.not_finite is not None:
                 recipe = self.crew.recipe.optimize
                 make_replica = partial(self.crew.probe_replica, state)
@@ -197,9 +205,10 @@ class Updates(NamedTuple):
                 doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
-            with self._looking():
+            with self._looking(), drawing("between", plan, n):
                 yield report
             self._take_changes()
+            state.user_changes.look_at_draws()
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):

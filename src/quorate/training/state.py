@@ -10,7 +10,7 @@ import torch
 from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.model import aliases, bind, frozen, trainable
+from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.optimizing.optimize import Optimize
@@ -76,7 +76,7 @@ class State:
             schedule_metric=optimize.schedule_metric,
             average=self.average,
         )
-        self.optimizer_state = OptimizerState(self.optimizer, self.update, frozen(model), notes)
+        self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return the model's state dict under the user's own names: tensors only, in its order.
