@@ -221,3 +221,29 @@ def test_a_sync_batch_norm_is_said_to_be_one_of_each_shard(
     for _ in run.updates(TensorDataset(X[:8])):
         pass
     assert caplog.text.count("SyncBatchNorm normalises over each shard") == 1
+
+
+class Decays(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen * 0.9 + len(x)
+        return self.layer(x)
+
+
+def test_a_buffer_that_gets_another_dtype_is_refused_by_name() -> None:
+    run = trainer(
+        Decays(),
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=torch.optim.SGD,
+        batch_size=4,
+        shards=2,
+        devices="cpu",
+        workers=1,
+    )
+    expected = "buffer 'seen' had dtype torch.int64 and has torch.float32"
+    with pytest.raises(quorate.UserError, match=expected):
+        run.fit(DATA, steps=1)

@@ -124,3 +124,20 @@ def test_a_model_that_was_tried_has_its_own_buffers_again() -> None:
     assert model.mean is own
     assert torch.equal(own, torch.zeros(3))
     assert [*dict(model.named_buffers())] == ["mean"]
+
+
+def test_a_buffer_that_was_given_another_size_where_it_lies_has_its_own_again() -> None:
+    class Observes(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+            self.register_buffer("least", torch.zeros(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.least.resize_(3).copy_(x.detach().amin(0))
+            return super().forward(x)
+
+    model = Observes()
+    with unchanged(model):
+        model(X)
+        assert model.least.shape == (3,)
+    assert model.least.shape == (0,)

@@ -43,6 +43,9 @@ SAME = {
     "traced": "",
     "hook_that_keeps_in_a_global": "'acts' in ",
     "counter_in_a_global": "'count' in loss",
+    "object_that_keeps_its_output": "the loss function is written to",
+    "method_that_keeps_its_output": "the loss function is written to",
+    "module_that_keeps_its_input": "'criterion' in loss (sharing.py:",
     "default_dtype": "torch.set_default_dtype (sharing.py:",
     "default_dtype_that_stays": "the default dtype",
     "attention_kernel": "sdpa_kernel (sharing.py:",
@@ -225,3 +228,29 @@ def test_objects_that_raise_when_they_are_looked_at_are_passed_over() -> None:
         return stands, reg
 
     assert "is the model that is trained" in str(Sharing(model, loss).obstacle)
+
+
+def test_a_loss_function_that_is_an_object_may_write_to_itself_on_one_tower_at_a_time() -> None:
+    class Keeps:
+        def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            self.out = model(batch)
+            return self.out.mean()
+
+    class Criterion(nn.Module):
+        def forward(self, out: torch.Tensor) -> torch.Tensor:
+            self.kept = out
+            return out.mean()
+
+    model, criterion, x = nn.Linear(3, 2), Criterion(), torch.ones(4, 3)
+    functions: dict[str, Callable[..., torch.Tensor]] = {
+        "the loss function is": Keeps(),
+        "the loss function is written": Keeps().__call__,
+        "'criterion' in the loss function": lambda model, batch: criterion(model(batch)),
+    }
+    for way, loss in functions.items():
+        turns = Turns(side_by_side=True)
+        with Sharing(model, loss).watching(turns, towers=2, compiled=False):
+            loss(model, x)
+        (reason,) = turns.reasons
+        assert reason.startswith(way), reason
+        assert reason.endswith("is written to while a shard is computed, and towers share it")

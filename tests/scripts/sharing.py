@@ -193,6 +193,43 @@ def hook_that_keeps_in_a_global() -> Any:
     return model, lambda model, batch: mse(model, batch) + acts["first"].square().mean()
 
 
+class Keeps:
+    """Hands its output from one method to the next in an attribute."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.out = model(batch[0])
+        return F.mse_loss(self.out, batch[1]) + self.penalty()
+
+    def penalty(self) -> torch.Tensor:
+        return 0.1 * self.out.square().mean()
+
+
+def object_that_keeps_its_output() -> Any:
+    return Net(), Keeps()
+
+
+def method_that_keeps_its_output() -> Any:
+    return Net(), Keeps().__call__
+
+
+class Criterion(nn.Module):
+    """Likewise, as a module outside of the model."""
+
+    def forward(self, out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.residual = out - target
+        return self.residual.square().mean()
+
+
+def module_that_keeps_its_input() -> Any:
+    criterion = Criterion()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        value = criterion(model(batch[0]), batch[1])
+        return value + criterion.residual.abs().mean()
+
+    return Net(), loss
+
+
 def counter_in_a_global() -> Any:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         global count

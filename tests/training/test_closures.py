@@ -38,7 +38,46 @@ class Polite(torch.optim.SGD):
         return super().step(closure)
 
 
-OPTIMIZERS: dict[str, Make] = {**script.OPTIMIZERS, "polite": lambda p: Polite(p, lr=0.1)}
+class Assigns(script.SAM):
+    """Moves by assignment, and holds the memory that the parameters were in."""
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in held]).norm()
+        for p in held:
+            self.state[p]["before"] = p.data
+            p.data = p.data + p.grad * self.param_groups[0]["rho"] / (norm + 1e-12)
+
+
+class Drops(torch.optim.SGD):
+    """Throws away the gradient that it is given, and asks for it."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.zero_grad()
+        return super().step(closure)
+
+
+class Scales(torch.optim.SGD):
+    """Scales a gradient in its place, asks for it again at the same parameters, and adds both."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        closure()
+        held = [p for group in self.param_groups for p in group["params"]]
+        halves = [p.grad.mul_(0.5) for p in held]  # type: ignore[union-attr]
+        closure()
+        for p, half in zip(held, halves, strict=True):
+            p.grad.add_(half)  # type: ignore[union-attr]
+        super().step()
+
+
+OPTIMIZERS: dict[str, Make] = {
+    **script.OPTIMIZERS,
+    "polite": lambda p: Polite(p, lr=0.1),
+    "assigns": lambda p: Assigns(p, torch.optim.SGD, lr=0.1, momentum=0.9),
+    "drops": lambda p: Drops(p, lr=0.1),
+    "scales": lambda p: Scales(p, lr=0.1),
+}
 
 
 def trained(
@@ -68,6 +107,7 @@ def without_dropout() -> nn.Module:
 def test_parameters_are_those_of_a_plain_loop(name: str) -> None:
     model, (x, labels) = without_dropout().double(), script.data().tensors
     optimizer = OPTIMIZERS[name](list(model.parameters()))
+    average = [p.detach().clone() for p in model.parameters()]
     plan = Plan(rows=script.ROWS, batch_size=script.BATCH, shards=script.SHARDS, seed=0)
     for step in range(script.STEPS):
         shards = [plan.shard(step, shard) for shard in range(script.SHARDS)]
@@ -79,9 +119,11 @@ def test_parameters_are_those_of_a_plain_loop(name: str) -> None:
             loss.backward()
             return loss
 
-        if name == "sam":
+        if name in ("sam", "assigns"):
             closure()
         optimizer.step(closure)
+        for mean, p in zip(average, model.parameters(), strict=True):
+            mean.lerp_(p.detach(), 1 - min(0.9, (2 + step) / (11 + step)))
 
     def wide() -> nn.Module:
         return without_dropout().double()
@@ -90,15 +132,18 @@ def test_parameters_are_those_of_a_plain_loop(name: str) -> None:
         return script.loss(model, (batch[0].double(), batch[1]))
 
     ours = quorate.Trainer(
-        wide, loss, optimizer=OPTIMIZERS[name], batch_size=script.BATCH, shards=script.SHARDS,
-        devices="cpu", workers=1, seed=0,
+        wide, loss, optimizer=quorate.Optimize(OPTIMIZERS[name], ema_decay=0.9),
+        batch_size=script.BATCH, shards=script.SHARDS, devices="cpu", workers=1, seed=0,
     )  # fmt: skip
     ours.fit(script.data(), steps=script.STEPS)
+    assert ours.averaged_model is not None
+    for mine, theirs in zip(ours.averaged_model.parameters(), average, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
     for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", script.OPTIMIZERS)
+@pytest.mark.parametrize("name", [*script.OPTIMIZERS, "assigns"])
 def test_one_digest_on_any_number_of_workers_and_after_a_resume(name: str, tmp_path: Path) -> None:
     make = OPTIMIZERS[name]
     expected = digest(trained(make).model.state_dict().items())
@@ -136,6 +181,37 @@ def test_other_rules_are_refused_if_one_is_needed(update: str) -> None:
     with pytest.raises(SettingError, match=r"update: got '.*', expected sync, as LBFGS asks"):
         trained(OPTIMIZERS["lbfgs"], 2, update=update)
     trained(OPTIMIZERS["polite"], 2, update=update)
+
+
+def test_who_raises_where_a_step_is_computed_again_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another worker computes the shard: the run goes on, and does not hide it."""
+    raises = [False]
+
+    class Raises(script.SAM):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            Raises.steps += 1
+            raises[0] = Raises.steps == 3
+            return super().step(closure)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if raises[0]:
+            raises[0] = False
+            raise ValueError("once")
+        return script.loss(model, batch)
+
+    trainer = quorate.Trainer(
+        script.model, loss, optimizer=lambda p: Raises(p, torch.optim.SGD, lr=0.1, momentum=0.9),
+        batch_size=24, shards=3, devices="cpu", workers=quorate.Workers(2, engine="towers"),
+        compute=quorate.Compute(spot_check_every=0), seed=0,
+    )  # fmt: skip
+    trainer.fit(script.data(), steps=script.STEPS)
+    assert "ValueError: once" in capsys.readouterr().out
+    expected = trained(OPTIMIZERS["sam"], seed=0).model.state_dict()
+    assert digest(trainer.model.state_dict().items()) == digest(expected.items())
 
 
 def test_a_move_to_where_nothing_is_finite_ends_the_run(tmp_path: Path) -> None:

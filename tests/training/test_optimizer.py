@@ -14,9 +14,25 @@ from quorate.replica.flat import Layout
 from quorate.replica.model import bind, trainable
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing import update
-from quorate.training.optimizing.optimizer import ELEMENTWISE, FlatOptimizer
+from quorate.training.optimizing.known_optimizers import ELEMENTWISE
+from quorate.training.optimizing.optimizer import FlatOptimizer
+
+
+def hooked(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """SGD that clips the gradient of each parameter by itself."""
+    optimizer = torch.optim.SGD(params, lr=0.1)
+
+    def clip(optimizer: torch.optim.Optimizer, _arguments: object, _words: object) -> None:
+        for parameter in optimizer.param_groups[0]["params"]:
+            norm = parameter.grad.norm()
+            parameter.grad = parameter.grad * (0.5 / (norm + 1e-6)).clamp(max=1.0)
+
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
+
 
 OPTIMIZERS = {
+    "hooked": hooked,
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "SGD Nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -67,7 +83,7 @@ def test_flat_and_ordinary_parameters_agree(name: str) -> None:
     bind(trainable(flat_model), parameters)
     flat = FlatOptimizer(OPTIMIZERS[name], flat_model, parameters)
     plain = OPTIMIZERS[name](list(trainable(plain_model).values()))
-    assert flat.flat == (type(plain) in ELEMENTWISE)
+    assert flat.flat == (type(plain) in ELEMENTWISE and name != "hooked")
     generator = torch.Generator().manual_seed(1)
     for _ in range(12):
         gradient = parameters.layout.new(torch.device("cpu"))

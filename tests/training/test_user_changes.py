@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,3 +296,80 @@ def test_a_write_through_data_is_counted_where_workers_are_compared() -> None:
     assert changes.count() == before
     model.body.weight.data.mul_(0.5)
     assert changes.count() != before
+
+
+class Four(nn.Module):
+    """Two layers of one shape that are trained, and two frozen ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        for layer in [*self.layers][2:]:
+            layer.requires_grad_(False)
+
+
+def test_values_that_are_exchanged_by_data_are_exchanged() -> None:
+    """Each reads what is in another's memory: all are read before any is written."""
+    model = Four()
+    trained = trainable(model)
+    parameters = Layout(trained.items()).new(torch.device("cpu"))
+    for name, parameter in trained.items():
+        parameters.views[name].copy_(parameter.detach())
+        parameter.data = parameters.views[name]
+    changes = UserChanges(model, parameters, (), Notes())
+    before = [layer.weight.detach().clone() for layer in model.layers]
+    a, b, c, d = (layer.weight for layer in model.layers)
+    a.data, b.data, c.data, d.data = b.data, c.data, d.data, a.data
+    changes.look()
+    for layer, number in zip(model.layers, (1, 2, 3, 0), strict=True):
+        assert torch.equal(layer.weight, before[number])
+    for name, view in parameters.views.items():
+        assert trained[name].is_set_to(view)
+
+
+def _after_two(change: Callable[[quorate.Trainer], object]) -> None:
+    """Train for four steps on two towers; the loop's body calls ``change`` after the second."""
+    torch.manual_seed(0)
+    trainer = quorate.Trainer(
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)),
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        batch_size=8,
+        shards=2,
+        devices="cpu",
+        workers=quorate.Workers(2, engine="towers"),
+    )
+    rows = torch.utils.data.TensorDataset(torch.ones(8, 3))
+    for update in trainer.updates(rows, steps=4):
+        if update.global_step == 2:
+            change(trainer)
+
+
+def test_another_module_is_refused() -> None:
+    def change(trainer: quorate.Trainer) -> None:
+        trainer.model[1] = nn.Tanh()
+
+    with pytest.raises(UserError, match="the model has another module than when training began"):
+        _after_two(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda trainer: trainer.model[0].register_forward_hook(lambda *_: None),
+            "because a hook of module '0' was registered or removed between two updates",
+        ),
+        (lambda _: random.random(), "because Python's random or NumPy is drawn from between"),
+        (lambda _: torch.rand(1), None),
+    ],
+)
+def test_what_workers_do_not_see_is_doubted(
+    change: Callable[[quorate.Trainer], object],
+    said: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _after_two(change)
+    out = caplog.text
+    assert said in out if said is not None else "same bits: no" not in out

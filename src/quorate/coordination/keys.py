@@ -1,6 +1,8 @@
 """Keys: every random stream of a run is a pure function of integers and words.
 
 key("shard", seed, step, shard)      what a shard's forward and backward draw
+key("update", seed, n)               what the optimizer draws in update n
+key("between", seed, n)              what callbacks and a loop's body draw after update n
 key("sample", seed, epoch, index)    what a sample's augmentation draws
 key("augment", seed, epoch)          what the augmentation of batches draws, with ``hashes``
 key("epoch", seed, epoch)            the order of an epoch, likewise

@@ -92,7 +92,12 @@ class Buffers:
         return vector
 
     def integer_buffers(self) -> torch.Tensor | None:
-        """Return the bytes of all other buffers, one uint8 vector."""
+        """Return the bytes of all other buffers, one uint8 vector.
+
+        Raises:
+            UserError: a buffer has another dtype than it had.
+        """
+        self._others.require_dtypes()
         values = _together(self.others())
         if not values:
             return None
@@ -217,6 +222,7 @@ class _Part:
         self._is_complex = any(place.tensor.is_complex() for place in places)
         found = self.tensors()
         self._shapes = [tensor.shape for tensor in found]
+        self._dtypes = [tensor.dtype for tensor in found]
         self._sizes = [tensor.numel() for tensor in found]
         self.elements = sum(self._sizes)
         self._owner: dict[torch.device, torch.Tensor] = {}  # (elements,) each one's buffer
@@ -249,6 +255,21 @@ class _Part:
         if len({tensor.dtype for tensor in found}) > 1:
             found = [tensor.to(torch.float64) for tensor in found]
         return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in found])
+
+    def require_dtypes(self) -> None:
+        """Refuse a forward pass that put a tensor of another dtype in a buffer's place.
+
+        Raises:
+            UserError: it did.
+        """
+        found = [tensor.dtype for tensor in self.tensors()]
+        if found != self._dtypes:
+            pairs = zip(self.names, self._dtypes, found, strict=True)
+            name, was, now = next(pair for pair in pairs if pair[1] != pair[2])
+            raise UserError(
+                f"buffer {name!r} had dtype {was} and has {now} after a forward pass: how it is "
+                "carried depends on it; register it with the dtype that it gets"
+            )
 
     def put(self, values: torch.Tensor) -> None:
         """Take values as ``vector`` gives them, of any dtype."""

@@ -106,7 +106,10 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
                     setattr(module, name, buffers[name])
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
-                tensor.data.copy_(value)
+                if tensor.shape == value.shape:
+                    tensor.data.copy_(value)
+                else:  # an observer of quantisation gives its buffer another size where it lies
+                    tensor.data = value
 
 
 def sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:

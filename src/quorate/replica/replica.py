@@ -113,9 +113,7 @@ class Replica:
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
-        self.witness = Witness(
-            self.model, parameters, written=written, mutable_frozen=mutable_frozen, notes=notes
-        )
+        self.witness = Witness(self.model, model, parameters, loss, notes, written, mutable_frozen)
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
         self._free: list[Flat] = []

@@ -252,6 +252,12 @@ def buffers_of(module: torch.nn.Module) -> Mapping[str, Any]:
     return found
 
 
+def parameters_of(module: torch.nn.Module) -> Mapping[str, Any]:
+    """Return a module's own parameters by name, as they are whenever it is read."""
+    found: Mapping[str, Any] = module._parameters
+    return found
+
+
 def replace_tensors(
     model: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
@@ -381,3 +387,9 @@ def cpu_has_bfloat16() -> bool:
         return bool(can.get("avx512_bf16") or can.get("amx_tile"))
     asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(hasattr(cpu, name) and getattr(cpu, name)() for name in asks)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether user code runs before or after an optimizer's steps."""
+    own = vars(optimizer)
+    return any(own.get(f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))

@@ -179,7 +179,8 @@ class _Turn:
         self.drawers = 0  # kinds of code that were seen to draw
         self._begun = 0  # turns so far
         self._active = 0  # of these, not yet ended: they may be within each other
-        self._at_rest: tuple[object, ...] = ()  # when the first of these began
+        # When the first of these began.
+        self._at_rest: tuple[generators.Mark, switches.Settings] | None = None
         self._known: tuple[generators.Mark, generators.States] | None = None
 
     def look(self) -> tuple[object, ...]:
@@ -189,6 +190,14 @@ class _Turn:
             found = self._at_rest if self._active else (generators.mark(), switches.settings())
             if self._begun == begun:  # else a turn began meanwhile
                 return (found, self.disturbed)
+
+    def mark(self) -> generators.Mark:
+        """Return what differs if somebody who has no turn drew in between."""
+        while True:
+            begun, rest = self._begun, self._at_rest
+            found = rest[0] if self._active and rest is not None else generators.mark()
+            if self._begun == begun:
+                return found
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -211,6 +220,11 @@ class _Turn:
 
 
 _turn = _Turn()
+
+
+def drawn_outside() -> object:
+    """Return what differs if code that has no turn drew from Python's or NumPy's generator."""
+    return _turn.mark()[:-1]  # torch's comes last
 
 
 def _leave_alone(_seed: int) -> None:

@@ -41,6 +41,7 @@ def drive(
     apply: Callable[[Ready], T],
     clock: Callable[[], float] | None = None,
     say: Callable[[str], None] = lambda _: None,
+    raised_shards: RaisedShards | None = None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield what each update was.
 
@@ -49,7 +50,8 @@ def drive(
     Args:
         apply: makes the update of a step.
         clock: default: the channel's.
-        say: shows a line to the user: who is slow.
+        say: shows a line to the user: who is slow, and who raised.
+        raised_shards: of earlier drives too, which are not summed up at the end of this one.
 
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
@@ -61,7 +63,9 @@ def drive(
         return clock() - held_s
 
     wake_at: float | None = None
-    copied_shards, raised_shards = CopiedShards(coordinator.usual_s), RaisedShards()
+    copied_shards = CopiedShards(coordinator.usual_s)
+    is_summed_up = raised_shards is None
+    raised_shards = raised_shards or RaisedShards()
     while True:
         event = channel.receive(None if wake_at is None else max(0.0, wake_at - now()))
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
@@ -87,7 +91,7 @@ def drive(
                 case Finish():
                     if (line := copied_shards.summary()) is not None:
                         say(line)
-                    for line in raised_shards.summary():
+                    for line in raised_shards.summary() if is_summed_up else ():
                         say(line)
                     return
                 case effect:

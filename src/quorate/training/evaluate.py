@@ -73,7 +73,7 @@ def evaluate(
             transport = stack.enter_context(closing(crew.evaluators(state)))
         if parameters is state.parameters:
             stack.enter_context(state.optimizer.evaluating())
-        total = _sum(source, parameters, transport, stops, crew)
+        total = _sum(source, parameters, transport, stops, crew, say)
     state.user_changes.settle()
     crew.replicas.tell(say)
     if total is None:
@@ -82,7 +82,12 @@ def evaluate(
 
 
 def _sum(
-    source: Source, parameters: Flat, transport: Transport, stops: Stops, crew: Crew
+    source: Source,
+    parameters: Flat,
+    transport: Transport,
+    stops: Stops,
+    crew: Crew,
+    say: Callable[[str], None],
 ) -> ShardSum | None:
     """Return the sum over every step of the source's plan, in order; None if it was stopped.
 
@@ -113,7 +118,7 @@ def _sum(
             rule=rules.Sync(),
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        for _ in drive(coordinator, channel, add):
+        for _ in drive(coordinator, channel, add, say=say):
             pass
     if coordinator.applied < plan.steps_per_epoch:
         return None

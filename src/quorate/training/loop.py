@@ -27,7 +27,7 @@ from quorate.training.pace import Pace
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Transport
-from quorate.transports.job import Training
+from quorate.transports.job import Training, drawing
 from quorate.transports.spot_checks import SpotChecks
 
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
@@ -84,10 +84,17 @@ def looping(
             crew.rule,
             threads=crew.recipe.workers.threads,
             timeout_s=crew.timeout_s if transport.can_replace else None,
+            say=say,
         )
+        if again is None and state.optimizer.takes_closure:
+            crew.replicas.notes.add(
+                f"{type(state.optimizer.inner).__name__}.step() takes a closure, and is given none "
+                f"under {crew.rule.name}, where workers go on while it steps"
+            )
         channel = stack.enter_context(closing(transport.open(job)))
         changes.settle()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
+        between = crew.replicas.between(state)
         coordinator = Coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
@@ -100,7 +107,8 @@ def looping(
             most_open=crew.most_open,
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        updates = Updates(state, source, crew, loop.last_step, say, checks, again)
+        rests = between.begin, between.end
+        updates = Updates(state, source, crew, loop.last_step, say, rests, checks, again)
         made = drive(coordinator, channel, updates.applying(coordinator), say=say)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
@@ -115,13 +123,17 @@ class Progress(Protocol):
 
 
 class Updates(NamedTuple):
-    """The updates of one loop, from the state as it is to ``last_step``."""
+    """The updates of one loop, from the state as it is to ``last_step``.
+
+    Between two of them parameters rest: see ``Between``.
+    """
 
     state: State
     source: Source
     crew: Crew
     last_step: int
     say: Callable[[str], None]
+    rests: tuple[Callable[[], None], Callable[[], None]]  # called where one begins and ends
     spot_checks: SpotChecks | None = None
     again: StepAgain | None = None
 
@@ -130,9 +142,12 @@ class Updates(NamedTuple):
         state, plan = self.state, self.source.plan
 
         def apply(ready: Ready) -> tuple[Ready, Applied]:
+            _, end_rest = self.rests
+            end_rest()
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
             again = None if self.again is None else partial(self.again, ready.step)
-            applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
+            with drawing("update", plan, n):
+                applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
             self.took(ready, applied, coordinator.left_open_next)
             return ready, applied
 
@@ -169,6 +184,7 @@ class Updates(NamedTuple):
         pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
+        state.user_changes.look_at_draws(first=True)
         for ready, applied in made:
             step, n = ready.step, state.global_step
             checked_s = self._spot_check(n, time.monotonic() - begun)
@@ -218,9 +234,10 @@ class Updates(NamedTuple):
                 doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
             )
-            with self._looking():
+            with self._looking(), drawing("between", plan, n):
                 yield report
             self._take_changes()
+            state.user_changes.look_at_draws()
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self.crew.replicas.tell(self.say)
         if not rules.keeps_bits(self.crew.rule, plan.shards):
@@ -235,6 +252,8 @@ class Updates(NamedTuple):
         """Take in what user code did to the model, before the next shard is dealt."""
         self.state.user_changes.look()
         self.state.user_changes.refuse()
+        begin_rest, _ = self.rests
+        begin_rest()
 
     def _looking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.spot_checks is None else self.spot_checks.looking()

@@ -167,11 +167,13 @@ def _probed(
                 make_state,
                 crew.probe_replica,
                 source.load((0, 0)),
+                partial(source.load, (0, 1) if source.plan.shards_of(0) > 1 else (1, 0)),
                 loss=recipe.loss,
                 notes=crew.replicas.notes,
                 seed=recipe.seed,
                 training=training,
                 watching=partial(crew.replicas.watching, towers=has_towers),
+                contents=crew.replicas.contents,
                 say=note,
             )
         except CopyError as error:

@@ -7,7 +7,7 @@ model draws from, keeps and writes, and ``channels_last`` is tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 
 import torch
@@ -23,10 +23,11 @@ from quorate.replica.loss import Loss
 from quorate.replica.model import unchanged
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.shard_sum import ShardSum
+from quorate.replica.shared.containers import Contents
 from quorate.replica.streams import Stream
 from quorate.replica.witness.again import Computed, Shard, doubts, result_of
-from quorate.replica.witness.kept import kept
+from quorate.replica.witness.history import Pair, forget_cached, history_doubts, moved
+from quorate.replica.witness.kept import changed, kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.replica.witness.yields import Yield, yield_of
 from quorate.training.state import State
@@ -40,23 +41,27 @@ def probed(
     make_state: Callable[..., State],
     make_replica: Callable[[State], Replica],
     batch: Batch,
+    other: Callable[[], Batch],
     *,
     loss: Loss,
     notes: Notes,
     seed: int,
     training: bool,
     watching: Watching,
+    contents: Callable[[], Contents],
     say: Callable[[str], None],
 ) -> State:
     """Make the state and compute one shard with it, whose result is thrown away.
 
     Args:
         batch: of shard 0 of step 0.
+        other: loads another one.
         loss: the user's loss function.
         notes: what is found goes there.
         make_state: may be given ``mutable_frozen``, see ``Buffers``, and ``written``, see
             ``Writes``: what forward writes is found by trying.
         watching: the context in which that shard is computed.
+        contents: returns what is in all that code from outside of the model shares.
 
     Raises:
         UserError: the model or the loss cannot be trained.
@@ -64,27 +69,42 @@ def probed(
     """
     if training and any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()):
         say("SyncBatchNorm normalises over each shard by itself, as BatchNorm does here")
+    at_first, kept_at_first = contents(), kept(model, loss)
     if convolves(model):
         _set_best_format(
             model, make_state, make_replica, batch,
             seed=seed, training=training, watching=watching, say=say,
         )  # fmt: skip
     known, computed = NOTHING, list[Computed]()
+    used: Pair | None = None
     while True:
         state = make_state(mutable_frozen=known.frozen, written=known.trained)
         with unchanged(model):
             replica = make_replica(state)
-            work = replica.gradient if training else replica.evaluation
             with _tried(replica, batch), _shard(replica, batch, seed) as shard, watching():
-                compute = partial(_computed, work, replica, loss, shard)
+                compute = partial(_computed, replica, shard, loss, training=training)
                 found, first = written_in(replica, compute, known)
                 computed.append(first)
                 if training and known.covers(found):  # once more, on the same replica
-                    for doubt in doubts(replica, computed[0], compute(), shard):
+                    last = compute()
+                    named = doubts(replica, computed[0], last, shard)
+                    for doubt in named:
                         notes.doubt(doubt)
+                    if not named and changed(kept_at_first, last.after):
+                        with suppress(Exception):  # of the user's, which training will meet
+                            used = _pair(replica, state, shard, other, loss)
         if known.covers(found):
             break
         known = known.joined(found)  # how it is carried depends on it: once more from the start
+    if used is not None:
+        with unchanged(model), at_first.put_back(), suppress(Exception):
+            forget_cached(model)
+            replica = make_replica(state)
+            with _shard(replica, batch, seed) as shard:
+                new = _pair(replica, state, shard, other, loss, in_order=False)
+            for doubt in history_doubts(replica.model, kept_at_first, used, new):
+                notes.doubt(doubt)
+        forget_cached(model)  # what was made of other parameters
     for line in written_text(model, known.trained):
         say(line)
     return state
@@ -153,9 +173,29 @@ def _tried(replica: Replica, batch: Batch) -> Iterator[None]:
         raise
 
 
-def _computed(
-    work: Callable[..., ShardSum], replica: Replica, loss: Loss, shard: Shard
-) -> Computed:
+def _pair(
+    replica: Replica,
+    state: State,
+    shard: Shard,
+    other: Callable[[], Batch],
+    loss: Loss,
+    *,
+    in_order: bool = True,
+) -> Pair:
+    """Compute a shard from the parameters as they are, and another one from others."""
+    batch = other()
+    later = shard._replace(data=batch.data, rows=len(batch.rows), seed=shard.seed ^ 1)
+    found: list[Computed] = []
+    works = [(state.parameters, shard), (moved(state.parameters), later)]
+    for parameters, each in works if in_order else works[::-1]:
+        replica.pull(parameters, version=object())
+        with replica.watched(lambda loss: loss):  # none is worth compiling
+            found.append(_computed(replica, each, loss))
+    return Pair(*(found if in_order else found[::-1]))
+
+
+def _computed(replica: Replica, shard: Shard, loss: Loss, *, training: bool = True) -> Computed:
+    work = replica.gradient if training else replica.evaluation
     before = kept(replica.model, loss)
     shard_sum = work(shard.data, shard.rows, shard.stream, shard.seed)
     # What forward writes is not carried as long as it is not known; it is in the gradient.

@@ -17,11 +17,13 @@ from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.replica import Replica
+from quorate.replica.shared.containers import Contents
 from quorate.replica.shared.copies import refused
 from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.spread import Spread
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
+from quorate.replica.witness.between import Between
 from quorate.training.recipe import Recipe
 from quorate.training.state import State
 
@@ -85,6 +87,20 @@ class Replicas:
             return nullcontext()
         number, compiled = len(self._groups) if towers else 0, self.computing.compile
         return self._sharing.watching(self._turns, towers=number, compiled=compiled)
+
+    def contents(self) -> Contents:
+        """Return what now is in all that code shares: see ``Past``."""
+        return Contents(()) if self._sharing is None else self._sharing.contents()
+
+    def between(self, state: State) -> Between:
+        """Return what looks at parameters between updates."""
+        return Between(
+            state.model,
+            self._recipe.loss,
+            self.notes,
+            written=state.written,
+            mutable_frozen=state.mutable_frozen,
+        )
 
     def give_up_copies(self, reason: str) -> None:
         """Make no copies of the model, for a reason that was found while a shard was computed."""

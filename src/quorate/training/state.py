@@ -10,7 +10,7 @@ import torch
 from quorate.coordination.tally import Tally
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.model import aliases, bind, frozen, trainable
+from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.optimizing.extent import Sliced
@@ -87,7 +87,7 @@ class State:
             average=self.average,
             extent=None if slices is None else Sliced(slices),
         )
-        self.optimizer_state = OptimizerState(self.optimizer, self.update, frozen(model), notes)
+        self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
 
     def leave_ranks(self) -> None:
         """Go on without the other ranks: all of the state comes here. Blocks."""

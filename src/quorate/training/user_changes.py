@@ -7,7 +7,8 @@ dealt, one look over tensors' addresses and versions finds what a vector does no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -16,30 +17,34 @@ from quorate.errors import CheckpointError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
+from quorate.replica.turns import drawn_outside
+from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
 from quorate.transports.amendments import Amendments, Simple
 from quorate.transports.job import Original
 
 # What every module has: hooks, tables, and the mode, which replicas have of their own.
 _INTERNAL = frozenset(vars(torch.nn.Module()))
+_HOOKS = sorted(name for name in _INTERNAL if name.endswith(("_hooks", "_pre_hooks")))
 _SIMPLE = (bool, int, float, str, type(None))
 _MISSING = object()
 
 
 class _Place(NamedTuple):
-    """A parameter, who has it, and where its values are to be."""
+    """A parameter with its home, and who has it."""
 
-    name: str  # the user's
+    home: Home
     owner: Mapping[str, object]  # the table of parameters of the module that has it
     attribute: str
-    parameter: torch.nn.Parameter
-    home: torch.Tensor
 
-    def has_moved(self) -> bool:
-        """Return whether the parameter was given other memory, or reads it otherwise."""
-        try:
-            return not self.parameter.is_set_to(self.home)
-        except RuntimeError:  # of another dtype or device
-            return True
+    @property
+    def name(self) -> str:
+        """The parameter's, as the user knows it."""
+        return self.home.name
+
+    @property
+    def parameter(self) -> torch.nn.Parameter:
+        """The parameter."""
+        return self.home.parameter
 
 
 class UserChanges:
@@ -87,6 +92,10 @@ class UserChanges:
         self._values: list[list[object]] = [[] for _ in self._modules]
         self._ids: list[list[int]] = [[] for _ in self._modules]
         self._others = {prefix: _others(module) for prefix, module in self._modules}
+        self._built = [_built(module) for _, module in self._modules]
+        self._tables = _Tables(self._modules)
+        self._outline = self._tables.outline()
+        self._drawn = drawn_outside()
 
     # --- around loops -----------------------------------------------------------------------------
 
@@ -95,10 +104,16 @@ class UserChanges:
 
         What the forward passes of ours left behind in attributes is no change of the user's.
         """
-        self._frozen = [_place(*place[:4]) for place in self._frozen]
+        self._frozen = [
+            _place(place.name, place.owner, place.attribute, place.parameter)
+            for place in self._frozen
+        ]
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
         self._attributes = self._simple()
         self._others = {prefix: _others(module) for prefix, module in self._modules}
+        self._built = [_built(module) for _, module in self._modules]
+        self._tables = _Tables(self._modules)
+        self._outline = self._tables.outline()
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that lie in the flat vectors, also those that are switched off."""
@@ -106,7 +121,7 @@ class UserChanges:
 
     def frozen(self) -> Mapping[str, torch.Tensor]:
         """Return the values of the parameters that are not trained."""
-        return {place.name: place.home for place in self._frozen}
+        return {place.name: place.home.tensor for place in self._frozen}
 
     @property
     def original(self) -> Original:
@@ -162,7 +177,7 @@ class UserChanges:
 
         One pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
-        sums = [int(_bits(place.home).sum()) for place in self._frozen]
+        sums = [sum_of_bits(place.home.tensor) for place in self._frozen]
         return hash((self.amendments.number, *sums))
 
     # --- between two updates ----------------------------------------------------------------------
@@ -180,9 +195,11 @@ class UserChanges:
     @torch.no_grad()
     def look(self) -> None:
         """Find what changed since the last look, and see to it that all workers get it."""
+        moved = self._bring_home()
         switched_off = self._look_at_trained()
-        frozen = self._look_at_frozen()
+        frozen = self._look_at_frozen(moved)
         attributes = self._look_at_attributes()
+        self._look_at_structure()
         known = self.amendments
         if switched_off != known.switched_off or frozen or attributes:
             merged = {name: dict(them) for name, them in known.attributes.items()}
@@ -192,13 +209,24 @@ class UserChanges:
                 known.number + 1, switched_off, merged, known.frozen + frozen
             )
 
+    def look_at_draws(self, *, first: bool = False) -> None:
+        """Doubt numbers that were drawn outside of shards since the last look: nothing keys them.
+
+        Args:
+            first: there is no last look.
+        """
+        before, self._drawn = self._drawn, drawn_outside()
+        if self._drawn != before and not first:
+            self._notes.doubt(
+                "Python's random or NumPy is drawn from between shards, by the optimizer, a "
+                "callback or a loop's body: after a resume its numbers are others; draw from "
+                "torch, whose numbers are keyed, or from a generator made for each step"
+            )
+
     def _look_at_trained(self) -> frozenset[str]:
-        """Bring moved values back into the vectors; return who wants no gradient."""
+        """Return who wants no gradient."""
         off = []
-        for place in self._trained:
-            name, owner, attribute, parameter, _ = place
-            if place.has_moved():
-                self._bring_home(place)
+        for (name, parameter, _), owner, attribute in self._trained:
             if not parameter.requires_grad:
                 off.append(name)
             if owner.get(attribute, parameter) is not parameter:
@@ -209,16 +237,17 @@ class UserChanges:
                 )
         return frozenset(off)
 
-    def _look_at_frozen(self) -> bool:
-        """Bring moved values back to where workers read them; return whether any changed."""
+    def _look_at_frozen(self, moved: Collection[str]) -> bool:
+        """Return whether any changed.
+
+        Args:
+            moved: names of parameters that were given other memory.
+        """
         changed = False
         for place in self._frozen:
             name, parameter = place.name, place.parameter
             now = version(parameter)
-            if place.has_moved():
-                self._bring_home(place)
-                changed = True
-            elif now != self._versions[name]:
+            if name in moved or now != self._versions[name]:
                 changed = True
             self._versions[name] = now
             if parameter.requires_grad:
@@ -264,25 +293,52 @@ class UserChanges:
                     )
         return changed
 
+    def _look_at_structure(self) -> None:
+        """Refuse modules that were exchanged, and doubt hooks: workers' models have neither."""
+        before, self._outline = self._outline, self._tables.outline()
+        if before == self._outline:
+            return
+        for number, (prefix, module) in enumerate(self._modules):
+            known, now = self._built[number], _built(module)
+            if now == known:
+                continue
+            self._built[number] = now
+            where = f"module {prefix!r}" if prefix else "the model"
+            if [*map(id, now[0])] != [*map(id, known[0])]:
+                self._refuse(
+                    f"{where} has another module than when training began, which no worker has; "
+                    "set attributes of the one that there was, or make a new Trainer"
+                )
+            else:
+                self._notes.doubt(
+                    f"a hook of {where} was registered or removed between two updates: workers "
+                    "compute without that; register it before training, and switch it by an "
+                    "attribute of the module"
+                )
+
     def _simple(self) -> dict[str, dict[str, Any]]:
         return {prefix: _simple(module) for prefix, module in self._modules}
 
-    def _bring_home(self, place: _Place) -> None:
-        parameter, home = place.parameter, place.home
-        value = parameter.data
-        if value.shape != home.shape:
-            self._refuse(
-                f"parameter {place.name!r}: got shape {tuple(value.shape)}, expected "
-                f"{tuple(home.shape)} as when training began; make a new Trainer for another shape"
-            )
-        else:
-            if value.dtype != home.dtype:
-                self._notes.add(
-                    f"parameter {place.name!r} was given values of {value.dtype}; it stays "
-                    f"{home.dtype}, as when training began"
+    def _bring_home(self) -> set[str]:
+        """Bring moved values back to where workers read them; return the names."""
+        homes = [place.home for place in (*self._trained, *self._frozen) if place.home.is_left]
+        for home in homes:
+            value = home.parameter.data
+            if not home.fits:
+                self._refuse(
+                    f"parameter {home.name!r}: got shape {tuple(value.shape)}, expected "
+                    f"{tuple(home.tensor.shape)} as when training began; make a new Trainer for "
+                    "another shape"
                 )
-            home.copy_(value)
-        parameter.data = home
+            elif value.dtype != home.tensor.dtype:
+                self._notes.add(
+                    f"parameter {home.name!r} was given values of {value.dtype}; it stays "
+                    f"{home.tensor.dtype}, as when training began"
+                )
+        bring_home(left(homes))
+        for home in homes:  # those of another shape are as they were
+            home.parameter.data = home.tensor
+        return {home.name for home in homes}
 
     def _refuse(self, why: str) -> None:
         self._refusal = self._refusal or why
@@ -295,14 +351,7 @@ def _place(
     parameter: torch.nn.Parameter,
     home: torch.Tensor | None = None,
 ) -> _Place:
-    return _Place(name, owner, attribute, parameter, parameter.data if home is None else home)
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as whole numbers."""
-    real = torch.view_as_real(value) if value.is_complex() else value
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return real.view(kinds[real.element_size()])
+    return _Place(Home(name, parameter, parameter.data if home is None else home), owner, attribute)
 
 
 def _simple(module: torch.nn.Module) -> dict[str, Any]:
@@ -311,6 +360,28 @@ def _simple(module: torch.nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name not in _INTERNAL and isinstance(value, _SIMPLE)
     }
+
+
+def _built(module: torch.nn.Module) -> tuple[list[object], list[list[object]]]:
+    """Return the modules within one, and its hooks."""
+    own = vars(module)
+    modules, *hooks = (own.get(name) for name in ("_modules", *_HOOKS))
+    listed = [[*table.values()] if isinstance(table, Mapping) else [] for table in hooks]
+    return [*modules.values()] if isinstance(modules, Mapping) else [], listed
+
+
+class _Tables:
+    """Tables of modules and of hooks: whether any of them has changed, in one pass."""
+
+    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        own = [vars(module) for _, module in modules]
+        self._within = [have["_modules"] for have in own if "_modules" in have]
+        self._hooks = [have[name] for have in own for name in _HOOKS if name in have]
+
+    def outline(self) -> tuple[list[int], list[int]]:
+        """Return which modules are within each, and how many hooks of each kind there are."""
+        within = chain.from_iterable(table.values() for table in self._within)
+        return [*map(id, within)], [*map(len, self._hooks)]
 
 
 def _others(module: torch.nn.Module) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -255,6 +256,18 @@ def class_of(name: str) -> type[Job]:
 def shard_seed(plan: Plan, step: int, shard: int) -> int:
     """Return the seed of a training shard's random stream."""
     return key("shard", plan.seed, step, shard)
+
+
+@contextmanager
+def drawing(what: str, plan: Plan, n: int) -> Iterator[None]:
+    """Within the block this thread's draws from torch are keyed by the number of updates.
+
+    Args:
+        what: "update": an optimizer that adds noise, say; "between": callbacks, a loop's body.
+    """
+    with Stream() as stream:
+        stream.reseed(key(what, plan.seed, n))
+        yield
 
 
 class Training(Job):

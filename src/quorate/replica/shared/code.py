@@ -10,7 +10,7 @@ import builtins
 import dis
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -53,6 +53,15 @@ class Variable(NamedTuple):
         if isinstance(self.holder, dict):
             return [(self.name, self.holder.get(self.name))]
         return [(self.name, self.holder.cell_contents)] if _is_full(self.holder) else []
+
+    def put(self, items: Sequence[tuple[str, Any]]) -> None:
+        """Give it the value that ``items`` returned."""
+        if isinstance(self.holder, dict):
+            self.holder.update(items)
+        elif items:
+            self.holder.cell_contents = items[0][1]
+        elif _is_full(self.holder):
+            del self.holder.cell_contents
 
 
 def variables(function: FunctionType) -> Iterator[Variable]:

@@ -6,8 +6,10 @@ written to is seen around one shard that is computed alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,21 +22,50 @@ MOST_ITEMS = 1000  # of a container that are looked at: a list of rows is no lis
 _Content = list[tuple[Any, Any, int]]  # name, value, and how often it was written, if a tensor
 
 
+_Items = Sequence[tuple[Any, Any]]
+
+
 class Container(NamedTuple):
     """Something that code may write to, and how it was reached."""
 
     items: Callable[[], Iterable[tuple[Any, Any]]]
     way: str
     owner: object  # by whose ``id`` it is known; kept, or that would become another's
+    put: Callable[[_Items], None]  # makes it hold these, and nothing else
 
     @classmethod
     def of(cls, value: Any, way: str) -> Container:
         """Return a mapping, list or set, or an object with attributes, as a container."""
         if isinstance(value, Mapping):
-            return cls(value.items, way, value)
-        if isinstance(value, Iterable):
-            return cls(lambda: enumerate(value), way, value)
-        return cls(lambda: vars(value).items(), way, value)
+            return cls(value.items, way, value, partial(_put_mapping, value))
+        if isinstance(value, Iterable) and not isinstance(value, torch.nn.Module):
+            return cls(lambda: enumerate(value), way, value, partial(_put_sequence, value))
+        return cls(
+            lambda: vars(value).items(), way, value, lambda old: _put_mapping(vars(value), old)
+        )
+
+
+class Contents:
+    """What containers hold at one time, to be put back."""
+
+    def __init__(self, containers: Iterable[Container]) -> None:
+        self._held = [(container, _content(container)) for container in containers]
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Within the block they hold it again, and afterwards what they held before the block."""
+        now = [(container, _content(container)) for container, _ in self._held]
+        other = [
+            (before, after)
+            for before, after in zip(self._held, now, strict=True)
+            # Of a long one only a part is known.
+            if _differ(before[1], after[1]) and max(map(len, (before[1], after[1]))) < MOST_ITEMS
+        ]
+        _put_all(before for before, _ in other)
+        try:
+            yield
+        finally:
+            _put_all(after for _, after in other)
 
 
 @contextmanager
@@ -44,6 +75,24 @@ def written(containers: Iterable[Container]) -> Iterator[list[Container]]:
     changed: list[Container] = []
     yield changed
     changed += [container for container, old in before if _differ(old, _content(container))]
+
+
+def _put_all(contents: Iterable[tuple[Container, _Content]]) -> None:
+    for container, content in contents:
+        with suppress(Exception):  # one that lets nobody write to it
+            container.put([(name, value) for name, value, _ in content])
+
+
+def _put_mapping(target: Any, items: _Items) -> None:
+    target.clear()
+    target.update(items)
+
+
+def _put_sequence(target: Any, items: _Items) -> None:
+    if isinstance(target, (list, deque, set)):
+        target.clear()
+        for _, value in items:
+            (target.add if isinstance(target, set) else target.append)(value)
 
 
 def _content(container: Container) -> _Content:

@@ -53,16 +53,22 @@ class Found(NamedTuple):
     containers: list[Container]
 
 
-def found(roots: Mapping[str, object], originals: Mapping[int, str]) -> Found:
+def found(
+    copied: Mapping[str, object], shared: Mapping[str, object], originals: Mapping[int, str]
+) -> Found:
     """Look at all that can be reached.
 
     Args:
-        roots: where to begin, by names for messages.
+        copied: where to begin, by names for messages: what each tower has a copy of.
+        shared: likewise, what all towers have the same one of. A loss function is no copy, and
+            neither is the object whose method it is, nor what that holds.
         originals: from ``id`` of what must not be reached to what it is.
     """
     walk = _Walk(originals)
-    for name, root in roots.items():
-        walk.begin(name, root)
+    for name, root in copied.items():
+        walk.begin(name, root, is_shared=False)
+    for name, root in shared.items():
+        walk.begin(name, root, is_shared=True)
     walk.run()
     return walk.found
 
@@ -70,7 +76,7 @@ def found(roots: Mapping[str, object], originals: Mapping[int, str]) -> Found:
 class _Step(NamedTuple):
     value: Any
     way: str  # how it was reached
-    by_code: bool  # from a function, and so shared by all copies
+    by_code: bool  # from a function or an object that all copies share
     is_class: bool = False  # named by code, which may make instances of it
 
 
@@ -82,8 +88,8 @@ class _Walk:
         self._kept: list[Any] = []  # an id is nobody else's as long as its owner is there
         self._next: deque[_Step] = deque()
 
-    def begin(self, name: str, root: object) -> None:
-        self._next.append(_Step(root, name, by_code=False))
+    def begin(self, name: str, root: object, *, is_shared: bool) -> None:
+        self._next.append(_Step(root, name, by_code=is_shared))
 
     def run(self) -> None:
         while self._next and len(self._seen) < MOST_OBJECTS:
@@ -162,7 +168,9 @@ class _Walk:
         if not is_library:
             for variable in variables(function):
                 named = f"{variable.name!r} in {_named(function, way)} ({variable.line})"
-                self.found.containers.append(Container(variable.items, named, function))
+                container = Container(variable.items, named, function, variable.put)
+                self.found.containers.append(container)
+            self.found.containers.append(Container.of(function, way))  # it may have attributes
         for use in uses(function):
             if _is_shared_generator(use.value):
                 self.found.draws.append(f"{use.name} ({use.line})")
@@ -199,7 +207,7 @@ class _Walk:
             for name in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, name):
                     held[name] = getattr(value, name)
-        if step.by_code and not is_module and held:
+        if step.by_code:  # also one that has nothing yet: it may be given an attribute
             self.found.containers.append(Container.of(value, way))
         for name, part in held.items():
             if is_module and name in ("_modules", "_parameters", "_buffers"):

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from quorate.errors import CopyError
-from quorate.replica.shared.containers import written
+from quorate.replica.shared.containers import Contents, written
 from quorate.replica.shared.copies import copied_parts, refused
 from quorate.replica.shared.references import Found, found
 from quorate.replica.shared.switches import SwitchWatch
@@ -23,7 +23,7 @@ def rows_use(model: torch.nn.Module, loads: Mapping[str, object]) -> str | None:
     """
     originals = {id(module): _named(name) for name, module in model.named_modules()}
     originals |= {id(p): f"the parameter {n!r}" for n, p in model.named_parameters()}
-    return next(iter(found(loads, originals).originals), None)
+    return next(iter(found({}, loads, originals).originals), None)
 
 
 def _named(module: str) -> str:
@@ -62,11 +62,11 @@ class Sharing:
                     if p.requires_grad:
                         originals[id(p)] = f"the parameter {name!r}"
                 originals |= {id(b): f"the buffer {name!r}" for name, b in model.named_buffers()}
-                result = found({"the model": copied, "the loss function": loss}, originals)
+                result = found({"the model": copied}, {"the loss function": loss}, originals)
                 if result.originals:
                     self.obstacle = f"{result.originals[0]}, of which a tower has a copy"
                 return result
-        return found({"the model": model, "the loss function": loss}, {})
+        return found({"the model": model}, {"the loss function": loss}, {})
 
     def tell(self, turns: Turns) -> None:
         """Tell the turns of a process what is known of the code."""
@@ -74,6 +74,10 @@ class Sharing:
             turns.require(f"{self._found.switches[0]} sets what the whole process has once")
         if self._found.draws:
             turns.may_draw = self._found.draws[0]
+
+    def contents(self) -> Contents:
+        """Return what now is in all that code shares."""
+        return Contents(self._found.containers)
 
     @contextmanager
     def watching(self, turns: Turns, *, towers: int, compiled: bool) -> Iterator[None]:

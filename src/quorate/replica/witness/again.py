@@ -71,7 +71,7 @@ def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | Non
     model = replica.model
     if names := changed(last.before, last.after):
         return [
-            f"{_place(model, name)} changes in each forward pass: {CURE}; make it a buffer "
+            f"{place(model, name)} changes in each forward pass: {CURE}; make it a buffer "
             "(register_buffer), or leave it out"
             for name in names[:MOST_NAMED]
         ]
@@ -79,7 +79,7 @@ def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | Non
         return []
     if names := changed(first.before, first.after):
         return [
-            f"{_place(model, name)} is set in the first forward pass, and the result is another "
+            f"{place(model, name)} is set in the first forward pass, and the result is another "
             f"from then on: {CURE}; make it a buffer (register_buffer)"
             for name in names[:MOST_NAMED]
         ]
@@ -108,8 +108,8 @@ def _blamed(replica: Replica, shard: Shard) -> str | None:
     return f"the same shard gives other results each time: {reason}, {', '.join(where)}"
 
 
-def _place(model: torch.nn.Module, name: str) -> str:
-    """Return a name with the line that sets the attribute, where that is found."""
+def place(model: torch.nn.Module, name: str) -> str:
+    """Return a name of ``kept`` with the line that sets the attribute, where that is found."""
     match = re.fullmatch(r"(?:(.*)\.)?(\w+) \((\w+)\)", name)
     if match is None:
         return name

@@ -1,19 +1,28 @@
 """The guard: whether a shard has written what only an update may write.
 
-Around every shard, and so it looks at no value: torch counts how often a tensor was written, and a
-tensor that was put elsewhere has another address.
+Around every shard, and so it looks at no value where it need not: torch counts how often a tensor
+was written, and a tensor that was put elsewhere has another address. A write by ``.data`` in place
+shows in neither: where a model's code names that, sums over values are compared. Of what replicas
+share with the coordinator, which writes while a shard that nobody wants any more is computed, it
+compares them itself, between updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import chain
+from operator import methodcaller
 
 import torch
 
+from quorate.errors import UserError
 from quorate.replica.notes import Notes
-from quorate.replica.torch_internals import versions
+from quorate.replica.torch_internals import parameters_of, versions
 
 _ADDRESS = torch.Tensor.data_ptr
+_VALUES = methodcaller("values")
+ALL_OF, THEN_EVERY = 64, 16  # shards, after which it is looked for other objects
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Guard:
@@ -23,17 +32,37 @@ class Guard:
         model: the replica's.
         expected: names of parameters that its forward pass is known to write.
         notes: for the user.
+        by_value: ``id`` of those whose values have to be looked at too.
     """
 
-    def __init__(self, model: torch.nn.Module, expected: Collection[str], notes: Notes) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        expected: Collection[str],
+        notes: Notes,
+        *,
+        by_value: Collection[int] = (),
+    ) -> None:
         self._model = model
         self._notes = notes
         watched = [(name, p) for name, p in model.named_parameters() if name not in expected]
         self._names = [name for name, _ in watched]
         self._tensors = tuple(parameter for _, parameter in watched)
+        modules = [
+            (path, parameters_of(module))
+            for path, module in model.named_modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+        ]
+        self._paths, self._tables = [path for path, _ in modules], [own for _, own in modules]
+        self._held = [dict(own) for own in self._tables]  # as they are to stay
+        self._ids, self._shards = self._ids_now(), 0
         self._lie_in: object = None  # the vectors at the time of ``_addresses``
         self._addresses: list[int] = []
         self._versions: list[int] = []
+        numbered = enumerate(self._tensors)
+        self._by_value = [number for number, p in numbered if id(p) in by_value]
+        self._sums: list[torch.Tensor] = []
+        self._told: set[int] = set()  # numbers of tensors
 
     def begin(self, lie_in: object) -> None:
         """Note how everything is, before a shard.
@@ -44,23 +73,72 @@ class Guard:
         self._versions = versions(self._tensors)
         if lie_in is not self._lie_in:
             self._addresses, self._lie_in = list(map(_ADDRESS, self._tensors)), lie_in
+        if self._by_value:
+            self._sums = [bit_sum(self._tensors[number]) for number in self._by_value]
+
+    def require_same_objects(self) -> None:
+        """Refuse a forward pass that puts another parameter in the place of one.
+
+        Raises:
+            UserError: it did. In a plain loop the optimizer would go on with the one that there
+                was, and nobody would train the new one.
+        """
+        self._shards += 1
+        if self._shards > ALL_OF and self._shards % THEN_EVERY:
+            return  # it stays another one: a later look finds it too
+        if self._ids_now() == self._ids:
+            return
+        for path, table, held in zip(self._paths, self._tables, self._held, strict=True):
+            for name in {**held, **table}:
+                if table.get(name) is not held.get(name):
+                    label = f"{path}.{name}".lstrip(".")
+                    raise UserError(
+                        f"parameter {label!r} is {'another object' if name in held else 'new'} "
+                        "after a forward pass, and no optimizer has it; make it before training, "
+                        "and write into the one that there is: p.data.copy_(values); or tie it to "
+                        "another before, and not in forward"
+                    )
+
+    def _ids_now(self) -> tuple[int, ...]:
+        # Without a line of Python for each parameter.
+        return tuple(map(id, chain.from_iterable(map(_VALUES, self._tables))))
 
     def is_kept(self) -> bool:
         """Return whether the shard has left everything as it was; else the user is told."""
         tensors = self._tensors
         now, lie_at = versions(tensors), list(map(_ADDRESS, tensors))
-        if now == self._versions and lie_at == self._addresses:
+        changed = set[int]()
+        if self._by_value:
+            sums = zip(self._by_value, self._sums, strict=True)
+            changed = {number for number, old in sums if not old.equal(bit_sum(tensors[number]))}
+        if now == self._versions and lie_at == self._addresses and not changed:
             return True
         before = zip(self._versions, self._addresses, strict=True)
-        for name, old, new in zip(self._names, before, zip(now, lie_at, strict=True), strict=True):
-            if old != new:
-                self._notes.doubt(
-                    f"{parameter_text(self._model, name)} is written in forward, and was not when "
-                    "a shard was tried: what was written is lost, or seen by other workers; write "
-                    "it from the first shard on, or make it a buffer (register_buffer)"
-                )
+        pairs = zip(before, zip(now, lie_at, strict=True), strict=True)
+        changed |= {number for number, (old, new) in enumerate(pairs) if old != new}
+        tell_late(self._notes, self._model, [self._names[n] for n in sorted(changed - self._told)])
+        self._told |= changed
         self._lie_in = None
         return False
+
+
+def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's elements, each as the integer that has its bits."""
+    values = tensor.detach()
+    if values.layout is not torch.strided:
+        return torch.zeros(())
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return values.reshape(-1).view(_INTEGERS[values.element_size()]).sum()
+
+
+def tell_late(notes: Notes, model: torch.nn.Module, names: Sequence[str]) -> None:
+    """Doubt a run whose forward pass writes parameters that it did not write at first."""
+    if texts := [parameter_text(model, name) for name in names]:
+        notes.doubt(
+            f"{abridged_names(texts)} {'is' if len(texts) == 1 else 'are'} written in forward, "
+            "and not when a shard was tried: what was written is lost, or seen by other workers; "
+            "write it from the first shard on, or make it a buffer (register_buffer)"
+        )
 
 
 def parameter_text(model: torch.nn.Module, name: str) -> str:
@@ -71,6 +149,12 @@ def parameter_text(model: torch.nn.Module, name: str) -> str:
     except AttributeError:  # a name of a way of its own
         return name
     return f"{name} ({kind})"
+
+
+def abridged_names(names: Sequence[str], most: int = 4) -> str:
+    """Return ``a, b, c and 17 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def written_by_kind(model: torch.nn.Module) -> frozenset[str]:

@@ -15,7 +15,7 @@ import operator
 import random
 import sysconfig
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path, PurePath
@@ -42,6 +42,7 @@ _HOOKS = tuple(name for name in sorted(_INTERNALS) if name.endswith("_hooks"))
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath, np.generic, Enum)
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
 _NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
@@ -59,6 +60,26 @@ def kept_by(function: Callable[..., Any], model: torch.nn.Module) -> Kept:
     return _Look(model).of(function)
 
 
+def kept_beside(
+    objects: Iterable[object],
+    attributes: Mapping[str, Any],
+    parameters: Mapping[str, torch.nn.Parameter],
+    carried: Mapping[int, str],
+) -> Kept:
+    """Return a hash of what some objects' classes keep and name, and of all else that is given.
+
+    Args:
+        objects: of classes of the user's: an optimizer, a schedule.
+        attributes: of those, by name.
+        parameters: whose own attributes are looked at.
+        carried: what counts as what it is called, by ``id``.
+    """
+    look = _Look(torch.nn.Module(), carried)
+    for value in objects:
+        look.object(value)
+    return look.these(attributes, parameters)
+
+
 def changed(before: Kept, after: Kept) -> list[str]:
     """Return the names of what is new, gone, or another."""
     names = [*after, *(name for name in before if name not in after)]
@@ -68,12 +89,13 @@ def changed(before: Kept, after: Kept) -> list[str]:
 class _Look:
     """One look at all of it."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, carried: Mapping[int, str] | None = None) -> None:
         self._model = model
         # What is carried: elsewhere it counts as what it is called, not by its values.
         named = itertools.chain(model.named_parameters(), model.named_buffers())
         self._carried = {id(tensor): name for name, tensor in named}
         self._carried |= {id(module): f"module {n}" for n, module in model.named_modules()}
+        self._carried |= carried or {}
         self._values = 0
         self._known: dict[int, tuple[Any, bytes]] = {}
         self._functions: set[int] = set()
@@ -102,6 +124,28 @@ class _Look:
 
     def of(self, function: Callable[..., Any]) -> Kept:
         self._function("the loss function", function)
+        return self._found
+
+    def object(self, value: object) -> None:
+        """Note what an object's class keeps and names, and the functions that it has."""
+        self._class(type(value))
+        for name, own in [*vars(value).items()]:
+            items = own.values() if isinstance(own, dict) else own
+            for function in items if isinstance(own, (dict, list, tuple)) else (own,):
+                if isinstance(function, _FUNCTIONS):
+                    self._function(f"{type(value).__name__}.{name}", function)
+
+    def these(
+        self, attributes: Mapping[str, Any], parameters: Mapping[str, torch.nn.Parameter]
+    ) -> Kept:
+        for name, value in attributes.items():
+            if isinstance(value, _FUNCTIONS):
+                self._function(name, value)
+            else:
+                self._note(f"{name}, a {type(value).__name__},", value)
+        for path, parameter in parameters.items():
+            for name, value in vars(parameter).items():
+                self._note(f"attribute {name} of parameter {path!r}", value)
         return self._found
 
     def _note(self, name: str, value: Any) -> None:
@@ -138,6 +182,8 @@ class _Look:
             self._function(name, function.__func__, depth + 1)
         elif isinstance(function, types.FunctionType):
             self._code(name, function, depth)
+            if (wrapped := vars(function).get("__wrapped__")) is not None:  # by a decorator
+                self._function(name, wrapped, depth + 1)
         elif not isinstance(function, _NAMES) and id(function) not in self._carried:
             self._note(f"the object that is {name} ({type(function).__name__})", function)
             called = vars(type(function)).get("__call__")
@@ -157,6 +203,8 @@ class _Look:
             self._variable(f"{variable!r} that {name} closes over", value, depth)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._variable(f"a default value of {name}", value, depth)
+        for attribute, value in [*vars(function).items()]:
+            self._note(f"the attribute {attribute!r} of {name}", value)
         file = Path(code.co_filename).name
         for variable in names_of(code):
             if variable in function.__globals__:
@@ -223,6 +271,8 @@ def _state_text(value: Any) -> str | None:
         return repr(value.get_state(legacy=False))
     if isinstance(value, random.Random):
         return repr(value.getstate())
+    if isinstance(value, CACHED):
+        return f"{value.cache_info().currsize} cached"
     if isinstance(value, itertools.count):
         return repr(value)
     if isinstance(value, Iterator):

@@ -15,7 +15,7 @@ from quorate.replica.model import frozen, trainable
 from quorate.replica.replica import Replica
 from quorate.replica.torch_internals import version
 from quorate.replica.witness.data_writes import WriteWatch, names_data
-from quorate.replica.witness.guard import parameter_text, written_by_kind
+from quorate.replica.witness.guard import abridged_names, parameter_text, written_by_kind
 
 T = TypeVar("T")
 
@@ -88,12 +88,6 @@ def written_text(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
         f"forward writes {abridged_names(texts)}: each shard computes from the same values, and "
         "what the first of a step's shards wrote is put into the parameters before the update"
     ]
-
-
-def abridged_names(names: Sequence[str], most: int = 4) -> str:
-    """Return ``a, b, c and 17 more``."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _looked_at(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, _Seen]:

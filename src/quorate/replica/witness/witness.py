@@ -7,9 +7,11 @@ from collections.abc import Collection
 import torch
 
 from quorate.replica.flat import Flat
-from quorate.replica.model import bind, laid_out
+from quorate.replica.loss import Loss
+from quorate.replica.model import bind, frozen, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.spread import Scattered
+from quorate.replica.witness.data_writes import names_data
 from quorate.replica.witness.guard import Guard
 from quorate.replica.witness.writes import Writes
 
@@ -19,27 +21,33 @@ class Witness:
 
     Args:
         model: the replica's.
+        original: the coordinator's, with which it may have parameters in common.
         parameters: the coordinator's trained ones.
+        loss: the user's loss function.
+        notes: for the user.
         written: names of those that the forward pass is known to write.
         mutable_frozen: see ``Buffers``: numbers of parameters that are buffers by another name.
-        notes: for the user.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
+        original: torch.nn.Module,
         parameters: Flat,
-        *,
+        loss: Loss,
+        notes: Notes,
         written: Collection[str],
         mutable_frozen: Collection[int],
-        notes: Notes,
     ) -> None:
         self.is_silent = False  # as long as it is looked what has to be expected
         self._trained = laid_out(model, parameters.views)
         self._writes = Writes(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
         expected = {name for number, name in numbered if number in mutable_frozen}
-        self._guard = Guard(model, {*expected, *written}, notes)
+        by_value = {id(p) for p in frozen(model).values()} if names_data(model, loss) else set()
+        if model is not original:
+            by_value -= {id(p) for p in original.parameters()}
+        self._guard = Guard(model, {*expected, *written}, notes, by_value=by_value)
 
     def begin(self, values: Flat | Scattered) -> None:
         """Look before a shard.
@@ -52,6 +60,7 @@ class Witness:
 
     def end(self, values: Flat | Scattered) -> Flat | None:
         """Look after a shard; return what it wrote of the parameters that it may write."""
+        self._guard.require_same_objects()
         if not self.is_silent and not self._guard.is_kept():
             bind(self._trained, values)  # what was put elsewhere would never be trained again
             self._guard.begin(values)

@@ -71,7 +71,9 @@ def leading(
                 "as many as if all had equally many; a power of two for either gives 1"
             )
         state.user_changes.settle()
-        updates = Updates(state, source, crew, loop.last_step, say)
+        between = crew.replicas.between(state)
+        rests = between.begin, between.end
+        updates = Updates(state, source, crew, loop.last_step, say, rests)
         lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=_Status(member, crew), reports=reports)
@@ -183,6 +185,7 @@ class _Lead:
         if is_changed or amendments.number != self._amended:
             record["amendments"] = amendments.to_json()
             self._amended = amendments.number
+        _, end_rest = self._updates.rests
         try:
             self._ranks.tell(record)
             if "amendments" in record:
@@ -190,6 +193,7 @@ class _Lead:
                     for rank in range(1, self._ranks.size):
                         self._ranks.swap([(rank, value.contiguous())], [])
             parts = member.parts(step, told=self._stops.ask)
+            end_rest()
             applied = member.applied(parts, step, step + 1)
         except RankError as error:
             raise self._company.named(error) from error

@@ -23,7 +23,7 @@ from quorate.training.state import State
 from quorate.transports.collective.exchange import Slices, exchanged
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.job import Task, Training, probe_fingerprint
+from quorate.transports.job import Task, Training, drawing, probe_fingerprint
 from quorate.transports.worker_status import Timesheet
 
 T = TypeVar("T")
@@ -131,7 +131,8 @@ class Member:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
         self.restore()
-        applied = self._state.update.apply(parts, shards, n, shards)
+        with drawing("update", self._source.plan, n):
+            applied = self._state.update.apply(parts, shards, n, shards)
         if self._own_sum is not None:
             self._replica.recycle(self._own_sum)
         return applied

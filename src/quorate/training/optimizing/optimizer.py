@@ -12,7 +12,6 @@ has its own count of steps. Cutting changes no bits.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
@@ -26,29 +25,20 @@ from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 from quorate.training.optimizing.closure import Closure, takes_closure
-from quorate.training.optimizing.fused import FUSED, fill_momenta, leaves_it_open
+from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
+from quorate.training.optimizing.known_optimizers import (
+    COUNTERS,
+    FUSED,
+    States,
+    entries_of,
+    fill_momenta,
+    is_elementwise,
+    kind_of_state,
+    leaves_it_open,
+    piece_of_state,
+)
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
-
-# Exact types: a subclass may look at shapes.
-ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
-    (
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    )
-)
-# What torch's optimizers keep once per tensor and not per element. A name is needed to tell: the
-# moments of a parameter without dimensions are scalars too.
-COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 
 class FlatOptimizer:
@@ -83,9 +73,10 @@ class FlatOptimizer:
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
         self.flat_parameters = parameters
-        self.flat = type(self.inner) in ELEMENTWISE and not any(
-            group.get("differentiable") for group in self.inner.param_groups
-        )
+        self.flat = is_elementwise(self.inner)
+        self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
+        self._memories: list[Memory] = []  # that parameters were put into last
+        self.bring_home()
         # Per optimizer tensor: the names of the parameters it holds, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
         for group in self.inner.param_groups:
@@ -102,6 +93,9 @@ class FlatOptimizer:
                 self._held.update(
                     (p, [name]) for p, name in zip(group["params"], names, strict=True)
                 )
+
+        if self.flat:
+            self.inner.state = States(self._state_of)
 
     @property
     def has_modes(self) -> bool:
@@ -122,6 +116,7 @@ class FlatOptimizer:
         before.copy_(self.flat_parameters)
         groups = [dict(group) for group in self.inner.param_groups]
         self.inner.eval()  # type: ignore[attr-defined]
+        self.bring_home()
         try:
             yield
         finally:
@@ -164,9 +159,9 @@ class FlatOptimizer:
             closure: for an optimizer that wants the gradient at other parameters too.
 
         Raises:
-            UserError: user code has added a group since.
+            UserError: user code has added a group since, or moved parameters between them.
         """
-        self.require_known_groups()
+        self.require_same_groups()
         self.take(gradient, missing)
         if type(self.inner) is torch.optim.SGD:
             fill_momenta(self.inner)
@@ -175,8 +170,51 @@ class FlatOptimizer:
         if closure is None:
             self.inner.step()
         else:
-            closure.begin()
             self.inner.step(closure)  # type: ignore[arg-type]
+        self.bring_home()
+
+    def bring_home(self) -> None:
+        """Bring values that the optimizer has put into other memory to the flat parameters.
+
+        Raises:
+            UserError: it goes on writing to that memory, as if the parameter was still there.
+        """
+        for memory in self._memories:
+            if memory.is_written:
+                raise UserError(
+                    f"optimizer: {type(self.inner).__name__} put parameter {memory.name!r} into "
+                    "memory of its own (p.data = ...), and writes there in another step; workers "
+                    "read the parameter elsewhere: write into it, p.data.copy_(values)"
+                )
+        away = left(self._homes)
+        self._memories = [Memory(home.name, home.parameter.detach()) for home in away]
+        bring_home(away)
+
+    def at_home(self) -> AbstractContextManager[None]:
+        """Within the block the flat parameters have the values of the user's: see ``at_home``."""
+        return at_home(self._homes)
+
+    def require_same_groups(self) -> None:
+        """Refuse groups that user code has added since, and others in them.
+
+        Raises:
+            UserError: there are such.
+        """
+        groups = self.inner.param_groups
+        if len(groups) != len(self.groups):
+            raise UserError(
+                f"optimizer: got {len(groups)} groups, expected {len(self.groups)} as when "
+                "training began; make all groups where the optimizer is made, and switch "
+                "parameters off with requires_grad_(False) until their turn"
+            )
+        for number, (group, names) in enumerate(zip(groups, self.groups, strict=True)):
+            held = (self._held.get(tensor, ["?"]) for tensor in group["params"])
+            # By dtypes, tensors of a vector are in another order.
+            if {name for some in held for name in some} != set(names):
+                raise UserError(
+                    f"optimizer: group {number} has other parameters than when training began; "
+                    "leave them there, and change the values of groups, group['lr'] say"
+                )
 
     def take(self, gradient: Flat, missing: Collection[str]) -> None:
         """Give parameters their gradients, as ``step`` does first."""
@@ -192,19 +230,6 @@ class FlatOptimizer:
             else:
                 tensor.grad = gradient.views[names[0]]
 
-    def require_known_groups(self) -> None:
-        """Refuse groups that user code has added since.
-
-        Raises:
-            UserError: there are such.
-        """
-        if len(self.inner.param_groups) != len(self.groups):
-            raise UserError(
-                f"optimizer: got {len(self.inner.param_groups)} groups, expected "
-                f"{len(self.groups)} as when training began; make all groups where the optimizer "
-                "is made, and switch parameters off with requires_grad_(False) until their turn"
-            )
-
     def state(self) -> dict[str, dict[str, Any]]:
         """Per parameter name what torch's own state_dict would hold for it.
 
@@ -216,6 +241,15 @@ class FlatOptimizer:
             for name in names:
                 state[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
         return state
+
+    def _state_of(self, parameter: object) -> dict[str, Any] | None:
+        """Return the state of a parameter of the user's; None of anything else."""
+        name = self.names.get(id(parameter))
+        for tensor, names in self._held.items() if name is not None else ():
+            if name in names:
+                values = dict.get(self.inner.state, tensor, {})
+                return {k: self._cut(v, tensor, names, name) for k, v in values.items()}
+        return None
 
     def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
         """Return what ``load`` takes, of what ``state`` gave. Nothing is changed.
@@ -232,7 +266,7 @@ class FlatOptimizer:
             for group in self.inner.param_groups:
                 for tensor in group["params"]:
                     self._require_state_of(self._held[tensor], state, tensor, group)
-        self._cut_where(lambda name: _kind(state[name]))
+        self._cut_where(lambda name: kind_of_state(state[name]))
         for group in self.inner.param_groups:
             for tensor in group["params"]:
                 names = self._held[tensor]
@@ -256,7 +290,7 @@ class FlatOptimizer:
         group: dict[str, Any],
     ) -> None:
         """Compare the state of parameters with what the optimizer would make for them."""
-        expected = _entries_of(type(self.inner), tensor, group)
+        expected = entries_of(type(self.inner), tensor, group)
         for name in names:
             entries, section = state[name], self.flat_parameters.layout.sections[name]
             for entry in (*expected, *entries) if entries else ():
@@ -305,7 +339,7 @@ class FlatOptimizer:
             self._held[piece] = names
             if state:
                 self.inner.state[piece] = {
-                    entry: _piece(entry, value, tensor, start, size)
+                    entry: piece_of_state(entry, value, tensor, start, size)
                     for entry, value in state.items()
                 }
             pieces.append(piece)
@@ -353,33 +387,3 @@ class FlatOptimizer:
                 "the parameters that the function is given"
             )
         return name
-
-
-def _piece(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
-    """Return the part of an entry of a tensor's state that belongs to a piece of the tensor."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if entry in COUNTERS or value.shape != tensor.shape:
-        return value.clone()
-    return value[start : start + size]
-
-
-def _entries_of(
-    kind: type[Optimizer], tensor: torch.Tensor, group: dict[str, Any]
-) -> frozenset[str]:
-    """Return the entries that an optimizer keeps for a tensor of a group, by a step with one."""
-    example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
-    example.grad = torch.zeros_like(example)
-    options = {name: value for name, value in group.items() if name != "params"}
-    optimizer = kind([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
-    optimizer.step()
-    made = optimizer.state[example].items()
-    return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
-
-
-def _kind(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return what has to be equal for parameters that share one optimizer tensor."""
-    return {
-        entry: float(value) if entry in COUNTERS else type(value).__name__
-        for entry, value in sorted(entries.items())
-    }

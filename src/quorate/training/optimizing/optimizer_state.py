@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,21 @@ from torch.optim import Optimizer
 
 from quorate.errors import CheckpointError, MisfitError
 from quorate.replica.digest import content
+from quorate.replica.model import frozen
 from quorate.replica.notes import Notes
+from quorate.replica.witness.kept import Kept, changed, kept_beside
 from quorate.services.checkpoints.trees import Decoder, Encoder, require_like
+from quorate.training.optimizing.attributes import (
+    Attribute,
+    attributes,
+    is_state_of,
+    load_into,
+    optimizers,
+    place_of_new,
+    put,
+    state_of,
+)
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.standard_attributes import standard_attributes
 from quorate.training.optimizing.update import Update
 
 
@@ -43,21 +54,23 @@ class OptimizerState:
     Args:
         optimizer: as it was made.
         update: that makes it step, and has the schedule.
-        frozen: names of the parameters that are not trained.
+        model: the coordinator's.
         notes: for the user: what of an optimizer is lost at a resume.
     """
 
     def __init__(
-        self, optimizer: FlatOptimizer, update: Update, frozen: Collection[str], notes: Notes
+        self, optimizer: FlatOptimizer, update: Update, model: torch.nn.Module, notes: Notes
     ) -> None:
+        named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+        self._carried = {id(part): name for name, part in named}
         self._optimizer = optimizer
         self._inner = optimizer.inner
         self._update = update
-        self._frozen = frozen
+        self._frozen = frozen(model)
         self._notes = notes
         # As the script made them: what it makes otherwise at a resume, the user has edited.
-        self._made_attributes = {n: self._mark(v) for n, v in self._attributes().items()}
-        self._changes = {n: _changes(v) for n, v in self._attributes().items()}
+        self._made = {name: self._mark(value) for name, (value, _) in self._attributes().items()}
+        self._elsewhere = self._kept_elsewhere()
 
     # --- saving -----------------------------------------------------------------------------------
 
@@ -110,22 +123,23 @@ class OptimizerState:
     def _encoded_attributes(self, encoder: Encoder) -> dict[str, Any]:
         """Return those that have changed since the optimizer was made."""
         encoded = {}
-        for name, value in self._attributes().items():
+        for name, (value, _) in self._attributes().items():
             mark = self._mark(value)
-            if mark is None:
-                # It may be a function or a logger, or a class of its own that counts.
-                if _changes(value) != self._changes.get(name):
-                    kind = type(self._inner).__name__
-                    self._notes.doubt(
-                        f"{kind}.{name}, a {type(value).__name__}, changes as the optimizer steps "
-                        "and is not saved: after a resume it is as the script makes it"
-                    )
-                continue
-            if mark == self._made_attributes.get(name):
-                continue
-            state = value.state_dict() if isinstance(value, Optimizer) else value
-            encoded[name] = encoder.encode(state, f"optimizer.{name}")
+            is_seen = mark is not None or isinstance(value, Optimizer)  # which is refused else
+            if is_seen and mark != self._made.get(name, ""):
+                state = state_of(value, self._optimizer.names)
+                encoded[name] = encoder.encode(state, f"optimizer.{name}")
+        self._doubt()
         return encoded
+
+    def _doubt(self) -> None:
+        """Name what changes as the optimizer steps, and is in none of its attributes' values."""
+        for name in changed(self._elsewhere, now := self._kept_elsewhere()):
+            self._notes.doubt(
+                f"{name} changes as the optimizer steps and is not saved: after a resume it is as "
+                "the script makes it"
+            )
+        self._elsewhere = now
 
     def _encoded_schedule(self, encoder: Encoder) -> Any:
         """Return the state of the schedule; None where it is to be replayed."""
@@ -170,9 +184,9 @@ class OptimizerState:
             else:
                 own = decoder.decode(record["optimizer_state"])
                 _require_state_dict(own, self._inner)
-            attributes = record.get("optimizer_attributes", {})
-            if odd := attributes.keys() - self._made_attributes.keys():
-                raise CheckpointError(f"optimizer state: it has no attribute {min(odd)!r}")
+            trees = record.get("optimizer_attributes", {})
+            named = {name: decoder.decode(tree) for name, tree in trees.items()}
+            self._require_fitting(named)
             decoded = [{k: decoder.decode(v) for k, v in g["values"].items()} for g in groups]
             for values, group in zip(decoded, self._inner.param_groups, strict=False):
                 made = {k: v for k, v in group.items() if k != "params" and not callable(v)}
@@ -181,7 +195,6 @@ class OptimizerState:
             if schedule is not None and not self._is_edited(record):
                 assert self._update.scheduler is not None
                 require_like(schedule, self._update.scheduler.state_dict(), "schedule")
-            named = {name: decoder.decode(tree) for name, tree in attributes.items()}
             return LoadableOptimizer(by_name, own, named, decoded, schedule, record)
         except CheckpointError as error:
             raise MisfitError(f"{path}: {error}") from error
@@ -195,9 +208,13 @@ class OptimizerState:
             self._optimizer.load(saved.by_name)
         else:
             assert saved.own is not None
-            _load_into(self._inner, saved.own)
+            load_into(self._inner, saved.own)
+        own = self._attributes()
         for name, value in saved.attributes.items():
-            self._load_attribute(name, value)
+            if name in own:
+                put(own[name], value, self._optimizer.names)
+            elif (place := place_of_new(self._inner, name)) is not None:
+                place(value)  # it was made in a step
         # 2. The schedule, as it was; or stepped through anew, from how the script makes it now.
         for group, values in zip(self._inner.param_groups, fresh, strict=True):
             group.update(values)
@@ -260,15 +277,21 @@ class OptimizerState:
                 "the groups and the frozen parameters of the first run"
             )
 
-    def _load_attribute(self, name: str, value: Any) -> None:
-        own = getattr(self._inner, name, None)
-        if isinstance(own, Optimizer):  # one that is wrapped, and may share what it has
-            shares = own.param_groups is self._inner.param_groups
-            _load_into(own, value)
-            if shares:
-                own.param_groups = self._inner.param_groups
-        else:
-            setattr(self._inner, name, value)
+    def _require_fitting(self, values: Mapping[str, Any]) -> None:
+        """Check that there is an attribute for each value, or may be one."""
+        own = self._attributes()
+        for name, value in values.items():
+            there = own[name].value if name in own else None
+            if name not in own:
+                if self._optimizer.flat or place_of_new(self._inner, name) is None:
+                    raise CheckpointError(f"optimizer state: it has no attribute {name!r:.80}")
+            elif isinstance(there, Optimizer):
+                _require_state_dict(value, there)
+            elif isinstance(there, torch.Generator):
+                if not is_state_of(there, value):
+                    raise CheckpointError(f"optimizer state: {name} is no state of a generator")
+            elif (state := state_of(there, self._optimizer.names)) is not there:
+                require_like(value, state, f"optimizer.{name}")
 
     def _groups(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the groups of a record, if they are these; none of an older checkpoint."""
@@ -296,17 +319,15 @@ class OptimizerState:
 
     # --- attributes -------------------------------------------------------------------------------
 
-    def _attributes(self) -> dict[str, Any]:
+    def _attributes(self) -> dict[str, Attribute]:
         """Return what an optimizer has beside what all have."""
-        if self._optimizer.flat:
-            return {}
-        return {n: v for n, v in vars(self._inner).items() if n not in standard_attributes()}
+        return {} if self._optimizer.flat else attributes(self._inner)
 
     def _mark(self, value: Any) -> str | None:
-        """Return what changes if a value does; None for what cannot be looked into."""
+        """Return what changes if a value does; None for what cannot be saved."""
         encoder = Encoder(self._optimizer.names)
         try:
-            state = value.state_dict() if isinstance(value, Optimizer) else value
+            state = state_of(value, self._optimizer.names)
             tree = json.dumps(encoder.encode(state, "value"), sort_keys=True)
         except CheckpointError:
             return None
@@ -315,16 +336,22 @@ class OptimizerState:
             total.update(content(tensor).data)
         return total.hexdigest()
 
+    def _kept_elsewhere(self) -> Kept:
+        """Return hashes of what the optimizer and its schedule keep where nobody saves it.
 
-def _changes(value: Any) -> object:
-    """Return what tells whether an object of a class of its own has changed: who it is, and has."""
-    simple = (bool, int, float, str)
-    inside = vars(value) if hasattr(value, "__dict__") and not callable(value) else {}
-    return (
-        id(value),
-        repr(value)[:10_000],
-        [(n, v if isinstance(v, simple) else id(v)) for n, v in inside.items()],
-    )
+        It may be a function or a logger, an object that counts, a variable of the script, or an
+        attribute of a parameter.
+        """
+        within = optimizers(self._inner)
+        carried = {**self._carried, **{id(o): type(o).__name__ for o in within}}
+        schedule, kind = self._update.scheduler, type(self._inner).__name__
+        own = self._attributes().items()
+        return kept_beside(
+            within if schedule is None else [*within, schedule],
+            {f"{kind}.{n}": value for n, (value, _) in own if self._mark(value) is None},
+            self._optimizer.parameters,
+            carried,
+        )
 
 
 def _values(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -347,24 +374,6 @@ def _same(left: Any, right: Any) -> bool:
     return torch.equal(left, right) if are_tensors else bool(left == right)
 
 
-def _load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Have an optimizer load a state dict, and keep the dtypes and strides that it had.
-
-    torch brings what is floating-point to the parameter's dtype, and makes a string of a string's
-    generator.
-    """
-    saved = {number: dict(entries) for number, entries in _by_number(state).items()}
-    optimizer.load_state_dict(state)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, entries in saved.items():
-        loaded = optimizer.state.get(parameters[number]) if number < len(parameters) else None
-        if not isinstance(loaded, dict):
-            continue
-        for entry, value in entries.items():
-            if entry in loaded:
-                loaded[entry] = _as_saved(value, loaded[entry])
-
-
 def _require_state_dict(state: Any, optimizer: Optimizer) -> None:
     """Check what an optimizer is about to load: a forged one would raise anything."""
     groups = state.get("param_groups") if isinstance(state, dict) else None
@@ -376,21 +385,3 @@ def _require_state_dict(state: Any, optimizer: Optimizer) -> None:
         or [len(group["params"]) for group in groups] != own
     ):
         raise CheckpointError(f"no state dict of {type(optimizer).__name__}: {state!r:.80}")
-
-
-def _by_number(state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    entries = state.get("state")
-    if not isinstance(entries, dict):
-        return {}
-    return {k: v for k, v in entries.items() if isinstance(k, int) and isinstance(v, dict)}
-
-
-def _as_saved(saved: Any, loaded: Any) -> Any:
-    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
-        same = (saved.dtype, saved.stride()) == (loaded.dtype, loaded.stride())
-        return loaded if same or saved.shape != loaded.shape else saved.to(loaded.device)
-    if type(saved) in (list, tuple) and isinstance(loaded, (list, tuple)):
-        return type(saved)(_as_saved(s, v) for s, v in zip(saved, loaded, strict=True))
-    if isinstance(saved, dict) and isinstance(loaded, dict):
-        return {key: _as_saved(saved[key], loaded.get(key)) for key in saved}
-    return saved if isinstance(saved, str) else loaded

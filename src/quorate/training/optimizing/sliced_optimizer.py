@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from quorate.errors import RankError, SettingError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure, needs_closure
-from quorate.training.optimizing.fused import fill_momenta
+from quorate.training.optimizing.known_optimizers import fill_momenta
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.transports.collective.exchange import Slices
 
@@ -89,7 +89,7 @@ class SlicedOptimizer(FlatOptimizer):
             self._slices.spread(whole)
             super().step(whole, missing)
             return
-        self.require_known_groups()
+        self.require_same_groups()
         if missing:
             self._cut_own_where(lambda name: name in missing)
         own = self._cut_of_this_rank()

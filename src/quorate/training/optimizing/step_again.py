@@ -16,6 +16,7 @@ from quorate.data.source import Source
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
+from quorate.services.display.raised_shards import RaisedShards
 from quorate.training.drive import Ready, drive
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
@@ -32,6 +33,7 @@ class StepAgain:
         parameters: that workers compute from.
         threads: intra-op threads of a worker.
         timeout_s: how long a worker may be silent; None: for ever.
+        say: shows a line to the user: who raised in a shard that another one computes now.
     """
 
     def __init__(
@@ -42,12 +44,15 @@ class StepAgain:
         *,
         threads: int,
         timeout_s: float | None,
+        say: Callable[[str], None],
     ) -> None:
         self._transport = transport
         self._source = source
         self._parameters = parameters
         self._threads = threads
         self._timeout_s = timeout_s
+        self._say = say
+        self._raised = RaisedShards()  # each worker is named once
 
     def __call__(self, step: int, take: Callable[[ShardSum], None]) -> None:
         """Hand the step's sum to ``take``. Blocks until workers have computed it.
@@ -71,7 +76,7 @@ class StepAgain:
                 rule=_WithoutCopies(),
                 timeout_s=self._timeout_s,
             )
-            for _ in drive(coordinator, channel, add):
+            for _ in drive(coordinator, channel, add, say=self._say, raised_shards=self._raised):
                 pass
 
 
@@ -91,6 +96,7 @@ def step_again(
     *,
     threads: int,
     timeout_s: float | None,
+    say: Callable[[str], None],
 ) -> StepAgain | None:
     """Return how a loop's optimizer gets gradients again; None if it takes no closure.
 
@@ -101,7 +107,9 @@ def step_again(
         return None
     if isinstance(rule, rules.Sync):
         parameters = optimizer.flat_parameters
-        return StepAgain(transport, source, parameters, threads=threads, timeout_s=timeout_s)
+        return StepAgain(
+            transport, source, parameters, threads=threads, timeout_s=timeout_s, say=say
+        )
     if needs_closure(optimizer.inner):
         raise SettingError(
             "update",

@@ -25,6 +25,7 @@ from quorate.machine.cores import usable_cores
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
+from quorate.replica.torch_internals import has_step_hooks
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
 from quorate.training.optimizing.closure import Closure
@@ -42,6 +43,11 @@ VALIDATION = "validation/"  # before the names of metrics of the validation set,
 # With fewer elements one core is as good: OpenMP's threads spin for milliseconds when they are
 # done, on the cores that workers need next.
 ALL_CORES_FROM = 1 << 24
+
+LATE_HOOK = (
+    "a hook of the optimizer's step was registered after training began: it is given the vectors "
+    "that parameters lie in, and not the parameters; register it where the optimizer is made"
+)
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,8 @@ class Update:
         gradient, grad_norm, remarks = self._mean(total, present)
         # 5. Optimizer, schedule, average.
         lr = self.optimizer.lr
+        if self.optimizer.flat and has_step_hooks(self.optimizer.inner):
+            remarks.append(LATE_HOOK)
         with self._cores():
             try:
                 if again is None:
@@ -243,9 +251,15 @@ class Update:
             again(take)
             return found["loss"]
 
-        parameters = self.optimizer.flat_parameters
-        closure = Closure(total.means()["loss"], parameters, compute)
-        self.optimizer.step(_copied(gradient), total.missing or (), closure)
+        optimizer, missing, loss = self.optimizer, total.missing or (), total.means()["loss"]
+        gradient = _copied(gradient)
+
+        def known() -> float:
+            optimizer.take(_copied(gradient), missing)
+            return loss
+
+        closure = Closure(known, optimizer.flat_parameters, compute, optimizer.at_home)
+        optimizer.step(_copied(gradient), missing, closure)
 
     @property
     def can_replay(self) -> bool:

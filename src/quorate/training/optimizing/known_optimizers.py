@@ -1,0 +1,124 @@
+"""What is known of torch's own optimizers: which work element by element, and what they keep."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from quorate.replica.torch_internals import has_step_hooks
+
+# Exact types: a subclass may look at shapes.
+ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
+    (
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    )
+)
+FUSED: frozenset[type[Optimizer]] = frozenset(
+    (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+)
+# What torch's optimizers keep once per tensor and not per element. A name is needed to tell: the
+# moments of a parameter without dimensions are scalars too.
+COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
+
+
+class States(defaultdict[Any, Any]):
+    """An optimizer's states by its own tensors; of a parameter that lies in one, views of its part.
+
+    So a callback finds what it looks for by the model's parameters, and may write there.
+
+    Args:
+        of: the state of a parameter of the user's; None of anything else.
+    """
+
+    def __init__(self, of: Callable[[object], dict[str, Any] | None]) -> None:
+        super().__init__(dict)
+        self._of = of
+
+    def __contains__(self, tensor: object) -> bool:
+        return super().__contains__(tensor) or bool(self._of(tensor))
+
+    def __missing__(self, tensor: Any) -> Any:
+        found = self._of(tensor)
+        return super().__missing__(tensor) if found is None else found
+
+    def get(self, tensor: Any, default: Any = None) -> Any:
+        """Return the state of a tensor, if it has any."""
+        found = super().get(tensor)
+        return self._of(tensor) or default if found is None else found
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether what an optimizer does to an element does not depend on the tensor it lies in."""
+    return (
+        type(optimizer) in ELEMENTWISE
+        and not any(group.get("differentiable") for group in optimizer.param_groups)
+        and not has_step_hooks(optimizer)
+    )
+
+
+def leaves_it_open(group: dict[str, Any]) -> bool:
+    """Whether a group's options leave the choice of the kernel to us."""
+    chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
+    if group.get("dampening"):  # not for the first gradient: see ``fill_momenta``
+        return False
+    return not chosen and not any(tensor.is_complex() for tensor in group["params"])
+
+
+def fill_momenta(sgd: Optimizer) -> None:
+    """Give zeros to fused SGD for momenta that are not there yet, next to others that are.
+
+    It takes all of them or none. From zeros the first one becomes the gradient, as from none.
+    """
+    for group in sgd.param_groups:
+        if not (group["fused"] and group["momentum"]):
+            continue
+        updated = [tensor for tensor in group["params"] if tensor.grad is not None]
+        late = [t for t in updated if sgd.state[t].get("momentum_buffer") is None]
+        if len(late) < len(updated):
+            for tensor in late:
+                sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+
+
+def entries_of(
+    kind: type[Optimizer], tensor: torch.Tensor, group: dict[str, Any]
+) -> frozenset[str]:
+    """Return the entries that an optimizer keeps for a tensor of a group, by a step with one."""
+    example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
+    example.grad = torch.zeros_like(example)
+    options = {name: value for name, value in group.items() if name != "params"}
+    optimizer = kind([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
+    optimizer.step()
+    made = optimizer.state[example].items()
+    return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
+
+
+def piece_of_state(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
+    """Return the part of an entry of a tensor's state that belongs to a piece of the tensor."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if entry in COUNTERS or value.shape != tensor.shape:
+        return value.clone()
+    return value[start : start + size]
+
+
+def kind_of_state(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return what has to be equal for parameters that share one optimizer tensor."""
+    return {
+        entry: float(value) if entry in COUNTERS else type(value).__name__
+        for entry, value in sorted(entries.items())
+    }
