@@ -24,10 +24,8 @@ class Home(NamedTuple):
     @property
     def is_left(self) -> bool:
         """Whether the parameter was given other memory, or reads it otherwise."""
-        try:
-            return not self.parameter.is_set_to(self.tensor)
-        except RuntimeError:  # of another dtype or device
-            return True
+        # Not is_set_to(), which not every kind of device has.
+        return _place(self.parameter) != _place(self.tensor)
 
     @property
     def fits(self) -> bool:
@@ -93,6 +91,10 @@ def _copy_in(homes: Sequence[Home]) -> None:
     ]
     for home, value in zip(homes, values, strict=True):
         home.tensor.copy_(value)
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _memory(tensor: torch.Tensor) -> int:
