@@ -106,6 +106,13 @@ def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_
 
 
 @pytest.mark.slow
+def test_it_evaluates_before_and_trains_on_alone(references: References) -> None:
+    ended = ranks("around", 2)
+    assert said_digest(ended) == tower("plain", "adam", references)
+    assert "ranks have ended with their training loop" in ended.out
+
+
+@pytest.mark.slow
 def test_whatever_ends_a_rank_ends_all_and_is_explained(tmp_path: Path) -> None:
     before = set(Path(tempfile.gettempdir()).glob("quorate-ranks-*"))
     begun = time.monotonic()

@@ -135,6 +135,9 @@ if __name__ == "__main__":
         devices="cpu",
         run_dir=None if run_dir is None else quorate.RunDir(run_dir, save_every_steps=2),
     )
+    if what == "around":  # the loop of the ranks is the first one, and not all there is
+        assert trainer.evaluate(data())["loss"] > 0
+        trainer.fit(data(), steps=5, shuffle=False)
     trainer.fit(
         data(),
         steps=STEPS,

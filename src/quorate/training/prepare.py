@@ -159,7 +159,7 @@ def _probed(
             shared=crew.engine == engines.PROCESSES,
             optimize=recipe.optimize,
             notes=crew.replicas.notes,
-            slicing=None if crew.company is None else crew.company.slices,
+            slicing=None if crew.company is None else crew.company.slicing,
         )
         try:
             return probed(

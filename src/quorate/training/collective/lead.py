@@ -106,11 +106,19 @@ def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks
 
 def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None]) -> None:
     """End the other ranks; what they have of the state comes here first."""
+    is_whole = False
+
+    def take_all() -> None:
+        nonlocal is_whole
+        state.leave_ranks()
+        is_whole = True
+
     try:
-        company.leave(state.leave_ranks)
+        company.leave(take_all)
     except RankError as error:
-        state.update.under_way = True  # the optimizer's state is not whole
         say(f"{error}: go on from the newest checkpoint")
+    if not is_whole:
+        state.update.under_way = True  # a part of the optimizer's state is lost
     crew.stay_alone("the ranks have ended with their training loop: this one has towers")
 
 

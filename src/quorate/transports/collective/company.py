@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 
@@ -82,10 +83,10 @@ class Company:
         if self._launched is not None:
             self._launched.met()
 
-    def slices(self, layout: Layout) -> Slices:
-        """Return how vectors are cut among the ranks."""
-        assert self.ranks is not None
-        return Slices(self.ranks, layout)
+    @property
+    def slicing(self) -> Callable[[Layout], Slices] | None:
+        """What cuts vectors among the ranks; None before they have met."""
+        return None if self.ranks is None else partial(Slices, self.ranks)
 
     def named(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
