@@ -136,9 +136,8 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
 
 def script_hash() -> str:
     """Return a hash of the file of the program, or nothing where there is none."""
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    current_script = current()
-    path = current_script.path if current_script is not None else path
+    script = current()
+    path = getattr(sys.modules["__main__"], "__file__", None) if script is None else script.path
     try:
         return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:

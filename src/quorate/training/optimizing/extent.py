@@ -50,15 +50,14 @@ class Sliced:
         return all(self._gathered(is_finite(total)))
 
     def not_finite(self, gradient: Flat) -> list[str]:
-        """Return the parameters whose gradient is not finite everywhere; no rank else calls it."""
+        """Return the parameters whose gradient is not finite everywhere, on any rank."""
         odd = []
-        for own, vector in zip(self._slices.of, range(len(gradient.vectors)), strict=True):
-            start = own[self._slices.ranks.rank].start
-            for section in self._slices.whole.sections.values():
-                low, high = section.start - start, section.start + section.span - start
-                part = gradient.vectors[vector][max(0, low) : max(0, high)]
-                if section.vector == vector and part.numel() and not bool(part.isfinite().all()):
-                    odd.append(section.name)
+        for section in self._slices.whole.sections.values():
+            start = self._slices.of[section.vector][self._slices.ranks.rank].start
+            low, high = section.start - start, section.start + section.span - start
+            part = gradient.vectors[section.vector][max(0, low) : max(0, high)]
+            if not bool(part.isfinite().all()):
+                odd.append(section.name)
         found = self._gathered(odd)
         return [name for name in self._slices.whole.sections if any(name in odd for odd in found)]
 
