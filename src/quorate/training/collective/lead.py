@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.ownership import slowest_factor
+from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
 from quorate.training.collective import share
@@ -65,7 +65,7 @@ def leading(
             raise company.named(error) from error
         company.have_met()
         _compare(identities)
-        if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
+        if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
                 "as many as if all had equally many; a power of two for either gives 1"

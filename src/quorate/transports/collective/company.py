@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,11 +13,13 @@ from quorate.coordination import rules
 from quorate.errors import RankError, SettingError
 from quorate.machine.devices import Group
 from quorate.replica.flat import Layout
+from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.launch import Launched
+from quorate.transports.collective.native import NativeExchange
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.collective.slices import Slices
 from quorate.transports.processes.script import Script
+from quorate.transports.workers import NATIVE, Workers
 
 END = "end"  # the kind of the last record that rank 0 tells
 
@@ -26,14 +29,14 @@ class Company:
 
     Args:
         groups: the devices that the settings give, on this host.
-        count: how many workers were asked for.
+        workers: how many were asked for, and how they exchange gradients.
         rule: of the updates.
 
     Raises:
         SettingError: ranks cannot do what was asked for.
     """
 
-    def __init__(self, groups: Sequence[Group], count: int | None, rule: rules.Rule) -> None:
+    def __init__(self, groups: Sequence[Group], workers: Workers, rule: rules.Rule) -> None:
         if not isinstance(rule, rules.Sync):
             expected = "sync, as the ranks of a collective make each update together"
             raise SettingError("update", rule.name, expected, "or take engine='processes'")
@@ -42,12 +45,13 @@ class Company:
             raise SettingError("devices", str(several), expected, "or take engine='towers'")
         self.ranks: Ranks | None = None  # between ``meet`` and ``leave``
         self._launched: Launched | None = None
+        self._workers = workers
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
         if place is not None:
-            if count not in (None, place.size):
+            if workers.count not in (None, place.size):
                 expected = f"{place.size}, as there are ranks"
-                raise SettingError("workers", count, expected, "leave it to torchrun")
+                raise SettingError("workers", workers.count, expected, "leave it to torchrun")
             self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
             self.groups = (*self.groups[: place.rank], own, *self.groups[place.rank + 1 :])
@@ -84,9 +88,17 @@ class Company:
             self._launched.met()
 
     @property
-    def slicing(self) -> Callable[[Layout], Slices] | None:
-        """What cuts vectors among the ranks; None before they have met."""
-        return None if self.ranks is None else partial(Slices, self.ranks)
+    def shares_memory(self) -> bool:
+        """Whether ranks of one host may read each other's memory: those of Linux can."""
+        return sys.platform == "linux"
+
+    @property
+    def exchanging(self) -> Callable[[Layout], Exchange] | None:
+        """What gives the exchange of vectors of a layout; None before the ranks have met."""
+        if self.ranks is None:
+            return None
+        kind = NativeExchange if self._workers.exchange == NATIVE else Exchange
+        return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
     def named(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
