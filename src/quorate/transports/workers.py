@@ -76,7 +76,6 @@ class Workers(Settings):
             "how ranks add gradients: ordered, or native (torch's; other bits)",
             kind=str,
             check=lambda name, value: one_of(name, value, (ORDERED, NATIVE)),
-            at_resume=AtResume.SAID,
         ),
     )
     bucket_mb: float = field(

@@ -70,6 +70,8 @@ def leading(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
                 "as many as if all had equally many; a power of two for either gives 1"
             )
+        if (order := company.native_order) is not None:
+            crew.replicas.notes.doubt(order)
         state.user_changes.settle()
         between = crew.replicas.between(state)
         rests = between.begin, between.end
@@ -124,7 +126,14 @@ def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
     """Return what has to be the same on all ranks, in words and hashes."""
-    settings = {name: repr(value) for name, value in crew.recipe.facts().items()}
+    workers, optimize = crew.recipe.workers, crew.recipe.optimize
+    facts = {
+        **crew.recipe.facts(),
+        "exchange": workers.exchange,
+        "bucket_mb": workers.bucket_mb,
+        "shard_optimizer": optimize.shard_optimizer,
+    }
+    settings = {name: repr(value) for name, value in facts.items()}
     return {
         **settings,
         "the torch build": torch.__version__,
@@ -185,6 +194,9 @@ class _Lead:
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member
         record: dict[str, Any] = {"kind": STEP, "step": step}
+        if (order := member.exchange.seen_order()) is not None:
+            record["buckets"] = order
+            member.exchange.order = order
         if (groups := share.groups(state)) != self._groups:
             record["groups"] = self._groups = groups
         amendments = state.user_changes.amendments

@@ -93,6 +93,16 @@ class Company:
         return sys.platform == "linux"
 
     @property
+    def native_order(self) -> str | None:
+        """Why the bits depend on the number of ranks, if gradients are added so."""
+        if self._workers.exchange != NATIVE or self.ranks is None:
+            return None
+        return (
+            f"exchange='native': torch.distributed adds gradients, in an order that depends on "
+            f"the number of ranks, here {self.ranks.size}"
+        )
+
+    @property
     def exchanging(self) -> Callable[[Layout], Exchange] | None:
         """What gives the exchange of vectors of a layout; None before the ranks have met."""
         if self.ranks is None:

@@ -41,6 +41,7 @@ class Exchange:
         # Backward makes the gradients of the last layers first.
         self.order = [*reversed(range(len(self.slices.buckets)))]
         self._pool = _Pool()
+        self._has_seen = False
         self.is_finite = True  # whether the last sum is, all of its slices
 
     def open(self, parameters: Flat) -> None:
@@ -53,6 +54,17 @@ class Exchange:
         self._total = self.slices.layout.new(device)
         self._pieces = self.slices.pieces(self._total)  # by bucket
         self.dealt = cache(self._near.hosts.deal)  # of V: the node that each rank owns
+
+    def seen_order(self) -> list[int] | None:
+        """Return the order in which this rank's buckets became whole; None if it is as known.
+
+        All ranks are to take them in one order; rank 0 says in which, when it has made a step.
+        """
+        came = self.outbox.came
+        if self._has_seen or len(came) < len(self.order):
+            return None
+        self._has_seen = True
+        return [*came] if came != self.order else None
 
     # --- sums -------------------------------------------------------------------------------------
 
