@@ -70,6 +70,11 @@ class Outbox(Flat):
         if not self._is_late:
             self._factor = factor
             for name, parameter in parameters.items():
+                if not parameter.requires_grad:  # frozen by user code
+                    self.views[name].zero_()
+                    self._frozen.add(name)
+                    self._count(name)
+                    continue
 
                 def take(parameter: torch.Tensor, name: str = name) -> None:
                     self._take(name, parameter.grad)
@@ -83,10 +88,10 @@ class Outbox(Flat):
         is_as_taken = all(
             values.get(name) is value and version(value) == then
             for name, (value, then) in self._taken.items()
-        )
+        ) and self._frozen.isdisjoint(values)
         if not is_as_taken or (self._taken and factor != self._factor):
             self._stop()
-        if self._taken and not self._is_late:
+        if (self._taken or self._frozen) and not self._is_late:
             self._fill_rest(values, factor)
         elif not self.came:
             super().fill(values, factor)
@@ -119,7 +124,7 @@ class Outbox(Flat):
 
     def _fill_rest(self, values: Mapping[str, torch.Tensor], factor: float) -> None:
         for name, view in self.views.items():
-            if name in self._taken:
+            if name in self._taken or name in self._frozen:
                 continue
             value = values.get(name)
             if value is None:
@@ -145,6 +150,7 @@ class Outbox(Flat):
     def _forget(self) -> None:
         self._factor = 1.0
         self._taken: dict[str, tuple[torch.Tensor, int]] = {}  # a gradient, and its version then
+        self._frozen: set[str] = set()
         self._missing = [*self._sizes]  # tensors that a bucket waits for
 
     def _stop(self) -> None:
