@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -73,7 +74,8 @@ class Company:
         if self.ranks is None:
             assert self._place is not None
             try:
-                self.ranks = Ranks(self._place, device, timeout_s)
+                ended = (lambda: None) if self._launched is None else self._launched.ended
+                self.ranks = Ranks(self._place, device, timeout_s, ended)
             except RankError as error:
                 raise self.named(error) from error
         return self.ranks
@@ -91,13 +93,30 @@ class Company:
     def named(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
         how = None if self._launched is None else self._launched.ended()
-        return error if how is None else RankError(f"{how}; {error}")
+        if how is None and self.ranks is not None:
+            how = self.ranks.watch.explained()
+        return error if how is None or how in str(error) else RankError(f"{how}; {error}")
 
-    def leave(self, before: Callable[[], None] = lambda: None) -> None:
+    def part(self, why: str) -> None:
+        """Tell the others that this process leaves, and does not wait for anybody."""
+        if self.ranks is not None:
+            self.ranks.watch.close(why)
+
+    @property
+    def stop_code(self) -> int | None:
+        """With what all ranks leave when a signal asked one of them to; None: as it comes.
+
+        torchrun takes ranks that leave with 0 for done, and would not start them anew where only a
+        host of theirs is to go.
+        """
+        return None if self._launched is not None else 128 + signal.SIGTERM
+
+    def leave(self, before: Callable[[], None] = lambda: None, code: int = 0) -> None:
         """End the other ranks.
 
         Args:
             before: done by rank 0 while they are still there.
+            code: the exit code that they end with.
 
         Raises:
             RankError: by ``before``; the ranks have ended nevertheless.
@@ -108,7 +127,7 @@ class Company:
             if ranks is not None and not ranks.is_broken:
                 before()
                 with suppress(RankError):
-                    ranks.tell({"kind": END})
+                    ranks.tell({"kind": END, "code": code})
         finally:
             if ranks is not None:
                 ranks.close()

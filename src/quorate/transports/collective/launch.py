@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from dataclasses import replace
+from pathlib import Path
 
+from quorate.transports.collective.board import FileBoard
 from quorate.transports.collective.place import Place
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import new_starter
@@ -30,12 +33,15 @@ class Launched:
 
     def __init__(self, script: Script, size: int, threads: int) -> None:
         self._folder = tempfile.mkdtemp(prefix="quorate-ranks-")
-        self.place = Place(0, size, 0, f"file:///{self._folder.lstrip('/')}/meet")
+        board = Path(self._folder, "board")
+        board.write_bytes(bytes(FileBoard.nbytes(size)))
+        meet = f"file:///{self._folder.lstrip('/')}/meet"
+        self.place = Place(0, size, 0, meet, board=str(board))
         self._starter = new_starter(script, threads=size * threads)
         self._processes: list[WorkerProcess] = []
         try:
             for rank in range(1, size):
-                place = Place(rank, size, rank, self.place.meet)
+                place = replace(self.place, rank=rank, local_rank=rank)
                 self._processes.append(WorkerProcess(rank, script, self._starter, place=place))
         except BaseException:
             self.close()
