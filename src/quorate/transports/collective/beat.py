@@ -38,6 +38,7 @@ class Beat(NamedTuple):
     asked: str | None = None  # the signal that asked it to end
     left: str | None = None  # why it is about to leave
     verdict: str | None = None  # rank 0's: why all are to end
+    lost: int | None = None  # rank 0's: which rank that is about, if it is one
     all_here: bool = False  # rank 0's: all have told that they are there
 
     @staticmethod
@@ -65,7 +66,7 @@ class Beat(NamedTuple):
                 for text in (self.asked, self.left, self.verdict)
             )
             beat = self._replace(asked=asked, left=left, verdict=verdict)
-            packed = json.dumps(beat).encode()
+            packed = json.dumps(beat._asdict()).encode()
             if len(packed) <= MOST_BYTES:
                 break
         return packed
@@ -78,11 +79,13 @@ class Beat(NamedTuple):
             ValueError: it is none.
         """
         try:
-            member, number, *rest = json.loads(text)
-            beat = Beat(Member(*member), number, *rest)
-        except (TypeError, UnicodeDecodeError) as error:
+            told = json.loads(text)
+            # Another version of this package may tell more: it is named when ranks are compared.
+            beat = Beat(**{name: told[name] for name in Beat._fields if name in told})
+            member = Member(*told["member"][: len(Member._fields)])
+        except (TypeError, LookupError) as error:
             raise ValueError(f"a beat: {error}") from error
-        return beat._replace(seconds=tuple(beat.seconds))
+        return beat._replace(member=member, seconds=tuple(beat.seconds))
 
     def status(self, heard_at: float, *, own_mark: str, show_host: bool) -> WorkerStatus:
         """Return it as the status of a worker.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,6 +18,7 @@ from quorate.transports.collective.launch import Launched
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.collective.slices import Slices
+from quorate.transports.collective.watch import GO_ON
 from quorate.transports.processes.script import Script
 
 END = "end"  # the kind of the last record that rank 0 tells
@@ -92,10 +94,16 @@ class Company:
 
     def named(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
-        how = None if self._launched is None else self._launched.ended()
-        if how is None and self.ranks is not None:
-            how = self.ranks.watch.explained()
-        return error if how is None or how in str(error) else RankError(f"{how}; {error}")
+        launched, ranks = self._launched, self.ranks
+        verdict = None if ranks is None else ranks.watch.verdict
+        if verdict is not None and not verdict.has_ended:
+            return RankError(f"{verdict.text}; {GO_ON}")
+        how = None if launched is None else launched.killed()
+        how = how or (None if ranks is None else ranks.watch.explained())
+        how = how or (None if launched is None else launched.ended())
+        if how is None or how in str(error):
+            return error
+        return RankError(f"{how}; {error if ranks is None else GO_ON}")
 
     def part(self, why: str) -> None:
         """Tell the others that this process leaves, and does not wait for anybody."""
@@ -130,7 +138,9 @@ class Company:
                     ranks.tell({"kind": END, "code": code})
         finally:
             if ranks is not None:
-                ranks.close()
+                raised = sys.exception()
+                over = "its loop is over"
+                ranks.close(over if raised is None else f"{type(raised).__name__}: {raised}")
             if launched is not None:
                 if ranks is None or ranks.is_broken:
                     launched.kill()

@@ -34,6 +34,15 @@ class Times(NamedTuple):
         return self.lost_s / 10
 
     @property
+    def most_s(self) -> float:
+        """That ranks may take to come to the training loop, and for one exchange.
+
+        A cold start takes its time, and so does a large model over a slow link; whoever is gone
+        meanwhile is noticed long before.
+        """
+        return max(6 * LOST_S, self.hang_s)
+
+    @property
     def leave_s(self) -> float:
         """That rank 0 may take to come out of an exchange that was cut."""
         return self.lost_s / 5
@@ -45,6 +54,14 @@ class Heard(NamedTuple):
     beats: Sequence[Beat | None]  # None: it has not come yet
     reached_at: float  # when the board was read last
     board: str  # what it is, in words
+
+
+class Verdict(NamedTuple):
+    """Why all ranks are to end."""
+
+    text: str
+    rank: int | None  # who is lost, if it is one
+    has_ended: bool = False  # that is all that is known: who started it knows more
 
 
 class Judge:
@@ -62,7 +79,7 @@ class Judge:
         self._fresh_at: list[float] = [0.0] * size  # when something new was heard
         self._looked_at: float | None = None
 
-    def look(self, heard: Heard, now: float) -> str | None:
+    def look(self, heard: Heard, now: float) -> Verdict | None:
         """Return why all ranks are to end, if they are.
 
         Args:
@@ -76,7 +93,7 @@ class Judge:
             if number != self._numbers[rank] or not is_awake:
                 self._numbers[rank], self._fresh_at[rank] = number, now
         if self._rank > 0 and (first := heard.beats[0]) is not None and first.verdict is not None:
-            return first.verdict
+            return Verdict(first.verdict, first.lost)
         if not is_awake:
             return None
         return self._hung(heard) or self._silent(heard, now) or self._cut_off(heard, now)
@@ -91,38 +108,41 @@ class Judge:
                 return _silence(beat, silent_s)
         return None
 
-    def _hung(self, heard: Heard) -> str | None:
-        for rank in {self._rank, *self._judged}:
+    def _hung(self, heard: Heard) -> Verdict | None:
+        # A rank that is hung does not judge itself: it would be gone before anybody said why.
+        for rank in [0, *self._judged] if self._rank == 0 else self._judged:
             beat = heard.beats[rank]
             if beat is None or beat.phase not in OF_USERS or not beat.is_late:
                 continue
             if beat.lasted_s > self._times.hang_s:
-                return (
+                return Verdict(
                     f"{beat.place} hangs: it is at {beat.at} for {beat.lasted_s:.1f} s, and "
                     f"worker_timeout_s is {self._times.hang_s:g}; turn that up if a shard may take "
-                    "so long"
+                    "so long",
+                    rank,
                 )
         return None
 
-    def _silent(self, heard: Heard, now: float) -> str | None:
+    def _silent(self, heard: Heard, now: float) -> Verdict | None:
         for rank in self._judged:
             beat, silent_s = heard.beats[rank], now - self._fresh_at[rank]
             if beat is None or beat.left is not None or silent_s <= self._times.lost_s:
                 continue
             if now - heard.reached_at > 2 * self._times.beat_s:
                 continue  # what it told is not to be had
-            return _silence(beat, silent_s)
+            return Verdict(_silence(beat, silent_s), rank)
         return None
 
-    def _cut_off(self, heard: Heard, now: float) -> str | None:
+    def _cut_off(self, heard: Heard, now: float) -> Verdict | None:
         away_s = now - heard.reached_at
         if away_s <= self._times.lost_s:
             return None
         first = heard.beats[0]
         others = "all other hosts" if self._rank == 0 or first is None else first.place
-        return (
+        return Verdict(
             f"{heard.board} was not reached for {away_s:.0f} s, and nothing heard of {others}: the "
-            "host there is gone, or the link to it is cut"
+            "host there is gone, or the link to it is cut",
+            None,
         )
 
 

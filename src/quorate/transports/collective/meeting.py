@@ -39,15 +39,15 @@ def meet(
     """Return when all ranks are there. Blocks, but not in torch: signals are heard.
 
     Args:
-        timeout_s: how long the others may take to come.
+        timeout_s: how long a rank may take for a shard; see ``Times``.
         ended: says which rank that this process has started has ended, if one has.
 
     Raises:
         RankError: one does not come.
     """
-    timeout = timedelta(seconds=timeout_s)
-    store, _, _ = next(_dist.rendezvous(place.meet, place.rank, place.size, timeout=timeout))
     times = Times.of(timeout_s)
+    timeout = timedelta(seconds=times.most_s)
+    store, _, _ = next(_dist.rendezvous(place.meet, place.rank, place.size, timeout=timeout))
     board: Board
     if place.board is None:
         where = place.where
@@ -57,7 +57,7 @@ def meet(
     own = Member(place.rank, this_host.name(), this_host.mark(), os.getpid(), str(device))
     watch = Watch(board, own, place.size, times, is_told=place.board is not None)
     try:
-        _wait(watch, place, timeout_s, ended)
+        _wait(watch, place, times.most_s, ended)
     except BaseException as error:
         watch.close(f"{type(error).__name__} while it waited for the others")
         raise
@@ -68,7 +68,7 @@ def _wait(watch: Watch, place: Place, timeout_s: float, ended: Callable[[], str 
     until = time.monotonic() + timeout_s
     while missing := watch.missing():
         if watch.verdict is not None:
-            raise RankError(watch.verdict)
+            raise RankError(watch.verdict.text)
         if (how := ended() or watch.farewell()) is not None:
             raise RankError(f"{how}, before all ranks had met")
         if time.monotonic() > until:

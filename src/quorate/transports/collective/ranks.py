@@ -18,8 +18,10 @@ import torch.distributed as dist
 
 from quorate.errors import RankError
 from quorate.machine.environment import gloo_on_loopback
+from quorate.transports.collective.judge import Times
 from quorate.transports.collective.meeting import meet
 from quorate.transports.collective.place import Place
+from quorate.transports.collective.watch import GO_ON
 
 Record = dict[str, Any]
 
@@ -35,7 +37,7 @@ class Ranks:
     Args:
         place: of this process.
         device: that vectors are on.
-        timeout_s: how long the others may take to come, and for a step.
+        timeout_s: how long the others may take for a shard; see ``Times``.
         ended: says which rank that this process has started has ended, if one has.
 
     Raises:
@@ -56,7 +58,7 @@ class Ranks:
         shows = sys.excepthook  # torch puts one in its place that swallows lines
         is_alone = place.meet.startswith("file:")  # all ranks are of this machine
         at = gloo_on_loopback() if is_alone and sys.platform == "linux" else nullcontext()
-        timeout = timedelta(seconds=timeout_s)
+        timeout = timedelta(seconds=Times.of(timeout_s).most_s)
         with _refusing("to reach the others"):
             self.watch, store = meet(place, device, timeout_s, ended)
         try:
@@ -77,9 +79,13 @@ class Ranks:
         finally:
             sys.excepthook = shows
 
-    def close(self) -> None:
-        """Leave the collective."""
-        self.watch.close()
+    def close(self, why: str) -> None:
+        """Leave the collective.
+
+        Args:
+            why: for the others.
+        """
+        self.watch.close(why)
         if self._owns_default and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -101,7 +107,7 @@ class Ranks:
         """
         if self.watch.verdict is not None:
             self.watch.heed()
-            raise RankError(self.watch.verdict)
+            raise RankError(f"{self.watch.verdict.text}; {GO_ON}")
 
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""

@@ -8,17 +8,20 @@ be closed, and end at once.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from quorate.machine import this_host
+from quorate.machine import container, this_host
 from quorate.transports.collective.beat import Beat, Member
 from quorate.transports.collective.board import Board
-from quorate.transports.collective.judge import Heard, Judge, Times
+from quorate.transports.collective.judge import Heard, Judge, Times, Verdict
 from quorate.transports.collective.links import Links
 from quorate.transports.worker_status import Timesheet, WorkerStatus
+
+GO_ON = "started again, the ranks go on from the newest checkpoint"
 
 
 class Watch:
@@ -34,7 +37,7 @@ class Watch:
     def __init__(
         self, board: Board, own: Member, size: int, times: Times, *, is_told: bool
     ) -> None:
-        self.verdict: str | None = None  # why all are to end
+        self.verdict: Verdict | None = None  # why all are to end
         self.links = Links()
         self.sheet: Timesheet | None = None  # what this rank is at; None: it is starting
         # Called by the thread of the watch, on rank 0: with the verdict, and why a rank is asked to
@@ -51,6 +54,7 @@ class Watch:
         self._left: str | None = None
         self._all_here = False
         self._heard_asking: set[int] = set()
+        self._oom_kills = container.oom_kills()  # before this
         self._wake, self._heeded = threading.Event(), threading.Event()
         self._is_closed = False
         self._tell()
@@ -98,8 +102,12 @@ class Watch:
         until = time.monotonic() + 5 * self._times.beat_s
         while time.monotonic() < until and not self._is_closed:
             heard = self._board.heard()
-            found = self.verdict or self._ended(heard) or self._judge.quiet(heard, time.monotonic())
-            if (found := found or self.farewell()) is not None:
+            first, ended = heard.beats[0], self._ended(heard)
+            found = None if self.verdict is None else self.verdict.text
+            found = found or (None if first is None else first.verdict)
+            found = found or (None if ended is None else ended.text)
+            found = found or self._judge.quiet(heard, time.monotonic()) or self.farewell()
+            if found is not None:
                 return found
             time.sleep(self._times.beat_s / 10)
         return None
@@ -137,41 +145,37 @@ class Watch:
         while not self._is_closed:
             self._tell()
             heard = self._board.heard()
-            text = self._ended(heard) or self._judge.look(heard, time.monotonic())
-            if text is not None:
-                self._lose(text)
+            verdict = self._ended(heard) or self._judge.look(heard, time.monotonic())
+            if verdict is not None and not self._is_paused(verdict, heard):
+                self._lose(verdict)
                 return
             self._hear_asking(heard)
             self._wake.wait(self._times.beat_s / 2)
 
-    def _lose(self, text: str) -> None:
+    def _lose(self, verdict: Verdict) -> None:
         """End this rank, as another is lost, or this one."""
         if self._is_closed:
             return
-        self.verdict = text
+        self.verdict = verdict
         self._tell()  # the others of rank 0
+        self._end_stopped(verdict.rank)
         if self._own.rank > 0:
-            self._end()
+            self._end(verdict)
         self.links.cut()
         with suppress(Exception):  # whatever it is, this process ends
-            self.on_lost(text)
+            self.on_lost(verdict.text)
         # Out of what was cut the main thread comes at once; user code of a callback may take long.
         if not self._heeded.wait(self._times.leave_s) and (
             self.waits > 0 or not self._heeded.wait(self._times.lost_s - self._times.leave_s)
         ):
-            self._end()
+            self._end(verdict)
 
-    def _end(self) -> None:
-        if not self._is_told or self._own.rank == 0 or self._is_of_first():
+    def _end(self, verdict: Verdict) -> None:
+        if not self._is_told or self._own.rank == 0 or verdict.rank == 0:
             with suppress(OSError):
-                os.write(2, f"quorate: {self.verdict}: go on from the newest checkpoint\n".encode())
+                os.write(2, f"quorate: {verdict.text}; {GO_ON}\n".encode())
         self._board.close()
         os._exit(1)
-
-    def _is_of_first(self) -> bool:
-        """Whether rank 0 is who is lost: then it says nothing."""
-        first = self._board.heard().beats[0]
-        return first is None or first.verdict is None
 
     def _tell(self) -> None:
         with self._lock:
@@ -182,10 +186,12 @@ class Watch:
 
     def _beat(self, number: int) -> Beat:
         doing = None if self.sheet is None else self.sheet.read()
+        verdict = self.verdict if self._own.rank == 0 else None
         return Beat.of(self._own, number, doing)._replace(
             asked=self._asked,
             left=self._left,
-            verdict=self.verdict if self._own.rank == 0 else None,
+            verdict=None if verdict is None else verdict.text,
+            lost=None if verdict is None else verdict.rank,
             all_here=self._all_here,
         )
 
@@ -197,12 +203,33 @@ class Watch:
                 self._heard_asking.add(beat.member.rank)
                 self.on_asked(f"rank {beat.member.rank}: {beat.asked}")
 
-    def _ended(self, heard: Heard) -> str | None:
+    def _end_stopped(self, rank: int | None) -> None:
+        """End a rank of this host that was stopped: it cannot do so, and torchrun waits for it."""
+        beat = None if rank is None else self._board.heard().beats[rank]
+        if beat is not None and self._is_stopped(beat):
+            with suppress(OSError):
+                os.kill(beat.member.pid, signal.SIGKILL)
+
+    def _is_stopped(self, beat: Beat) -> bool:
+        member = beat.member
+        return member.mark == self._own.mark and this_host.is_stopped(member.pid)
+
+    def _is_paused(self, verdict: Verdict, heard: Heard) -> bool:
+        """Whether a person has stopped rank 0 by Ctrl-Z, and with it the others that it started."""
+        first = heard.beats[0]
+        is_first = self._is_told and verdict.rank == 0 and self._own.rank > 0
+        return is_first and first is not None and self._is_stopped(first)
+
+    def _ended(self, heard: Heard) -> Verdict | None:
         """Return which rank of this host has ended without a word, if one has."""
         for beat in heard.beats:
             if beat is None or beat.member.rank == self._own.rank:
                 continue
             is_here = beat.member.mark == self._own.mark and beat.left is None
             if is_here and this_host.has_ended(beat.member.pid):
-                return f"{beat.place} has ended (process {beat.member.pid}), at {beat.at}"
+                member = beat.member
+                text = f"{beat.place} has ended (process {member.pid}), at {beat.at}"
+                if container.oom_kills() > self._oom_kills:
+                    text += "; the kernel has killed a process, as memory ran out"
+                return Verdict(text, member.rank, has_ended=True)
         return None
