@@ -2,8 +2,9 @@
 
     quorate run --engine collective --workers 3 tests/scripts/lost_ranks.py STOP forward 1 3
 
-The arguments: what happens (a signal, hang, exit, memory, raise, or nothing), in which phase, to
-which rank, in which step, and the run directory. It happens in the first start of ranks alone.
+The arguments: what happens (a signal, hang, exit, memory, hungry, raise, or nothing), in which
+phase, to which rank, in which step, the run directory, and a folder for the pids of ranks. It
+happens in the first start of ranks alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from quorate.services.checkpoints.saver import Checkpoints
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
 
+kept: list[bytes] = []
 WHAT, PHASE, TARGET, STEP, *rest = sys.argv[1:]
 RUN_DIR = rest[0] if rest else None
 PIDS = Path(rest[1]) if rest[1:] else None  # folder
@@ -65,6 +67,8 @@ def here(phase: str, *, by_first: bool = False, or_later: bool = False) -> None:
             raise MemoryError("no room for a tensor")
         case "raise":
             raise ValueError("mine")
+        case "hungry":
+            kept.extend(b"x" * (16 << 20) for _ in range(1000))
         case "nothing":
             pass
         case name:

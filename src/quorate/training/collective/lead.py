@@ -66,6 +66,9 @@ def leading(
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
         except RankError as error:
             raise company.named(error) from error
+        except BaseException:
+            ranks.break_off()
+            raise
         company.have_met()
         _compare(identities)
         if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
@@ -223,7 +226,10 @@ class _Lead:
             applied = member.applied(parts, step, step + 1)
         except RankError as error:
             raise self._company.named(error) from error
-        except BaseException:
+        except BaseException as error:
+            # What a shard raises is raised on all ranks, and they wait for what comes next.
+            if state.update.under_way or not isinstance(error, Exception):
+                self._ranks.break_off()
             if not state.update.under_way:
                 member.restore()
             raise

@@ -99,6 +99,10 @@ class Ranks:
         """Whether this is rank 0."""
         return self.rank == 0
 
+    def break_off(self) -> None:
+        """Note that the others are in an exchange that this rank has left: they hear no record."""
+        self._is_broken = True
+
     def require_all(self) -> None:
         """Raise if a rank is gone.
 
