@@ -13,9 +13,9 @@ import torch
 
 from quorate.coordination.ownership import leaves
 from quorate.coordination.tree import tree_sum
+from quorate.machine import this_host
 from quorate.replica.digest import digest
 from quorate.replica.flat import Flat, Layout
-from quorate.transports.collective import near
 from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.native import NativeExchange
 from quorate.transports.collective.place import Place
@@ -26,7 +26,7 @@ RANK, V = int(rank), int(shards)
 SIZES = {"small": 70_000, "large": 400_000, "odd": 77}
 
 torch.set_num_threads(1)
-near.host_identity = lambda: hosts[RANK]  # several hosts in one
+this_host.mark = lambda: hosts[RANK]  # several hosts in one
 
 
 def gradient(shard: int, step: int) -> dict[str, torch.Tensor]:
@@ -69,4 +69,4 @@ for step in range(3):
             assert torch.allclose(got.views[name], view, atol=1e-4), name
     assert len(total.vectors[0]) <= 1.4 * len(parameters.vectors[0]) / len(hosts) + 65536
 print("shares", exchange._near.shares)
-ranks.close()
+ranks.close("it is done")

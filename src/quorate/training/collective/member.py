@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -15,6 +15,7 @@ from quorate.coordination.ownership import leaves
 from quorate.coordination.tree import Node, TreeSum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
+from quorate.errors import RankError
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
@@ -29,6 +30,7 @@ from quorate.transports.job import Task, Training, drawing, probe_fingerprint
 from quorate.transports.worker_status import Timesheet
 
 T = TypeVar("T")
+_Done = tuple[object, BaseException | None]  # the result, or what was raised
 
 
 class OwnedTraining(Training):
@@ -91,6 +93,11 @@ class Member:
         if self._feed is not None:
             self._feed.close()
 
+    def leave(self, error: BaseException) -> None:
+        """Have whoever waits for a shard not wait for it any more: it raises. Any thread."""
+        self._thread.leave(error)
+        self.exchange.outbox.leave(error)
+
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
         try:
@@ -127,6 +134,8 @@ class Member:
         if ask is not None:
             try:
                 own = Handed(*ask())
+            except RankError:
+                raise
             except Exception as error:  # of user code: on every rank it is raised as one
                 own = Handed(error=error)
         self.sheet.tell("pushing")
@@ -224,6 +233,7 @@ class _Own:
     def __init__(self, name: str, threads: int, device: torch.device) -> None:
         self._threads, self._device = threads, device
         self._asked: queue.SimpleQueue[Callable[[Stream], None] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done] | None = None  # what is waited for
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -233,7 +243,8 @@ class _Own:
 
     def begin(self, work: Callable[[Stream], T]) -> Callable[[], T]:
         """Begin to work in the thread. What is returned returns what ``work`` does, and blocks."""
-        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
+        self._done = done
 
         def answer(stream: Stream) -> None:
             try:
@@ -243,12 +254,18 @@ class _Own:
 
         def ask() -> T:
             result, error = done.get()
+            self._done = None
             if error is not None:
                 raise error
-            return result  # type: ignore[return-value]  # nothing was raised
+            return cast(T, result)  # nothing was raised
 
         self._asked.put(answer)
         return ask
+
+    def leave(self, error: BaseException) -> None:
+        """Have whoever waits for the thread raise. Any thread."""
+        if (done := self._done) is not None:
+            done.put((None, error))
 
     def close(self) -> None:
         """End the thread, if it is not in user code."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from quorate.coordination.hosts import Hosts
 from quorate.errors import UserError
-from quorate.machine.host_name import host_identity
+from quorate.machine import this_host
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
 from quorate.transports.collective.ranks import Ranks
@@ -36,7 +36,7 @@ class Near:
         key.map[:] = text.encode()
         segments = [key, *(flat.segment for flat in own if flat.segment is not None)]
         offer = {
-            "host": host_identity(),
+            "host": this_host.mark(),
             "pid": os.getpid(),
             "fds": [segment.fd for segment in segments],
             "key": text,

@@ -46,7 +46,7 @@ class Outbox(Flat):
         self._before: Sequence[Flat] = []
         self._forget()
         self._is_late = self._mishaps >= MOST_MISHAPS  # whether gradients are taken at the end
-        self._whole: SimpleQueue[tuple[int, torch.Event | None]] = SimpleQueue()
+        self._whole: SimpleQueue[tuple[int, torch.Event | None] | BaseException] = SimpleQueue()
         self._known: dict[int, torch.Event | None] = {}  # buckets that are whole
         self._again = None
 
@@ -168,7 +168,10 @@ class Outbox(Flat):
     def wait(self, number: int) -> None:
         """Return when a bucket is whole, and the sum over all of this rank's shards. Blocks."""
         while number not in self._known:
-            other, event = self._whole.get()
+            came = self._whole.get()
+            if isinstance(came, BaseException):
+                raise came
+            other, event = came
             self._known[other] = event
         if (event := self._known[number]) is not None:
             torch.accelerator.current_stream(self.device).wait_event(event)
@@ -176,6 +179,10 @@ class Outbox(Flat):
         own = _of(self, bucket)
         for left in self._before:
             torch.add(_of(left, bucket), own, out=own)
+
+    def leave(self, error: BaseException) -> None:
+        """Have ``wait`` raise, where it waits. Any thread."""
+        self._whole.put(error)
 
     @property
     def is_to_go_again(self) -> bool:
