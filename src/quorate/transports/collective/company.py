@@ -78,6 +78,12 @@ class Company:
                 raise self.named(error) from error
         return self.ranks
 
+    @property
+    def bound(self) -> str:
+        """What the ranks have bound where, in words; they have met."""
+        assert self.ranks is not None
+        return self.ranks.bound
+
     def have_met(self) -> None:
         """Note that all ranks know each other: what they have met by is not needed any more."""
         if self._launched is not None:

@@ -17,6 +17,7 @@ class Place:
         local_rank: among the ranks of this host.
         meet: a URL for ``torch.distributed``.
         attempt: how often torchrun has started the ranks anew.
+        endpoint: host and port of the store that they meet by; None: a file.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class Place:
     local_rank: int
     meet: str
     attempt: str = "0"
+    endpoint: tuple[str, int] | None = None
 
 
 _given: Place | None = None  # by the rank 0 that started this process
@@ -54,4 +56,5 @@ def from_torchrun(environment: Mapping[str, str]) -> Place | None:
             raise SettingError(name, None, "what torchrun sets", "start the script by torchrun")
     rank, size, local_rank = (int(environment[name]) for name in names[:3])
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Place(rank, size, local_rank, "env://", attempt)
+    endpoint = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    return Place(rank, size, local_rank, "env://", attempt, endpoint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from quorate.errors import RankError
-from quorate.machine.environment import gloo_on_loopback
+from quorate.machine.environment import gloo_on
+from quorate.transports.collective.interface import Interface, chosen
 from quorate.transports.collective.place import Place
 
 Record = dict[str, Any]
@@ -46,9 +47,9 @@ class Ranks:
         self.device = device
         self._owns_default = not dist.is_initialized()
         shows = sys.excepthook  # torch puts one in its place that swallows lines
-        is_alone = place.meet.startswith("file:")  # all ranks are of this machine
-        at = gloo_on_loopback() if is_alone and sys.platform == "linux" else nullcontext()
-        with self._lost_is_an_error("to meet"), at:
+        self._place = place
+        self._interface: Interface | None = None
+        with self._lost_is_an_error("to meet"), ExitStack() as stack:
             timeout = timedelta(seconds=timeout_s)
             if self._owns_default:
                 backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -57,6 +58,9 @@ class Ranks:
                 )
                 # torchrun's store outlives a restart, and has the addresses of those before it.
                 own = _dist.PrefixStore(f"quorate-{place.attempt}", store)
+                if sys.platform == "linux":
+                    self._interface = at = chosen(own, place)
+                    stack.enter_context(gloo_on(None if at is None else at.name))
                 dist.init_process_group(
                     backend, store=own, rank=place.rank, world_size=place.size, timeout=timeout
                 )
@@ -72,6 +76,18 @@ class Ranks:
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    @property
+    def bound(self) -> str:
+        """What is bound where, in words."""
+        at = "this machine's own address" if self._interface is None else str(self._interface)
+        if self._place.endpoint is None:
+            return f"{self.size} ranks met by a file; gloo listens on {at}"
+        host, port = self._place.endpoint
+        return (
+            f"{self.size} ranks met at {host}:{port} (torchrun's store, on all interfaces); "
+            f"gloo listens on {at}"
+        )
 
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
