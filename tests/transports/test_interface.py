@@ -10,21 +10,10 @@ import pytest
 
 from quorate.machine.environment import gloo_on
 from quorate.transports.collective import interface
-from quorate.transports.collective.interface import Interface, chosen, towards
-from quorate.transports.collective.place import Place
+from quorate.transports.collective.interface import Interface, chosen, route, towards
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="interfaces are left to gloo")
 WAY = {"127.0.1.1": "127.0.0.1", "10.0.0.1": "10.0.0.2", "10.0.0.2": "10.0.0.1"}
-
-
-class Store(dict[str, bytes]):
-    """What torch's store is to ``chosen``, for a rank that comes last."""
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value.encode()
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self[key] for key in keys]
 
 
 @pytest.fixture(autouse=True)
@@ -45,35 +34,35 @@ def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "towards", lambda host, _: WAY.get(host))
 
 
-def place(rank: int, host: str | None, size: int = 2) -> Place:
-    return Place(rank, size, 0, "env://", endpoint=None if host is None else (host, 29500))
-
-
 def test_on_the_host_of_the_store_it_leads_to_another_rank(two_networks: None) -> None:
-    store = Store({"address-1": b"10.0.0.2"})
-    assert chosen(store, place(0, "127.0.1.1")) == Interface("eth1", "10.0.0.1")
-    assert store["address-0"] == b"127.0.0.1"
+    own = route(("127.0.1.1", 29500))
+    assert own == "127.0.0.1"
+    at = chosen(("127.0.1.1", 29500), own, [own, own, "10.0.0.2"])
+    assert at == Interface("eth1", "10.0.0.1")
 
 
 def test_elsewhere_it_leads_to_the_store(two_networks: None) -> None:
-    store = Store({"address-0": b"127.0.0.1"})
-    assert chosen(store, place(1, "10.0.0.2")) == Interface("eth1", "10.0.0.1")
+    own = route(("10.0.0.2", 29500))
+    at = chosen(("10.0.0.2", 29500), own, ["127.0.0.1", own])
+    assert at == Interface("eth1", "10.0.0.1")
 
 
 def test_ranks_of_one_machine_listen_where_nobody_else_can_reach_them(two_networks: None) -> None:
-    assert chosen(Store(), place(0, None)) == Interface("lo", "127.0.0.1")
-    alone = chosen(Store({"address-1": b"127.0.0.1"}), place(0, "127.0.1.1"))
+    own = route(None)
+    assert chosen(None, own, [own, own]) == Interface("lo", "127.0.0.1")
+    alone = chosen(("127.0.1.1", 29500), own, [own, own])
     assert str(alone) == "lo, 127.0.0.1: this machine alone"
 
 
 def test_what_cannot_be_told_is_left_to_gloo(two_networks: None) -> None:
-    store = Store({"address-1": b"10.9.9.9"})  # there is no way to it
-    assert chosen(store, place(0, "10.0.0.1")) is None
+    own = route(("10.0.0.1", 29500))
+    assert own == "10.0.0.2"  # which no interface has
+    assert chosen(("10.0.0.1", 29500), own, [own, own]) is None
 
 
 def test_one_that_is_named_stays(two_networks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "docker0")
-    at = chosen(Store({"address-1": b"10.0.0.2"}), place(0, "127.0.1.1"))
+    at = chosen(("127.0.1.1", 29500), "127.0.0.1", ["127.0.0.1", "10.0.0.2"])
     assert str(at) == "docker0, as GLOO_SOCKET_IFNAME says, and not 10.0.0.1"
     with gloo_on("eth1"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "docker0"

@@ -46,6 +46,8 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
     except QuorateError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UserError) else 1
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
     except BaseException:  # the edge of the process
         sys.excepthook(*sys.exc_info())
     for stream in (sys.stdout, sys.stderr):

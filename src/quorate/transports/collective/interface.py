@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
 from quorate.machine.environment import gloo_interface
-from quorate.transports.collective.place import Place
 
 LOOPBACK = "127.0.0.1"
 
@@ -29,26 +29,24 @@ class Interface(NamedTuple):
         return f"{where}: this machine alone" if _is_loopback(self.address) else where
 
 
-def chosen(store: Any, place: Place) -> Interface | None:
+def route(endpoint: tuple[str, int] | None) -> str:
+    """Return this host's address on the way to the store; a loopback one if that is here too."""
+    return LOOPBACK if endpoint is None else towards(*endpoint) or LOOPBACK
+
+
+def chosen(endpoint: tuple[str, int] | None, own: str, others: Sequence[str]) -> Interface | None:
     """Return the interface for this rank; None where that is left to gloo.
 
-    All ranks call it. Blocks until all have.
-
     Args:
-        store: that all of them have.
-        place: of this process.
+        endpoint: of the store, if it is no file.
+        own: this host's address on the way to it, see ``route``.
+        others: that of each rank's host.
     """
-    own = LOOPBACK
-    if place.endpoint is not None:
-        # On the host of the store that is often a loopback address, which tells nothing: from
-        # there it is the way to a rank of another host.
-        own = towards(*place.endpoint) or LOOPBACK
-        store.set(f"address-{place.rank}", own)
-        given = store.multi_get([f"address-{rank}" for rank in range(place.size)])
-        others = (address.decode() for address in given)
-        far = next((address for address in others if not _is_loopback(address)), None)
-        if _is_loopback(own) and far is not None:
-            own = towards(far, place.endpoint[1]) or LOOPBACK
+    # On the host of the store that is often a loopback address, which tells nothing: from there
+    # it is the way to a rank of another host.
+    far = next((address for address in others if not _is_loopback(address)), None)
+    if endpoint is not None and far is not None and _is_loopback(own):
+        own = towards(far, endpoint[1]) or LOOPBACK
     if (named := gloo_interface()) is not None:
         return Interface(named, f"as GLOO_SOCKET_IFNAME says, and not {own}")
     for name, addresses in psutil.net_if_addrs().items():

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from quorate.errors import RankError
 from quorate.machine.environment import gloo_on
+from quorate.transports.collective.hello import hello, require_alike, said_by_all
 from quorate.transports.collective.interface import Interface, chosen
 from quorate.transports.collective.place import Place
 
@@ -36,12 +37,16 @@ class Ranks:
         place: of this process.
         device: that vectors are on.
         timeout_s: how long the others may take for a step.
+        workers: how many ranks were asked for, if that was said.
 
     Raises:
         RankError: the ranks do not meet.
+        UserError: they do not fit together.
     """
 
-    def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self, place: Place, device: torch.device, timeout_s: float, workers: int | None = None
+    ) -> None:
         self.rank, self.size = place.rank, place.size
         self.is_broken = False  # whether another is gone
         self.device = device
@@ -58,8 +63,12 @@ class Ranks:
                 )
                 # torchrun's store outlives a restart, and has the addresses of those before it.
                 own = _dist.PrefixStore(f"quorate-{place.attempt}", store)
+                mine = hello(place, device, workers)
+                hellos = said_by_all(own, place, mine)
+                require_alike(hellos)
                 if sys.platform == "linux":
-                    self._interface = at = chosen(own, place)
+                    addresses = [each.address for each in hellos]
+                    self._interface = at = chosen(place.endpoint, mine.address, addresses)
                     stack.enter_context(gloo_on(None if at is None else at.name))
                 dist.init_process_group(
                     backend, store=own, rank=place.rank, world_size=place.size, timeout=timeout
