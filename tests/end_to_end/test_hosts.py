@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 LASTING = str(SCRIPTS / "between_hosts.py")
 RUN = ("-m", "quorate", "run", "--devices", "cpu")
+DOCTOR = ("-m", "quorate", "doctor", "--json")
 SHARD_S = 0.15  # of the training that lasts: 0.3 s a step on two ranks
 
 # A store that is on a host of its own, and outlives all others.
@@ -148,6 +150,38 @@ def test_three_hosts_one_of_them_behind_a_slow_link_have_the_bits_of_a_tower(
     everything(three, 1, tmp_path / "run")
     expected = references.on_a_tower("everything.py", options=("--shards", "4")).digests
     assert digests(tmp_path / "run") == expected
+
+
+# --- the doctor -----------------------------------------------------------------------------------
+
+
+def test_the_doctor_measures_a_slow_link_and_compares_run_directories(
+    two: list[Host], tmp_path: Path
+) -> None:
+    for host in two:
+        host.slow(1000)
+    two[1].delay(5)
+    own = tmp_path / "host-b"
+    own.mkdir()
+    words = torchrun("2", 2, *DOCTOR, "--run-dir", str(tmp_path), at="host-a:29400", restarts=1)
+    # The second host has another folder there.
+    other = ["sh", "-c", f'mount --bind "{own}" "{tmp_path}" && exec "$@"', "sh", *words]
+    first, second = end_all([two[0].start(words), two[1].start(other)], 90)
+    assert (first.code, second.code) == (0, 0), first.out + second.out
+    assert "hosts" not in second.out  # the first one says all
+    found = json.loads(first.out[first.out.index("{") :])
+    assert [report["address"] for report in found["reports"]] == ["10.231.7.1", "10.231.7.2"]
+    (way,) = found["crossings"]
+    assert 9.5 < way["ms"] < 60
+    assert 100 < way["mbit_per_s"] < 1_050
+    assert abs(way["ahead_ms"]) < way["ms"] / 2 + 1
+    said = {verdict["subject"]: verdict["what"] for verdict in found["verdicts"]}
+    assert "Mbit/s: an update of a million" in said["host-a - host-b"] or (
+        "there and back" in said["host-a - host-b"]
+    )
+    assert "the run directory is not that of host-a" in said["host-b"]
+    assert "a host that comes back" in said["torchrun"]
+    assert not [*tmp_path.glob(".quorate-doctor-*")]
 
 
 # --- links that are cut ---------------------------------------------------------------------------
