@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from support.runs import Ended
 
@@ -43,16 +44,25 @@ class Host:
         self._processes: list[subprocess.Popen[str]] = []
 
     def start(
-        self, words: Sequence[str], env: Mapping[str, str] | None = None
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        out: IO[str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command there; its output and its errors are one."""
+        """Start a command there; its output and its errors are one.
+
+        Args:
+            words: the command line.
+            env: variables that it has beside those of this process.
+            out: a file for what it prints, if that is not to be read from a pipe.
+        """
         inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         begin = ["ip", "netns", "exec", self.namespace, *inside]
         begin += ["sh", "-c", START, "sh", str(self.names), self.name]
         process = subprocess.Popen(
             [*begin, *words],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if out is None else out,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **(env or {})},
@@ -189,7 +199,7 @@ def end(process: subprocess.Popen[str], limit_s: float) -> Ended:
         subprocess.TimeoutExpired: it did not.
     """
     out, _ = process.communicate(timeout=limit_s)
-    return Ended(process.returncode, out, "")
+    return Ended(process.returncode, out or "", "")
 
 
 def end_all(processes: Sequence[subprocess.Popen[str]], limit_s: float) -> list[Ended]:
