@@ -8,8 +8,8 @@ Hosts are network namespaces on one switch, each with one rank, so this takes ro
 ring all-reduce sends: 2(N-1)/N of the bytes of the parameters. All is in it: gradients and
 parameters, rank 0's records, heartbeats, torchrun's store, acknowledgements, and headers. Nothing
 is subtracted. Namespaces hand over up to 64 KB as one packet with one header: on Ethernet with
-packets of 1,500 bytes headers add 5%, for this and for a ring alike. Counters are read while rank 0 holds
-up the ranks between two updates.
+packets of 1,500 bytes headers add 5%, for this and for a ring alike. Counters are read while rank
+0 holds up the ranks between two updates.
 """
 
 from __future__ import annotations
