@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from types import FrameType
 from typing import Any, NoReturn
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import QuorateError, RankError, UserError
-from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.training.collective import share
+from quorate.training.collective.asked import Asked, end_by_signals
 from quorate.training.collective.lead import OPEN, STEP, identity
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
@@ -35,55 +33,39 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
 
     Nothing of the script runs after this: what follows a training loop is rank 0's.
     """
-    code = 1
+    assert crew.company is not None
+    code, why = 1, "its loop is over"
     try:
-        _default_signals()
-        _follow(crew, dataset, make_state)
-        code = 0
+        end_by_signals()
+        code = _follow(crew, dataset, make_state)
     except RankError as error:
         if here() is None:  # else whoever started it says so
-            print(f"quorate: {error}", file=sys.stderr)
+            print(crew.company.named(error).line, file=sys.stderr)
+        why = str(error)
     except QuorateError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UserError) else 1
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # the edge of the process
+        why = str(error)
+    except SystemExit as error:  # another rank of this host says why
+        code, why = error.code if isinstance(error.code, int) else 1, "ranks do not fit together"
+    except BaseException as error:  # the edge of the process
         sys.excepthook(*sys.exc_info())
+        why = type(error).__name__
+    crew.company.part(why)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
     os._exit(code)
 
 
-class _Signals:
-    """Whether this rank was asked to end: rank 0 hears of it with the next step."""
-
-    def __init__(self) -> None:
-        self.asked: str | None = None
-        for number in JOB_SIGNALS:
-            with suppress(ValueError):  # the script trains in another thread than the main one
-                signal.signal(number, self._take)
-
-    def _take(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGTERM:  # a terminal's signals reach rank 0 too
-            self.asked = signal.Signals(number).name
-
-
-def _default_signals() -> None:
-    """Until the ranks have met, a signal ends this process: nobody waits for it."""
-    for number in JOB_SIGNALS:
-        with suppress(ValueError):
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
+def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
+    """Return the exit code that rank 0 says."""
     assert crew.company is not None
     ranks = crew.company.meet(crew.master_device, crew.timeout_s)
-    signals = _Signals()
+    asked = Asked(ranks.watch.ask)
     record = ranks.hear()
     if record["kind"] == END:
-        return
+        return int(record["code"])
     assert record["kind"] == OPEN
     plan = from_json(record["plan"], crew.recipe.loading.order)
     if (rows := length(dataset)) != plan.rows:
@@ -102,6 +84,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
         loader_workers=crew.recipe.loading.processes,
         threads=crew.recipe.workers.threads,
     )
+    ranks.watch.sheet = member.sheet
     with closing(member):
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
         if (worker := here()) is not None:
@@ -112,7 +95,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
                 assert isinstance(state.optimizer, SlicedOptimizer)
                 state.optimizer.gather()
             elif record["kind"] == STEP:
-                _step(ranks, state, member, record, signals)
+                _step(ranks, state, member, record, asked)
+    return int(record["code"])
 
 
 def _opened(
@@ -131,9 +115,7 @@ def _opened(
     return state, source
 
 
-def _step(
-    ranks: Ranks, state: State, member: Member, record: dict[str, Any], signals: _Signals
-) -> None:
+def _step(ranks: Ranks, state: State, member: Member, record: dict[str, Any], asked: Asked) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
     if "groups" in record:
         share.take_groups(state, record["groups"])
@@ -147,7 +129,7 @@ def _step(
         amendments.amend(state.model, state.user_changes.trained())
     step = record["step"]
     try:
-        parts = member.parts(step, asked=lambda: signals.asked)
+        parts = member.parts(step, asked=lambda: asked.by)
     except RankError:
         raise
     except Exception:  # on every rank the same: rank 0 decides

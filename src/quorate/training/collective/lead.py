@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from quorate.training.stop import Stops
 from quorate.transports import Channel
 from quorate.transports.collective.company import Company
 from quorate.transports.collective.ranks import Ranks
+from quorate.transports.collective.watch import Watch
 from quorate.transports.job import Job, data_fingerprint
 from quorate.transports.worker_status import WorkerStatus
 
@@ -51,9 +51,12 @@ def leading(
     state.user_changes.look()
     state.user_changes.refuse()
     with ExitStack() as stack:
-        stack.callback(_leave, crew, company, state, say)
+        stack.callback(_leave, crew, company, state, stops, say)
+        ranks.watch.on_asked = partial(_asked, stops, company)
         try:
             member = stack.enter_context(closing(_opened(loop, crew, source, facts, ranks)))
+            ranks.watch.sheet = member.sheet
+            ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
         except RankError as error:
             raise company.named(error) from error
@@ -70,7 +73,7 @@ def leading(
         updates = Updates(state, source, crew, loop.last_step, say, rests)
         lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
-            yield loop._replace(transport=_Status(member, crew), reports=reports)
+            yield loop._replace(transport=_Status(ranks.watch), reports=reports)
 
 
 def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
@@ -98,7 +101,22 @@ def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks
     )
 
 
-def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None]) -> None:
+def _asked(stops: Stops, company: Company, why: str) -> None:
+    """Stop, as a rank was asked to."""
+    if stops.exit_code is None:
+        stops.exit_code = company.stop_code
+    stops.ask(why)
+
+
+def _lost(stops: Stops, member: Member, why: str) -> None:
+    """Have the main thread come out of whatever it waits in: a shard, an evaluation."""
+    stops.ask(why)
+    member.leave(RankError(why))
+
+
+def _leave(
+    crew: Crew, company: Company, state: State, stops: Stops, say: Callable[[str], None]
+) -> None:
     """End the other ranks; what they have of the state comes here first."""
     is_whole = False
 
@@ -108,7 +126,7 @@ def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None
         is_whole = True
 
     try:
-        company.leave(take_all)
+        company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
         say(f"{error}: go on from the newest checkpoint")
     if not is_whole:
@@ -159,6 +177,7 @@ class _Lead:
         """Yield the updates, until there are enough or somebody wants to stop."""
         state = self._state
         while state.global_step < self._updates.last_step:
+            self._ranks.require_all()  # else the reason to stop is that one is gone
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
                 return
@@ -181,7 +200,7 @@ class _Lead:
                 for value in share.values(state):
                     for rank in range(1, self._ranks.size):
                         self._ranks.swap([(rank, value.contiguous())], [])
-            parts = member.parts(step, told=self._stops.ask)
+            parts = member.parts(step, told=partial(_asked, self._stops, self._company))
             end_rest()
             applied = member.applied(parts, step, step + 1)
         except RankError as error:
@@ -199,12 +218,12 @@ class _Lead:
 
 
 class _Status:
-    """The transport of the loop: what rank 0 is at. It computes no other job."""
+    """The transport of the loop: what all ranks are at. It computes no other job."""
 
     can_replace = False
 
-    def __init__(self, member: Member, crew: Crew) -> None:
-        self._member, self._crew = member, crew
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         """Return whether its workers have this dataset: they compute nothing but the loop's."""
@@ -215,10 +234,8 @@ class _Status:
         raise RankError(f"the ranks are asked for {job.name}, and compute the loop's steps alone")
 
     def status(self) -> list[WorkerStatus]:
-        """Return what this rank is at."""
-        doing = self._member.sheet.read()
-        device = self._crew.groups[0]
-        return [WorkerStatus(0, str(device), os.getpid(), None, *doing)]
+        """Return what all ranks are at, the others as of their last beat."""
+        return self._watch.status()
 
     def close(self) -> None:
         """Do nothing: the loop ends the ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from quorate.coordination.ownership import leaves, subtrees
 from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
+from quorate.errors import RankError
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
@@ -28,6 +29,7 @@ from quorate.transports.job import Task, Training, drawing, probe_fingerprint
 from quorate.transports.worker_status import Timesheet
 
 T = TypeVar("T")
+_Done = tuple[object, BaseException | None]  # the result, or what was raised
 
 
 class OwnedTraining(Training):
@@ -85,6 +87,10 @@ class Member:
         if self._feed is not None:
             self._feed.close()
 
+    def leave(self, error: BaseException) -> None:
+        """Have whoever waits for a shard not wait for it any more: it raises. Any thread."""
+        self._thread.leave(error)
+
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
         try:
@@ -117,6 +123,8 @@ class Member:
             if shards := self._job.home_shards(self._rank_of, step):
                 node, total = self._thread.do(lambda stream: self._summed(stream, step, shards))
                 own = Handed(node, total)
+        except RankError:
+            raise
         except Exception as error:  # of user code: on every rank it is raised as one
             own = Handed(error=error)
         own = own._replace(stop=asked())
@@ -186,12 +194,14 @@ class _Own:
     def __init__(self, name: str, threads: int, device: torch.device) -> None:
         self._threads, self._device = threads, device
         self._asked: queue.SimpleQueue[Callable[[Stream], None] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done] | None = None  # what is waited for
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def do(self, work: Callable[[Stream], T]) -> T:
         """Return what ``work`` returns in the thread. Blocks."""
-        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
+        self._done = done
 
         def answer(stream: Stream) -> None:
             try:
@@ -201,9 +211,15 @@ class _Own:
 
         self._asked.put(answer)
         result, error = done.get()
+        self._done = None
         if error is not None:
             raise error
-        return result  # type: ignore[return-value]  # nothing was raised
+        return cast(T, result)  # nothing was raised
+
+    def leave(self, error: BaseException) -> None:
+        """Have ``do`` raise, if it waits. Any thread."""
+        if (done := self._done) is not None:
+            done.put((None, error))
 
     def close(self) -> None:
         """End the thread, if it is not in user code."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +18,7 @@ from quorate.transports.collective.launch import Launched
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.collective.slices import Slices
+from quorate.transports.collective.watch import GO_ON
 from quorate.transports.processes.script import Script
 
 END = "end"  # the kind of the last record that rank 0 tells
@@ -73,7 +76,8 @@ class Company:
         if self.ranks is None:
             assert self._place is not None
             try:
-                self.ranks = Ranks(self._place, device, timeout_s, self._count)
+                ended = (lambda: None) if self._launched is None else self._launched.ended
+                self.ranks = Ranks(self._place, device, timeout_s, ended, self._count)
             except RankError as error:
                 raise self.named(error) from error
             except UserError as error:  # the same on all ranks: one line for each host
@@ -100,14 +104,37 @@ class Company:
 
     def named(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
-        how = None if self._launched is None else self._launched.ended()
-        return error if how is None else RankError(f"{how}; {error}")
+        launched, ranks = self._launched, self.ranks
+        verdict = None if ranks is None else ranks.watch.verdict
+        if verdict is not None and not verdict.has_ended:
+            return RankError(f"{verdict.text}; {GO_ON}")
+        how = None if launched is None else launched.killed()
+        how = how or (None if ranks is None else ranks.watch.explained())
+        how = how or (None if launched is None else launched.ended())
+        if how is None or how in str(error):
+            return error
+        return RankError(f"{how}; {error if ranks is None else GO_ON}")
 
-    def leave(self, before: Callable[[], None] = lambda: None) -> None:
+    def part(self, why: str) -> None:
+        """Tell the others that this process leaves, and does not wait for anybody."""
+        if self.ranks is not None:
+            self.ranks.watch.close(why)
+
+    @property
+    def stop_code(self) -> int | None:
+        """With what all ranks leave when a signal asked one of them to; None: as it comes.
+
+        torchrun takes ranks that leave with 0 for done, and would not start them anew where only a
+        host of theirs is to go.
+        """
+        return None if self._launched is not None else 128 + signal.SIGTERM
+
+    def leave(self, before: Callable[[], None] = lambda: None, code: int = 0) -> None:
         """End the other ranks.
 
         Args:
             before: done by rank 0 while they are still there.
+            code: the exit code that they end with.
 
         Raises:
             RankError: by ``before``; the ranks have ended nevertheless.
@@ -118,10 +145,12 @@ class Company:
             if ranks is not None and not ranks.is_broken:
                 before()
                 with suppress(RankError):
-                    ranks.tell({"kind": END})
+                    ranks.tell({"kind": END, "code": code})
         finally:
             if ranks is not None:
-                ranks.close()
+                raised = sys.exception()
+                over = "its loop is over"
+                ranks.close(over if raised is None else f"{type(raised).__name__}: {raised}")
             if launched is not None:
                 if ranks is None or ranks.is_broken:
                     launched.kill()

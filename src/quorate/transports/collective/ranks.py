@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,9 +18,12 @@ import torch.distributed as dist
 
 from quorate.errors import RankError
 from quorate.machine.environment import gloo_on
-from quorate.transports.collective.hello import hello, require_alike, said_by_all
+from quorate.transports.collective.hello import Hello, hello, require_alike, said_by_all
 from quorate.transports.collective.interface import Interface, chosen
+from quorate.transports.collective.judge import Times
+from quorate.transports.collective.meeting import meet
 from quorate.transports.collective.place import Place
+from quorate.transports.collective.watch import GO_ON
 
 Record = dict[str, Any]
 
@@ -36,7 +39,8 @@ class Ranks:
     Args:
         place: of this process.
         device: that vectors are on.
-        timeout_s: how long the others may take for a step.
+        timeout_s: how long the others may take for a shard; see ``Times``.
+        ended: says which rank that this process has started has ended, if one has.
         workers: how many ranks were asked for, if that was said.
 
     Raises:
@@ -45,46 +49,73 @@ class Ranks:
     """
 
     def __init__(
-        self, place: Place, device: torch.device, timeout_s: float, workers: int | None = None
+        self,
+        place: Place,
+        device: torch.device,
+        timeout_s: float,
+        ended: Callable[[], str | None] = lambda: None,
+        workers: int | None = None,
     ) -> None:
         self.rank, self.size = place.rank, place.size
-        self.is_broken = False  # whether another is gone
+        self._is_broken = False  # whether an exchange was
         self.device = device
         self._owns_default = not dist.is_initialized()
         shows = sys.excepthook  # torch puts one in its place that swallows lines
         self._place = place
         self._interface: Interface | None = None
-        with self._lost_is_an_error("to meet"), ExitStack() as stack:
-            timeout = timedelta(seconds=timeout_s)
-            if self._owns_default:
-                backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-                store, _, _ = next(
-                    _dist.rendezvous(place.meet, place.rank, place.size, timeout=timeout)
-                )
-                # torchrun's store outlives a restart, and has the addresses of those before it.
-                own = _dist.PrefixStore(f"quorate-{place.attempt}", store)
-                mine = hello(place, device, workers)
-                hellos = said_by_all(own, place, mine)
-                require_alike(hellos)
-                if sys.platform == "linux":
-                    addresses = [each.address for each in hellos]
-                    self._interface = at = chosen(place.endpoint, mine.address, addresses)
-                    stack.enter_context(gloo_on(None if at is None else at.name))
-                dist.init_process_group(
-                    backend, store=own, rank=place.rank, world_size=place.size, timeout=timeout
-                )
-            self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
-        sys.excepthook = shows
+        timeout = timedelta(seconds=Times.of(timeout_s).most_s)
+        with _refusing("to reach the others"):
+            self.watch, store = meet(place, device, timeout_s, ended)
+        try:
+            with self._lost_is_an_error("to meet"), ExitStack() as stack:
+                stack.enter_context(self._listening(store, hello(place, device, workers)))
+                stack.enter_context(self.watch.links.noting())
+                if self._owns_default:
+                    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+                    dist.init_process_group(
+                        backend,
+                        store=store,
+                        rank=place.rank,
+                        world_size=place.size,
+                        timeout=timeout,
+                    )
+                self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+        except BaseException as error:
+            self.watch.close(f"{type(error).__name__} while ranks were connected")
+            raise
+        finally:
+            sys.excepthook = shows
 
-    def close(self) -> None:
-        """Leave the collective."""
+    def close(self, why: str) -> None:
+        """Leave the collective.
+
+        Args:
+            why: for the others.
+        """
+        self.watch.close(why)
         if self._owns_default and dist.is_initialized():
             dist.destroy_process_group()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether another is gone."""
+        return self._is_broken or self.watch.verdict is not None
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    @contextmanager
+    def _listening(self, store: Any, own: Hello) -> Iterator[None]:
+        """Within the block gloo listens where the others reach this rank, if they all fit."""
+        hellos = said_by_all(store, self._place, own)
+        require_alike(hellos)
+        if sys.platform == "linux":
+            addresses = [each.address for each in hellos]
+            self._interface = chosen(self._place.endpoint, own.address, addresses)
+        with gloo_on(None if self._interface is None else self._interface.name):
+            yield
 
     @property
     def bound(self) -> str:
@@ -97,6 +128,16 @@ class Ranks:
             f"{self.size} ranks met at {host}:{port} (torchrun's store, on all interfaces); "
             f"gloo listens on {at}"
         )
+
+    def require_all(self) -> None:
+        """Raise if a rank is gone.
+
+        Raises:
+            RankError: one is.
+        """
+        if self.watch.verdict is not None:
+            self.watch.heed()
+            raise RankError(f"{self.watch.verdict.text}; {GO_ON}")
 
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
@@ -155,16 +196,32 @@ class Ranks:
 
     @contextmanager
     def _lost_is_an_error(self, what: str) -> Iterator[None]:
+        watch = self.watch
+        self.require_all()
+        watch.waits += 1
         try:
             yield
         except (RuntimeError, ValueError) as error:  # all that torch.distributed raises
-            self.is_broken = True
+            self._is_broken = True
+            self.require_all()
             text = str(error).strip() or type(error).__name__
             line = text.splitlines()[0].partition(". This is typically")[0]
             raise RankError(
                 f"rank {self.rank} of {self.size} waited for another {what}, and it is gone: "
                 f"{line:.300}"
             ) from error
+        finally:
+            watch.waits -= 1
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Have what torch.distributed raises be a ``RankError``."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RankError(f"this rank waited {what}, in vain: {line:.300}") from error
 
 
 def _bytes(text: bytes) -> torch.Tensor:
