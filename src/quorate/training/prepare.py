@@ -108,6 +108,8 @@ def prepare(
         )
         if crew.why is not None:
             first.append(crew.why)
+        if crew.company is not None:
+            first.append(crew.company.bound)
         for line in (*first, *notes):
             say(line)
         crew.replicas.tell(say)

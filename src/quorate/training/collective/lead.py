@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
@@ -30,7 +25,6 @@ from quorate.transports.collective.company import Company
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.collective.watch import Watch
 from quorate.transports.job import Job, data_fingerprint
-from quorate.transports.processes.script import current
 from quorate.transports.worker_status import WorkerStatus
 
 OPEN, STEP = "open", "step"  # kinds of records
@@ -157,21 +151,9 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
     settings = {name: repr(value) for name, value in facts.items()}
     return {
         **settings,
-        "the torch build": torch.__version__,
-        "the script": script_hash(),
         "the first rows of the dataset": data_fingerprint(source),
         "the gradient of the first shard": member.fingerprint(),
     }
-
-
-def script_hash() -> str:
-    """Return a hash of the file of the program, or nothing where there is none."""
-    script = current()
-    path = getattr(sys.modules["__main__"], "__file__", None) if script is None else script.path
-    try:
-        return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _compare(given: list[bytes]) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from quorate.coordination import rules
-from quorate.errors import RankError, SettingError
+from quorate.errors import RankError, SettingError, UserError
 from quorate.machine.devices import Group
 from quorate.replica.flat import Layout
 from quorate.transports.collective.exchange import Exchange
@@ -50,10 +50,8 @@ class Company:
         self._workers = workers
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
+        self._count = workers.count
         if place is not None:
-            if workers.count not in (None, place.size):
-                expected = f"{place.size}, as there are ranks"
-                raise SettingError("workers", workers.count, expected, "leave it to torchrun")
             self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
             self.groups = (*self.groups[: place.rank], own, *self.groups[place.rank + 1 :])
@@ -75,15 +73,27 @@ class Company:
 
         Raises:
             RankError: they do not come.
+            UserError: they do not fit together.
+            SystemExit: the same, where another rank of this host says so.
         """
         if self.ranks is None:
             assert self._place is not None
             try:
                 ended = (lambda: None) if self._launched is None else self._launched.ended
-                self.ranks = Ranks(self._place, device, timeout_s, ended)
+                self.ranks = Ranks(self._place, device, timeout_s, ended, self._count)
             except RankError as error:
                 raise self.named(error) from error
+            except UserError as error:  # the same on all ranks: one line for each host
+                if self._place.local_rank > 0:
+                    raise SystemExit(error.exit_code) from error
+                raise
         return self.ranks
+
+    @property
+    def bound(self) -> str:
+        """What the ranks have bound where, in words; they have met."""
+        assert self.ranks is not None
+        return self.ranks.bound
 
     def have_met(self) -> None:
         """Note that all ranks know each other: what they have met by is not needed any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 
 from quorate.errors import RankError
-from quorate.machine.environment import gloo_on_loopback
+from quorate.machine.environment import gloo_on
+from quorate.transports.collective.hello import Hello, hello, require_alike, said_by_all
+from quorate.transports.collective.interface import Interface, chosen
 from quorate.transports.collective.judge import Times
 from quorate.transports.collective.meeting import meet
 from quorate.transports.collective.place import Place
@@ -39,9 +41,11 @@ class Ranks:
         device: that vectors are on.
         timeout_s: how long the others may take for a shard; see ``Times``.
         ended: says which rank that this process has started has ended, if one has.
+        workers: how many ranks were asked for, if that was said.
 
     Raises:
         RankError: the ranks do not meet.
+        UserError: they do not fit together.
     """
 
     def __init__(
@@ -50,19 +54,22 @@ class Ranks:
         device: torch.device,
         timeout_s: float,
         ended: Callable[[], str | None] = lambda: None,
+        workers: int | None = None,
     ) -> None:
         self.rank, self.size = place.rank, place.size
         self._is_broken = False  # whether an exchange was
         self.device = device
         self._owns_default = not dist.is_initialized()
         shows = sys.excepthook  # torch puts one in its place that swallows lines
-        is_alone = place.meet.startswith("file:")  # all ranks are of this machine
-        at = gloo_on_loopback() if is_alone and sys.platform == "linux" else nullcontext()
+        self._place = place
+        self._interface: Interface | None = None
         timeout = timedelta(seconds=Times.of(timeout_s).most_s)
         with _refusing("to reach the others"):
             self.watch, store = meet(place, device, timeout_s, ended)
         try:
-            with self._lost_is_an_error("to meet"), at, self.watch.links.noting():
+            with self._lost_is_an_error("to meet"), ExitStack() as stack:
+                stack.enter_context(self._listening(store, hello(place, device, workers)))
+                stack.enter_context(self.watch.links.noting())
                 if self._owns_default:
                     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
                     dist.init_process_group(
@@ -102,6 +109,29 @@ class Ranks:
     def break_off(self) -> None:
         """Note that the others are in an exchange that this rank has left: they hear no record."""
         self._is_broken = True
+
+    @contextmanager
+    def _listening(self, store: Any, own: Hello) -> Iterator[None]:
+        """Within the block gloo listens where the others reach this rank, if they all fit."""
+        hellos = said_by_all(store, self._place, own)
+        require_alike(hellos)
+        if sys.platform == "linux":
+            addresses = [each.address for each in hellos]
+            self._interface = chosen(self._place.endpoint, own.address, addresses)
+        with gloo_on(None if self._interface is None else self._interface.name):
+            yield
+
+    @property
+    def bound(self) -> str:
+        """What is bound where, in words."""
+        at = "this machine's own address" if self._interface is None else str(self._interface)
+        if self._place.endpoint is None:
+            return f"{self.size} ranks met by a file; gloo listens on {at}"
+        host, port = self._place.endpoint
+        return (
+            f"{self.size} ranks met at {host}:{port} (torchrun's store, on all interfaces); "
+            f"gloo listens on {at}"
+        )
 
     def require_all(self) -> None:
         """Raise if a rank is gone.
