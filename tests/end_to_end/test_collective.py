@@ -85,6 +85,27 @@ def test_each_optimizer_and_whatever_callbacks_change(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sam", "wolfe"])
+def test_optimizers_that_ask_for_a_gradient_again(
+    optimizer: str, references: References, tmp_path: Path
+) -> None:
+    expected = references.on_a_tower("ranks.py", "plain", optimizer).digests
+    for number in (1, 2):
+        run_dir = tmp_path / str(number)
+        ended = ranks("plain", number, run_dir, optimizer)
+        assert ended.code == 0, ended.said
+        assert "in doubt" not in ended.out
+        assert digests(run_dir) == expected, number
+    words = (optimizer, str(tmp_path / "raised"))  # which is saved every second step
+    raised = run(command("ranks.py", "again", *words, options=options(3)))
+    assert (raised.code, raised.err.count("Traceback")) == (1, 1)
+    assert "ValueError: mine" in raised.err
+    resumed = run(command("ranks.py", "plain", *words, options=options(3)))
+    assert "resumed step 2" in resumed.out
+    assert digests(tmp_path / "raised") == expected
+
+
+@pytest.mark.slow
 def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_path: Path) -> None:
     """SIGTERM to rank 1 ends a step, and a tower goes on; or to a tower, and ranks go on."""
     expected = references.on_a_tower("ranks.py", "plain", "adam").digests

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
-from quorate.errors import QuorateError, RankError, UserError
+from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.training.collective import share
 from quorate.training.collective.lead import OPEN, STEP, identity
@@ -146,11 +146,15 @@ def _step(
     step = record["step"]
     try:
         parts = member.parts(step, asked=lambda: signals.asked)
+        applied = member.applied(parts, step, step + 1)
     except RankError:
         raise
-    except Exception:  # on every rank the same: rank 0 decides
-        member.restore()
+    except NotFiniteError:  # where an optimizer moved to: all ranks have looked together
         return
-    applied = member.applied(parts, step, step + 1)
+    except Exception as error:
+        if error is not member.raised:
+            raise  # here alone, maybe: the others notice that this rank has ended
+        member.restore()
+        return  # on every rank the same: rank 0 decides
     if applied.not_finite is None:
         state.global_step = step + 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from quorate.coordination.ownership import leaves, subtrees
-from quorate.coordination.tree import TreeSum
+from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.replica.buffers import Buffers
@@ -67,9 +68,16 @@ class Member:
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
         self._own_sum: ShardSum | None = None  # of the step under way
-        self._job = OwnedTraining(
-            source, state.parameters, steps, loader_workers=loader_workers, threads=threads
+        self.raised: Exception | None = None  # in shards, on all ranks alike
+        self._make_job = partial(
+            OwnedTraining,
+            source,
+            state.parameters,
+            steps,
+            loader_workers=loader_workers,
+            threads=threads,
         )
+        self._job = self._make_job()
         self._rank_of = (ranks.rank, ranks.size)
         self._slices = Slices(ranks, state.parameters.layout)
         self._written = writes.layout(state.parameters.views, state.written)
@@ -124,6 +132,9 @@ class Member:
         self.sheet.tell("pushing")
         try:
             return exchanged(self._slices, own, gradient, self._written, told)
+        except Exception as error:
+            self.raised = error
+            raise
         finally:
             self.sheet.tell("waiting")
 
@@ -131,11 +142,26 @@ class Member:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
         self.restore()
+        own_sum = self._own_sum
+        again = partial(self._again, step) if self._state.optimizer.takes_closure else None
         with drawing("update", self._source.plan, n):
-            applied = self._state.update.apply(parts, shards, n, shards)
+            applied = self._state.update.apply(parts, shards, n, shards, again)
+        if own_sum is not None:
+            self._replica.recycle(own_sum)
+        return applied
+
+    def _again(self, step: int, take: Callable[[ShardSum], None]) -> None:
+        """Hand the step's sum at the parameters as they now are to ``take``. Blocks.
+
+        All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
+        asks for the next one on all of them or on none.
+        """
+        self._job = self._make_job()  # parameters are taken anew for each job
+        parts = self.parts(step)
+        self.restore()
+        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
         if self._own_sum is not None:
             self._replica.recycle(self._own_sum)
-        return applied
 
     def shards_of(self, step: int) -> int:
         """Return V of a step."""

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import RankError, SettingError
+from quorate.errors import RankError
 from quorate.replica.flat import Flat
-from quorate.training.optimizing.closure import Closure, needs_closure
+from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.known_optimizers import fill_momenta
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.transports.collective.exchange import Slices
@@ -42,7 +42,7 @@ class SlicedOptimizer(FlatOptimizer):
         slices: of them.
 
     Raises:
-        SettingError: it is none, or one that cannot work here.
+        SettingError: it is none, or one that no engine can take.
     """
 
     def __init__(
@@ -54,40 +54,37 @@ class SlicedOptimizer(FlatOptimizer):
         slices: Slices,
     ) -> None:
         super().__init__(factory, model, parameters)
-        if needs_closure(self.inner):
-            raise SettingError(
-                "engine",
-                "collective",
-                f"processes or towers, as {type(self.inner).__name__} asks for a step's gradient "
-                "again",
-                "pass engine='processes'",
-            )
         self._slices = slices
         self._is_alone = False
         self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
         self._own_pieces: dict[torch.Tensor, torch.nn.Parameter] = {}  # by the tensor they are of
 
-    @property
-    def takes_closure(self) -> bool:
-        """Whether ``step`` may be given one: not here."""
-        return False
+    def whole_of(self, gradient: Flat) -> Flat:
+        """Return the whole gradient of which each rank has its slice, in memory of its own. Blocks.
+
+        All ranks call it.
+        """
+        if self._is_alone:
+            return super().whole_of(gradient)
+        whole = self.flat_parameters.layout.new(self.device)
+        for mine, values in zip(self._slices.own(whole).vectors, gradient.vectors, strict=True):
+            mine.copy_(values)
+        self._slices.spread(whole)
+        return whole
 
     def step(
-        self,
-        gradient: Flat,
-        missing: Collection[str] = (),
-        closure: Closure | None = None,  # noqa: ARG002
+        self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
     ) -> None:
-        """Update the parameters of all ranks from this rank's slice of the gradient. Blocks."""
-        if self._is_alone:
-            super().step(gradient, missing)
+        """Update the parameters of all ranks from this rank's slice of the gradient. Blocks.
+
+        Args:
+            closure: with one, the gradient is the whole one that ``whole_of`` gave.
+        """
+        if self._is_alone or closure is not None:
+            super().step(gradient, missing, closure)
             return
         if not self.flat:
-            whole = self.flat_parameters.layout.new(self.device)
-            for mine, values in zip(self._slices.own(whole).vectors, gradient.vectors, strict=True):
-                mine.copy_(values)
-            self._slices.spread(whole)
-            super().step(whole, missing)
+            super().step(self.whole_of(gradient), missing)
             return
         self.require_same_groups()
         if missing:
