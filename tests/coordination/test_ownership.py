@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.coordination.ownership import BLOCK, leaves, slices, slowest_factor, subtrees
+from quorate.coordination.ownership import (
+    BLOCK,
+    buckets,
+    leaves,
+    slices,
+    slowest_factor,
+    subtrees,
+)
 from quorate.coordination.tree import TreeSum, tree_sum
 
 
@@ -50,11 +57,21 @@ def test_the_largest_is_halved_first(shards: int, ranks: int, expected: list[int
     assert slowest_factor(shards, ranks) == max(expected) / -(-shards // ranks)
 
 
-@given(size=st.integers(0, 40 * BLOCK), ranks=st.integers(1, 9))
-def test_slices_cover_a_vector_and_are_whole_blocks(size: int, ranks: int) -> None:
-    cut = slices(size, ranks)
-    assert [piece.start for piece in cut] == [0, *(piece.stop for piece in cut[:-1])]
-    assert cut[-1].stop == size
-    assert all(piece.start % BLOCK == 0 for piece in cut if len(piece))
-    blocks = [-(-len(piece) // BLOCK) for piece in cut]
-    assert max(blocks) - min(blocks) <= 1
+@given(size=st.integers(0, 40 * BLOCK), ranks=st.integers(1, 9), blocks=st.integers(0, 20))
+def test_slices_cover_a_vector_and_are_whole_blocks(size: int, ranks: int, blocks: int) -> None:
+    cut = [slices(bucket, ranks, turn) for turn, bucket in enumerate(buckets(size, blocks))]
+    pieces = sorted((piece for of in cut for piece in of if len(piece)), key=lambda p: p.start)
+    assert [piece.start for piece in pieces] == [0, *(p.stop for p in pieces)][: len(pieces)]
+    assert sum(map(len, pieces)) == size
+    assert all(piece.start % BLOCK == 0 for piece in pieces)
+    for of in cut:
+        owned = [-(-len(piece) // BLOCK) for piece in of]
+        assert max(owned) - min(owned) <= 1
+        assert sum(owned) <= max(1, blocks)
+
+
+def test_over_many_buckets_all_ranks_have_as_much() -> None:
+    """50 buckets of 64 blocks on 3 ranks: nobody has the odd block of each."""
+    cut = [slices(b, 3, turn) for turn, b in enumerate(buckets(50 * 64 * BLOCK, 64))]
+    owned = [sum(len(of[rank]) for of in cut) / BLOCK for rank in range(3)]
+    assert max(owned) - min(owned) <= 1

@@ -4,8 +4,10 @@ A rank owns at most one whole subtree of the tree of shards. So it hands over on
 number of its shards: on N ranks (N-1)/N of a vector each, as in a ring. Runs of equal length would
 cost more where V is no multiple of N: of 8 shards on 3 ranks, five sums in the place of three.
 
-Vectors are cut between blocks of one fixed size. What is summed over a vector, a norm, is summed
-over each block first, so that it does not depend on where vectors are cut.
+Vectors are cut into buckets, which are exchanged one after the other, and each bucket among the
+ranks, so that in every exchange each of them has its part. All cuts are between blocks of one fixed
+size. What is summed over a vector, a norm, is summed over each block first, so that it does not
+depend on where vectors are cut.
 """
 
 from __future__ import annotations
@@ -34,11 +36,22 @@ def leaves(node: Node, shards: int) -> range:
     return range(index << level, min((index + 1) << level, shards))
 
 
-def slices(size: int, ranks: int) -> list[range]:
-    """Return the stretch of a vector that each rank owns: whole blocks, but for the last one."""
-    blocks = -(-size // BLOCK)
-    ends = [min(size, BLOCK * (blocks * (rank + 1) // ranks)) for rank in range(ranks)]
-    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+def buckets(size: int, blocks: int) -> list[range]:
+    """Return the buckets of a vector: so many blocks each, but for the last one."""
+    span = BLOCK * max(1, blocks)
+    return [range(start, min(size, start + span)) for start in range(0, size, span)]
+
+
+def slices(bucket: range, ranks: int, turn: int = 0) -> list[range]:
+    """Return the stretch of a bucket that each rank owns: whole blocks, but for a vector's last.
+
+    Args:
+        turn: which bucket it is. Where blocks do not come out even, others have one more each turn.
+    """
+    blocks = -(-len(bucket) // BLOCK)
+    ends = [bucket[: BLOCK * (blocks * (n + 1) // ranks)].stop for n in range(ranks)]
+    cut = [range(start, end) for start, end in zip([bucket.start, *ends], ends, strict=False)]
+    return [cut[(rank + turn) % ranks] for rank in range(ranks)]
 
 
 def slowest_factor(shards: int, ranks: int) -> float:

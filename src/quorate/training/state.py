@@ -20,7 +20,7 @@ from quorate.training.optimizing.optimizer_state import OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Average, Update
 from quorate.training.user_changes import UserChanges
-from quorate.transports.collective.exchange import Slices
+from quorate.transports.collective.slices import Slices
 
 
 class State:

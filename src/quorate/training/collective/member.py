@@ -21,9 +21,10 @@ from quorate.replica.streams import Stream
 from quorate.replica.witness import writes
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
-from quorate.transports.collective.exchange import Slices, exchanged
+from quorate.transports.collective.exchange import exchanged
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
+from quorate.transports.collective.slices import Slices
 from quorate.transports.job import Task, Training, drawing, probe_fingerprint
 from quorate.transports.worker_status import Timesheet
 

@@ -16,7 +16,7 @@ from quorate.coordination.ownership import BLOCK
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.not_finite import is_finite, not_finite
-from quorate.transports.collective.exchange import Slices
+from quorate.transports.collective.slices import Slices
 
 
 class Whole:
@@ -53,10 +53,9 @@ class Sliced:
         """Return the parameters whose gradient is not finite everywhere, on any rank."""
         odd = []
         for section in self._slices.whole.sections.values():
-            start = self._slices.of[section.vector][self._slices.ranks.rank].start
-            low, high = section.start - start, section.start + section.span - start
-            part = gradient.vectors[section.vector][max(0, low) : max(0, high)]
-            if not bool(part.isfinite().all()):
+            vector, end = gradient.vectors[section.vector], section.start + section.span
+            parts = self._slices.within(range(section.start, end), section.vector)
+            if not all(bool(vector[p.at : p.at + p.length].isfinite().all()) for p in parts):
                 odd.append(section.name)
         found = self._gathered(odd)
         return [name for name in self._slices.whole.sections if any(name in odd for odd in found)]
@@ -64,7 +63,14 @@ class Sliced:
     def norm(self, gradient: Flat) -> float:
         """Return the norm over all elements of all ranks, summed in float64."""
         found = self._gathered([squares(vector) for vector in gradient.vectors])
-        return _root([[s for rank in found for s in rank[v]] for v in range(len(gradient.vectors))])
+        by_vector = []
+        for vector, owned in enumerate(self._slices.of):
+            blocks: dict[int, float] = {}
+            for stretches, norms in zip(owned, found, strict=True):
+                starts = (start for part in stretches for start in part[::BLOCK])
+                blocks.update(zip(starts, norms[vector], strict=True))
+            by_vector.append([blocks[start] for start in sorted(blocks)])
+        return _root(by_vector)
 
     def _gathered(self, own: object) -> list[Any]:
         packed = json.dumps(own).encode()

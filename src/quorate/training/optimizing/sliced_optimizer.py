@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -19,17 +19,9 @@ from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.known_optimizers import fill_momenta
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
-from quorate.transports.collective.exchange import Slices
+from quorate.transports.collective.slices import Piece, Slices
 
 GATHER = "gather"  # the kind of a record: all ranks call ``SlicedOptimizer.gather``
-
-
-class _Piece(NamedTuple):
-    """What of an optimizer's tensor lies in a rank's slice: [start, end) of the tensor."""
-
-    start: int
-    end: int
-    at: int  # in the slice
 
 
 class SlicedOptimizer(FlatOptimizer):
@@ -57,7 +49,8 @@ class SlicedOptimizer(FlatOptimizer):
         self._slices = slices
         self._is_alone = False
         self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
-        self._own_pieces: dict[torch.Tensor, torch.nn.Parameter] = {}  # by the tensor they are of
+        # By the tensor that they are of.
+        self._own_pieces: dict[torch.Tensor, list[torch.nn.Parameter]] = {}
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return the whole gradient of which each rank has its slice, in memory of its own. Blocks.
@@ -67,8 +60,7 @@ class SlicedOptimizer(FlatOptimizer):
         if self._is_alone:
             return super().whole_of(gradient)
         whole = self.flat_parameters.layout.new(self.device)
-        for mine, values in zip(self._slices.own(whole).vectors, gradient.vectors, strict=True):
-            mine.copy_(values)
+        self._slices.put(gradient, whole)
         self._slices.spread(whole)
         return whole
 
@@ -92,15 +84,15 @@ class SlicedOptimizer(FlatOptimizer):
         own = self._cut_of_this_rank()
         for group, theirs in zip(own.param_groups, self.inner.param_groups, strict=True):
             group.update({name: value for name, value in theirs.items() if name != "params"})
-        for tensor, piece in self._own_pieces.items():
-            if self._held[tensor][0] in missing:
-                piece.grad = None
-                continue
-            section = self.flat_parameters.layout.sections[self._held[tensor][0]]
-            place = self._place(tensor, self._slices.ranks.rank)
-            assert place is not None
-            vector = gradient.vectors[section.vector]
-            piece.grad = vector[place.at : place.at + piece.numel()]
+        for tensor, pieces in self._own_pieces.items():
+            first = self._held[tensor][0]
+            vector = gradient.vectors[self.flat_parameters.layout.sections[first].vector]
+            places = self._places(tensor, self._slices.ranks.rank)
+            for piece, place in zip(pieces, places, strict=True):
+                if first in missing:
+                    piece.grad = None
+                else:
+                    piece.grad = vector[place.at : place.at + place.length]
         if type(own) is torch.optim.SGD:
             fill_momenta(own)
         own.step()
@@ -134,26 +126,23 @@ class SlicedOptimizer(FlatOptimizer):
         """Send what this rank has to rank 0, which puts it together. All ranks call it."""
         ranks, tensors = self._slices.ranks, [*self._held]
         assert self._mine is not None
-        own: list[tuple[int, str, torch.Tensor]] = []  # of which tensor, which entry
-        header: list[list[Any]] = []
+        own: list[torch.Tensor] = []
+        header: list[list[Any]] = []  # of which tensor, of which of its pieces, which entry
         for number, tensor in enumerate(tensors):
-            piece = self._own_pieces.get(tensor)
-            for entry, value in (
-                self._mine.state.get(piece, {}).items() if piece is not None else ()
-            ):
-                is_tensor = isinstance(value, torch.Tensor)
-                header.append([number, entry, *_described(value, piece)])
-                if is_tensor:
-                    own.append((number, entry, value.contiguous()))
+            for which, piece in enumerate(self._own_pieces.get(tensor, ())):
+                for entry, value in self._mine.state.get(piece, {}).items():
+                    header.append([number, which, entry, *_described(value, piece)])
+                    if isinstance(value, torch.Tensor):
+                        own.append(value.contiguous())
         headers = [json.loads(text) for text in ranks.gather(json.dumps(header).encode())]
         if not ranks.leads:
-            ranks.swap([(0, value) for _, _, value in own], [])
+            ranks.swap([(0, value) for value in own], [])
             return
         takes: list[tuple[int, torch.Tensor]] = []
         state: dict[torch.Tensor, dict[str, Any]] = {}
-        values = iter([value for _, _, value in own])
+        values = iter(own)
         for rank, listed in enumerate(headers):
-            for number, entry, dtype, shape, plain in listed:
+            for number, which, entry, dtype, shape, plain in listed:
                 tensor = tensors[number]
                 entries = state.setdefault(tensor, {})
                 if dtype is None:
@@ -161,14 +150,13 @@ class SlicedOptimizer(FlatOptimizer):
                     continue
                 is_piece = shape == "piece"
                 kind = getattr(torch, dtype)
-                place = self._place(tensor, rank)
-                assert place is not None
+                place = self._places(tensor, rank)[which]
                 if entry not in entries:
                     size = tensor.shape if is_piece else shape
                     device = tensor.device if is_piece else torch.device("cpu")
                     entries[entry] = torch.zeros(size, dtype=kind, device=device)
                 whole = entries[entry]
-                target = whole[place.start : place.end] if is_piece else torch.empty_like(whole)
+                target = _part(whole, place) if is_piece else torch.empty_like(whole)
                 if rank == 0:
                     target.copy_(next(values))
                 else:
@@ -192,10 +180,10 @@ class SlicedOptimizer(FlatOptimizer):
         self._cut_where(kind)
         if self._mine is None or self._held.keys() == before:
             return
-        was, pieces = self._mine, [*self._own_pieces.values()]
+        was, pieces = self._mine, self._all_pieces()
         self._mine = None
         now = self._cut_of_this_rank()
-        for piece in self._own_pieces.values():
+        for piece in self._all_pieces():
             # A piece lies within the one that it was cut out of.
             whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < _end(w))
             start = (piece.data_ptr() - whole.data_ptr()) // piece.element_size()
@@ -218,18 +206,17 @@ class SlicedOptimizer(FlatOptimizer):
         for group in self.inner.param_groups:
             params = []
             for tensor in group["params"]:
-                place = self._place(tensor, self._slices.ranks.rank)
-                if place is None:
-                    continue
-                piece = torch.nn.Parameter(tensor.detach()[place.start : place.end])
-                self._own_pieces[tensor] = piece
-                params.append(piece)
-                states[piece] = {
-                    entry: value[place.start : place.end].clone()
-                    if _is_like(value, tensor)
-                    else _copied(value)
-                    for entry, value in self.inner.state.get(tensor, {}).items()
-                }
+                pieces = self._own_pieces[tensor] = []
+                for place in self._places(tensor, self._slices.ranks.rank):
+                    piece = torch.nn.Parameter(_part(tensor.detach(), place))
+                    pieces.append(piece)
+                    states[piece] = {
+                        entry: _part(value, place).clone()
+                        if _is_like(value, tensor)
+                        else _copied(value)
+                        for entry, value in self.inner.state.get(tensor, {}).items()
+                    }
+                params += pieces
             options = {name: value for name, value in group.items() if name != "params"}
             groups.append({**options, "params": params})
         self._mine = type(self.inner)(groups)  # type: ignore[call-arg]
@@ -237,15 +224,21 @@ class SlicedOptimizer(FlatOptimizer):
         self.inner.state.clear()
         return self._mine
 
-    def _place(self, tensor: torch.Tensor, rank: int) -> _Piece | None:
-        """Return what of an optimizer's tensor lies in a rank's slice."""
+    def _all_pieces(self) -> list[torch.nn.Parameter]:
+        return [piece for pieces in self._own_pieces.values() for piece in pieces]
+
+    def _places(self, tensor: torch.Tensor, rank: int) -> list[Piece]:
+        """Return what of an optimizer's tensor lies in a rank's slice, as stretches of it."""
         section = self.flat_parameters.layout.sections[self._held[tensor][0]]
-        own = self._slices.of[section.vector][rank]
-        start = max(section.start, own.start)
-        end = min(section.start + tensor.numel(), own.stop)
-        if start >= end:
-            return None
-        return _Piece(start - section.start, end - section.start, start - own.start)
+        span = range(section.start, section.start + tensor.numel())
+        return [
+            place._replace(start=place.start - section.start)
+            for place in self._slices.within(span, section.vector, rank)
+        ]
+
+
+def _part(value: torch.Tensor, place: Piece) -> torch.Tensor:
+    return value[place.start : place.start + place.length]
 
 
 def _end(tensor: torch.Tensor) -> int:

@@ -12,10 +12,10 @@ from quorate.coordination import rules
 from quorate.errors import RankError, SettingError
 from quorate.machine.devices import Group
 from quorate.replica.flat import Layout
-from quorate.transports.collective.exchange import Slices
 from quorate.transports.collective.launch import Launched
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
+from quorate.transports.collective.slices import Slices
 from quorate.transports.processes.script import Script
 
 END = "end"  # the kind of the last record that rank 0 tells

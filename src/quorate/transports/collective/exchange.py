@@ -7,52 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
-from quorate.coordination.ownership import slices
 from quorate.coordination.tree import Node
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.transports.collective.parts import Handed, from_bytes, to_bytes
-from quorate.transports.collective.ranks import Ranks
-
-
-class Slices:
-    """The slices of vectors of one layout, over some ranks.
-
-    Args:
-        layout: of the whole vectors.
-    """
-
-    def __init__(self, ranks: Ranks, layout: Layout) -> None:
-        self.ranks = ranks
-        self.whole = layout
-        self.of = [slices(size, ranks.size) for size in layout.sizes]  # by vector, then by rank
-        self.layout = Layout(
-            (str(vector), torch.empty(len(of[ranks.rank]), dtype=dtype))
-            for vector, (of, dtype) in enumerate(zip(self.of, layout.dtypes, strict=True))
-        )
-
-    def stretches(self, vectors: list[torch.Tensor], rank: int) -> list[torch.Tensor]:
-        """Return the views of whole vectors that are a rank's slices."""
-        return [
-            vector[of[rank].start : of[rank].stop]
-            for vector, of in zip(vectors, self.of, strict=True)
-        ]
-
-    def own(self, whole: Flat) -> Flat:
-        """Return this rank's slices of whole vectors, as views of them."""
-        return Flat(self.layout, self.stretches(whole.vectors, self.ranks.rank))
-
-    def spread(self, whole: Flat) -> None:
-        """Have all ranks get the slices that each has in its own whole vectors. Blocks."""
-        ranks = self.ranks
-        mine = self.stretches(whole.vectors, ranks.rank)
-        others = [rank for rank in range(ranks.size) if rank != ranks.rank]
-        ranks.swap(
-            [(rank, part) for rank in others for part in mine],
-            [(rank, part) for rank in others for part in self.stretches(whole.vectors, rank)],
-        )
+from quorate.transports.collective.slices import Slices
 
 
 def exchanged(
@@ -85,15 +44,16 @@ def exchanged(
     sends, takes = [], []
     gradients: list[Flat | None] = []
     for rank, each in enumerate(handed):
-        if rank == ranks.rank:
-            gradients.append(None if gradient is None else slices.own(gradient))
-            continue
-        if gradient is not None:
-            sends += [(rank, part) for part in slices.stretches(gradient.vectors, rank)]
         taken = None if each.sum is None else slices.layout.new(ranks.device)
         gradients.append(taken)
+        if rank == ranks.rank:
+            if taken is not None and gradient is not None:
+                slices.take(taken, gradient)
+            continue
+        if gradient is not None:
+            sends += [(rank, part) for part in slices.stretches(gradient, rank)]
         if taken is not None:
-            takes += [(rank, vector) for vector in taken.vectors]
+            takes += [(rank, piece) for piece in slices.pieces(taken)]
     ranks.swap(sends, takes)
     parts: list[tuple[Node, ShardSum]] = []
     for each, vectors in zip(handed, gradients, strict=True):

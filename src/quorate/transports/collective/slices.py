@@ -1,0 +1,111 @@
+"""Slices: what of the vectors each rank sums, updates, and has the state of the optimizer of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from quorate.coordination.ownership import BLOCK, buckets, slices
+from quorate.replica.flat import Flat, Layout
+from quorate.transports.collective.ranks import Ranks
+
+BUCKET_BYTES = 16 << 20
+
+
+class Bucket(NamedTuple):
+    """What is exchanged at a time: a stretch of a vector, and each rank's part of it."""
+
+    vector: int
+    span: range
+    of: list[range]  # by rank
+
+
+class Piece(NamedTuple):
+    """A stretch of a vector that lies in a rank's slice."""
+
+    start: int  # in the vector
+    length: int
+    at: int  # in the rank's slice of that vector
+
+
+class Slices:
+    """The slices of vectors of one layout, over some ranks.
+
+    A rank's slice of a vector is its parts of all buckets, one behind the other.
+
+    Args:
+        layout: of the whole vectors.
+    """
+
+    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.ranks = ranks
+        self.whole = layout
+        self.buckets: list[Bucket] = []
+        for vector, (size, dtype) in enumerate(zip(layout.sizes, layout.dtypes, strict=True)):
+            spans = buckets(size, bucket_bytes // (BLOCK * dtype.itemsize))
+            self.buckets += [
+                Bucket(vector, span, slices(span, ranks.size, turn))
+                for turn, span in enumerate(spans)
+            ]
+        # By vector, then by rank.
+        self.of = [
+            [
+                [bucket.of[rank] for bucket in self.buckets if bucket.vector == vector]
+                for rank in range(ranks.size)
+            ]
+            for vector in range(len(layout.sizes))
+        ]
+        self.layout = Layout(
+            (str(vector), torch.empty(sum(map(len, of[ranks.rank])), dtype=dtype))
+            for vector, (of, dtype) in enumerate(zip(self.of, layout.dtypes, strict=True))
+        )
+
+    def stretches(self, whole: Flat, rank: int) -> list[torch.Tensor]:
+        """Return the views of whole vectors that a rank has, in the order of buckets."""
+        return [
+            whole.vectors[bucket.vector][bucket.of[rank].start : bucket.of[rank].stop]
+            for bucket in self.buckets
+        ]
+
+    def pieces(self, own: Flat) -> list[torch.Tensor]:
+        """Return the views of this rank's slices that its stretches are."""
+        return [
+            piece
+            for vector, of in zip(own.vectors, self.of, strict=True)
+            for piece in torch.split(vector, [len(part) for part in of[self.ranks.rank]])
+        ]
+
+    def take(self, own: Flat, whole: Flat) -> None:
+        """Copy what this rank has of whole vectors into its slices."""
+        for piece, part in zip(
+            self.pieces(own), self.stretches(whole, self.ranks.rank), strict=True
+        ):
+            piece.copy_(part)
+
+    def put(self, own: Flat, whole: Flat) -> None:
+        """Copy this rank's slices to where they belong in whole vectors."""
+        for piece, part in zip(
+            self.pieces(own), self.stretches(whole, self.ranks.rank), strict=True
+        ):
+            part.copy_(piece)
+
+    def within(self, span: range, vector: int, rank: int | None = None) -> list[Piece]:
+        """Return what of a stretch of a vector a rank has: by default this one."""
+        found, at = [], 0
+        for part in self.of[vector][self.ranks.rank if rank is None else rank]:
+            start, end = max(span.start, part.start), min(span.stop, part.stop)
+            if start < end:
+                found.append(Piece(start, end - start, at + start - part.start))
+            at += len(part)
+        return found
+
+    def spread(self, whole: Flat) -> None:
+        """Have all ranks get the slices that each has in its own whole vectors. Blocks."""
+        ranks = self.ranks
+        mine = self.stretches(whole, ranks.rank)
+        others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+        ranks.swap(
+            [(rank, part) for rank in others for part in mine],
+            [(rank, part) for rank in others for part in self.stretches(whole, rank)],
+        )
