@@ -127,6 +127,27 @@ def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_
 
 
 @pytest.mark.slow
+def test_what_another_rank_alone_comes_to_is_said_and_kept(tmp_path: Path) -> None:
+    """A doubt of rank 1's own, after the first step; and what only a comparison shows."""
+    writes = ranks("writes", 2, tmp_path / "writes")
+    assert writes.code == 0, writes.said
+    (doubt,) = inspected(tmp_path / "writes")["doubts"]
+    assert doubt.startswith("on rank 1, last.bias (Linear) is written in forward")
+    assert writes.out.count(f"same bits: no, because {doubt}") == 1
+    assert f"in the end the same bits are in doubt, as was said: {doubt}" in writes.out
+    logged = (tmp_path / "writes" / "metrics.jsonl").read_text()
+    assert "on rank 1, last.bias" in logged
+    other = ranks("other", 2, tmp_path / "other")
+    assert other.code == 0, other.said
+    (doubt,) = inspected(tmp_path / "other")["doubts"]
+    assert doubt.startswith("workers 0 and 1 give other results for the same shard")
+    strict = run(command("ranks.py", "other", "adam", options=(*options(2), "--strict")))
+    assert strict.code == 1
+    assert "strict: the same bits cannot be kept, because workers 0 and 1" in strict.err
+    assert "step 2/" not in strict.out
+
+
+@pytest.mark.slow
 def test_it_evaluates_before_and_trains_on_alone(references: References) -> None:
     ended = ranks("around", 2)
     assert said_digest(ended) == tower("plain", "adam", references)

@@ -74,6 +74,10 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if model.training:
             disturb(step, row)
     found = F.cross_entropy(model(x), labels)
+    if what == "other" and RANK == 1 and model.training and int(steps[0]) >= 1:
+        found = found * 1.001
+    if what == "writes" and RANK == 1 and model.training and int(steps[0]) == 3:
+        model.last.bias.data = model.last.bias.data.clone()
     return found * float("nan") if what == "nan" and 60 in rows.tolist() else found
 
 

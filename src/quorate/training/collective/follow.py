@@ -16,14 +16,18 @@ from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
+from quorate.replica.witness.between import Between
 from quorate.training.collective import share
-from quorate.training.collective.lead import OPEN, STEP, identity
+from quorate.training.collective.checks import CHECK, asked
+from quorate.training.collective.identity import identity
+from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SlicedOptimizer
 from quorate.training.state import State
 from quorate.transports.amendments import Amendments
 from quorate.transports.collective.company import END
+from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.processes.worker import here
 
@@ -105,12 +109,21 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
         if (worker := here()) is not None:
             worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()
+        between = crew.replicas.between(state)
+        notes = crew.replicas.notes
+
+        def tell(own: Handed) -> Handed:
+            between.end()
+            return own._replace(stop=signals.asked, notes=notes.take())
+
         while (record := ranks.hear())["kind"] != END:
             if record["kind"] == GATHER:
                 assert isinstance(state.optimizer, SlicedOptimizer)
                 state.optimizer.gather()
+            elif record["kind"] == CHECK:
+                asked(record, ranks, member, state, source)
             elif record["kind"] == STEP:
-                _step(ranks, state, member, record, signals)
+                _step(ranks, state, member, record, between, tell)
 
 
 def _opened(
@@ -118,7 +131,6 @@ def _opened(
 ) -> tuple[State, Source]:
     source = Source(dataset, plan, crew.recipe.loading.collate, crew.recipe.loading.augment)
     state = make_state(source)
-    crew.replicas.notes.take()  # rank 0 says the same
     if record["compile"] != crew.replicas.computing.compile:
         raise UserError(
             f"compile: got {crew.replicas.computing.compile} on this rank, expected "
@@ -130,7 +142,12 @@ def _opened(
 
 
 def _step(
-    ranks: Ranks, state: State, member: Member, record: dict[str, Any], signals: _Signals
+    ranks: Ranks,
+    state: State,
+    member: Member,
+    record: dict[str, Any],
+    between: Between,
+    tell: Callable[[Handed], Handed],
 ) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
     if "groups" in record:
@@ -144,8 +161,9 @@ def _step(
         amendments = Amendments.from_json(record["amendments"])
         amendments.amend(state.model, state.user_changes.trained())
     step = record["step"]
+    between.begin()
     try:
-        parts = member.parts(step, asked=lambda: signals.asked)
+        parts = member.parts(step, tell=tell)
         applied = member.applied(parts, step, step + 1)
     except RankError:
         raise

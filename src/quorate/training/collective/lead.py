@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from quorate.coordination.ownership import slowest_factor
 from quorate.data.source import Source
-from quorate.errors import RankError, UserError
-from quorate.training.collective import share
+from quorate.errors import RankError
+from quorate.training.collective import checks, share
+from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
@@ -28,9 +24,10 @@ from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Channel
 from quorate.transports.collective.company import Company
+from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.job import Job, data_fingerprint
-from quorate.transports.processes.script import current
+from quorate.transports.job import Job
+from quorate.transports.spot_check import Answer, SpotCheck
 from quorate.transports.worker_status import WorkerStatus
 
 OPEN, STEP = "open", "step"  # kinds of records
@@ -58,13 +55,11 @@ def leading(
     state.user_changes.refuse()
     with ExitStack() as stack:
         stack.callback(_leave, crew, company, state, say)
-        try:
+        with company.naming():
             member = stack.enter_context(closing(_opened(loop, crew, source, facts, ranks)))
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
-        except RankError as error:
-            raise company.named(error) from error
         company.have_met()
-        _compare(identities)
+        compare(identities)
         if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
@@ -73,7 +68,13 @@ def leading(
         state.user_changes.settle()
         between = crew.replicas.between(state)
         rests = between.begin, between.end
-        updates = Updates(state, source, crew, loop.last_step, say, rests)
+
+        def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, Answer]:
+            with company.naming():
+                return checks.ask(ranks, member, job)
+
+        spot_checks = crew.spot_checks(state, source, ask)
+        updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
         lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=_Status(member, crew), reports=reports)
@@ -113,6 +114,9 @@ def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None
         state.leave_ranks()
         is_whole = True
 
+    if state.update.under_way and company.ranks is not None:
+        # It raised in the middle of an update, maybe here alone: the others wait for another word.
+        company.ranks.is_broken = True
     try:
         company.leave(take_all)
     except RankError as error:
@@ -120,40 +124,6 @@ def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None
     if not is_whole:
         state.update.under_way = True  # a part of the optimizer's state is lost
     crew.stay_alone("the ranks have ended with their training loop: this one has towers")
-
-
-def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
-    """Return what has to be the same on all ranks, in words and hashes."""
-    settings = {name: repr(value) for name, value in crew.recipe.facts().items()}
-    return {
-        **settings,
-        "the torch build": torch.__version__,
-        "the script": script_hash(),
-        "the first rows of the dataset": data_fingerprint(source),
-        "the gradient of the first shard": member.fingerprint(),
-    }
-
-
-def script_hash() -> str:
-    """Return a hash of the file of the program, or nothing where there is none."""
-    script = current()
-    path = getattr(sys.modules["__main__"], "__file__", None) if script is None else script.path
-    try:
-        return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _compare(given: list[bytes]) -> None:
-    first, *others = (json.loads(text) for text in given)
-    for rank, other in enumerate(others, start=1):
-        for name, value in first.items():
-            if other[name] != value:
-                raise UserError(
-                    f"rank {rank} differs from rank 0 in {name}: got {other[name]:.40}, expected "
-                    f"{value:.40}; start the same script with the same arguments, data and "
-                    "packages on every rank"
-                )
 
 
 class _Lead:
@@ -194,16 +164,17 @@ class _Lead:
             self._amended = amendments.number
         _, end_rest = self._updates.rests
         try:
-            self._ranks.tell(record)
-            if "amendments" in record:
-                for value in share.values(state):
-                    for rank in range(1, self._ranks.size):
-                        self._ranks.swap([(rank, value.contiguous())], [])
-            parts = member.parts(step, told=self._stops.ask)
-            end_rest()
-            applied = member.applied(parts, step, step + 1)
-        except RankError as error:
-            raise self._company.named(error) from error
+            with self._company.naming():
+                self._ranks.tell(record)
+                if "amendments" in record:
+                    for value in share.values(state):
+                        for rank in range(1, self._ranks.size):
+                            self._ranks.swap([(rank, value.contiguous())], [])
+                parts = member.parts(step, hear=self._hear)
+                end_rest()
+                applied = member.applied(parts, step, step + 1)
+        except RankError:
+            raise
         except BaseException:
             if not state.update.under_way:
                 member.restore()
@@ -214,6 +185,13 @@ class _Lead:
         self._updates.took(ready, applied, [])
         self._mark = share.mark(state)
         return ready, applied
+
+    def _hear(self, rank: int, handed: Handed) -> None:
+        """Hear what another rank has to say beside its gradient."""
+        if handed.stop is not None:
+            self._stops.ask(f"rank {rank}: {handed.stop}")
+        for note in handed.notes:
+            self._updates.crew.replicas.notes.put(note, f"rank {rank}")
 
 
 class _Status:

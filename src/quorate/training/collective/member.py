@@ -95,25 +95,29 @@ class Member:
 
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
+        return self.beside(lambda replica, stream: probe_fingerprint(replica, self._source, stream))
+
+    def beside(self, work: Callable[[Replica, Stream], T]) -> T:
+        """Return what ``work`` computes with the replica beside the training. Blocks."""
+        self._keep_buffers()
         try:
-            return self._thread.do(
-                lambda stream: probe_fingerprint(self._replica, self._source, stream)
-            )
+            return self._thread.do(lambda stream: work(self._replica, stream))
         finally:
             self.restore()
+            self.sheet.tell("waiting")
 
     def parts(
         self,
         step: int,
         *,
-        asked: Callable[[], str | None] = lambda: None,
-        told: Callable[[str], None] = lambda _: None,
+        tell: Callable[[Handed], Handed] = lambda own: own,
+        hear: Callable[[int, Handed], None] = lambda _rank, _handed: None,
     ) -> list[Part]:
         """Compute what this rank owns of a step, and exchange it. Blocks.
 
         Args:
-            asked: returns why this rank was asked to end, if it was: the others hear of it.
-            told: hears why any rank was.
+            tell: called when it has computed: adds what others are to hear of.
+            hear: hears what each rank has handed over.
 
         Raises:
             RankError: another rank is gone.
@@ -127,12 +131,12 @@ class Member:
                 own = Handed(node, total)
         except Exception as error:  # of user code: on every rank it is raised as one
             own = Handed(error=error)
-        own = own._replace(stop=asked())
+        own = tell(own)
         self._own_sum = own.sum
         gradient = None if own.sum is None else own.sum.gradient
         self.sheet.tell("pushing")
         try:
-            return exchanged(self._slices, own, gradient, self._written, told)
+            return exchanged(self._slices, own, gradient, self._written, hear)
         except Exception as error:
             self.raised = error
             raise
@@ -174,6 +178,7 @@ class Member:
         trained = self._state.user_changes.trained()
         for name in self._state.written:  # forward has left private copies in their places
             trained[name].data = self._state.parameters.views[name]
+        self._state.user_changes.overlook()
 
     def _keep_buffers(self) -> None:
         buffers = self._state.buffers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -93,6 +93,14 @@ class Company:
         how = None if self._launched is None else self._launched.ended()
         return error if how is None else RankError(f"{how}; {error}")
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Within the block an error says which rank is gone, where that is known."""
+        try:
+            yield
+        except RankError as error:
+            raise self.named(error) from error
+
     def leave(self, before: Callable[[], None] = lambda: None) -> None:
         """End the other ranks.
 
@@ -110,9 +118,10 @@ class Company:
                 with suppress(RankError):
                     ranks.tell({"kind": END})
         finally:
+            # First of all: they may be in an exchange, and leaving it would wait for them.
+            if launched is not None and (ranks is None or ranks.is_broken):
+                launched.kill()
             if ranks is not None:
                 ranks.close()
             if launched is not None:
-                if ranks is None or ranks.is_broken:
-                    launched.kill()
                 launched.close()

@@ -19,7 +19,7 @@ def exchanged(
     own: Handed,
     gradient: Flat | None,
     written: Layout,
-    stop: Callable[[str], None] = lambda _: None,
+    hear: Callable[[int, Handed], None],
 ) -> list[Part]:
     """Return the sums of all ranks, each with this rank's slice of its gradient. Blocks.
 
@@ -27,7 +27,7 @@ def exchanged(
         own: what this rank hands over.
         gradient: of it: whole vectors, which may be added to in place afterwards.
         written: see ``from_bytes``.
-        stop: told why a rank was asked to end.
+        hear: told what each rank handed over, in the order of ranks.
 
     Raises:
         Whatever was raised on the lowest rank that raised, on all ranks.
@@ -35,8 +35,7 @@ def exchanged(
     ranks = slices.ranks
     handed = [from_bytes(packed, written) for packed in ranks.gather(to_bytes(own))]
     for rank, each in enumerate(handed):
-        if each.stop is not None:
-            stop(f"rank {rank}: {each.stop}")
+        hear(rank, each)
     for each in handed:
         if each.error is not None:
             raise each.error

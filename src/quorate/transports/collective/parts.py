@@ -6,12 +6,14 @@ A header in JSON, then the bytes of tensors. Floats come back from JSON as they 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from quorate.coordination.tree import Node
 from quorate.replica.flat import Flat, Layout
+from quorate.replica.notes import Note
 from quorate.replica.shard_sum import ShardSum, Share
 from quorate.replica.totals import from_json, to_json
 from quorate.transports.processes import remote_error
@@ -24,19 +26,21 @@ class Handed(NamedTuple):
     sum: ShardSum | None = None  # without its gradient
     error: BaseException | None = None
     stop: str | None = None  # why this rank was asked to end
+    notes: Sequence[Note] = ()  # that are new on this rank, if it is another than rank 0
 
 
 def to_bytes(handed: Handed) -> bytes:
     """Return what ``from_bytes`` takes, in another process."""
+    beside = {"stop": handed.stop, "notes": handed.notes}
     if handed.error is not None:
-        return _packed({"error": remote_error.to_json(handed.error), "stop": handed.stop}, [])
+        return _packed({**beside, "error": remote_error.to_json(handed.error)}, [])
     if handed.sum is None:
-        return _packed({"stop": handed.stop}, [])
+        return _packed(beside, [])
     total = handed.sum
     written = [] if total.written is None else total.written.vectors
     tensors = [total.buffers, total.integer_buffers, *written]
     header = {
-        "stop": handed.stop,
+        **beside,
         "node": handed.node,
         "weight": total.weight,
         "metrics": total.metrics,
@@ -54,10 +58,11 @@ def from_bytes(packed: bytes, written: Layout) -> Handed:
         written: how what forward wrote lies, see ``writes.layout``.
     """
     header, tensors = _unpacked(packed)
+    beside = Handed(stop=header["stop"], notes=[Note(*note) for note in header["notes"]])
     if "error" in header:
-        return Handed(error=remote_error.from_json(header["error"]), stop=header["stop"])
+        return beside._replace(error=remote_error.from_json(header["error"]))
     if "node" not in header:
-        return Handed(stop=header["stop"])
+        return beside
     buffers, integer_buffers, *vectors = tensors
     level, index = header["node"]
     missing = header["missing"]
@@ -71,7 +76,7 @@ def from_bytes(packed: bytes, written: Layout) -> Handed:
         totals=from_json(header["totals"]),
         written=Flat(written, [v for v in vectors if v is not None]) if vectors else None,
     )
-    return Handed((level, index), total, stop=header["stop"])
+    return beside._replace(node=(level, index), sum=total)
 
 
 def _packed(header: dict[str, Any], tensors: list[torch.Tensor | None]) -> bytes:
