@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from quorate.errors import RankError
 from quorate.training.collective import checks, share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
+from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
@@ -22,13 +22,10 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.saved_state import contents
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.transports import Channel
 from quorate.transports.collective.company import Company
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.job import Job
 from quorate.transports.spot_check import Answer, SpotCheck
-from quorate.transports.worker_status import WorkerStatus
 
 OPEN, STEP = "open", "step"  # kinds of records
 
@@ -77,7 +74,7 @@ def leading(
         updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
         lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
-            yield loop._replace(transport=_Status(member, crew), reports=reports)
+            yield loop._replace(transport=Status(member, crew), reports=reports)
 
 
 def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
@@ -192,29 +189,3 @@ class _Lead:
             self._stops.ask(f"rank {rank}: {handed.stop}")
         for note in handed.notes:
             self._updates.crew.replicas.notes.put(note, f"rank {rank}")
-
-
-class _Status:
-    """The transport of the loop: what rank 0 is at. It computes no other job."""
-
-    can_replace = False
-
-    def __init__(self, member: Member, crew: Crew) -> None:
-        self._member, self._crew = member, crew
-
-    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
-        """Return whether its workers have this dataset: they compute nothing but the loop's."""
-        return False
-
-    def open(self, job: Job) -> Channel:
-        """Refuse: see ``can_compute``."""
-        raise RankError(f"the ranks are asked for {job.name}, and compute the loop's steps alone")
-
-    def status(self) -> list[WorkerStatus]:
-        """Return what this rank is at."""
-        doing = self._member.sheet.read()
-        device = self._crew.groups[0]
-        return [WorkerStatus(0, str(device), os.getpid(), None, *doing)]
-
-    def close(self) -> None:
-        """Do nothing: the loop ends the ranks."""
