@@ -25,7 +25,8 @@ class Workers(Settings):
         threads: intra-op threads of each worker. The bits depend on it.
         timeout_s: seconds after which a worker process that is still at one shard, and has been
             for 3 times its usual time, is replaced, and one that has not reached the training loop
-            by then. Turn it up if a step or the start of the script may take longer.
+            by then. Ranks of a collective end together where one of them is. Turn it up if a step
+            or the start of the script may take longer.
         memory_fraction: how much of its device's memory each worker's tensors may take, above 0
             and at most 1: set it where others need the rest. Default: no bound, memory is taken
             as it is needed. It has no effect on a CPU.
