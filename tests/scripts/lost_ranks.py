@@ -190,7 +190,7 @@ if __name__ == "__main__":
         Rows(),
         steps=STEPS,
         shuffle=False,
-        validation=quorate.Validation(Rows(), every_steps=2),
+        validation=quorate.Validation(Rows(), every_steps=max(2, STEPS // 40)),
         callbacks=[Saves()] if WHAT == "slow" or PHASE == "saving" else [],
     )
     print("digest", digest(trainer.model.state_dict().items()), flush=True)
