@@ -46,6 +46,8 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UserError) else 1
         why = str(error)
+    except SystemExit as error:  # another rank of this host says why
+        code, why = error.code if isinstance(error.code, int) else 1, "ranks do not fit together"
     except BaseException as error:  # the edge of the process
         sys.excepthook(*sys.exc_info())
         why = type(error).__name__
@@ -115,6 +117,8 @@ def _opened(
 
 def _step(ranks: Ranks, state: State, member: Member, record: dict[str, Any], asked: Asked) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
+    if "buckets" in record:
+        member.exchange.order = record["buckets"]
     if "groups" in record:
         share.take_groups(state, record["groups"])
     if "amendments" in record:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from quorate.coordination.ownership import slowest_factor
+from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
 from quorate.training.collective import share
@@ -30,7 +25,6 @@ from quorate.transports.collective.company import Company
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.collective.watch import Watch
 from quorate.transports.job import Job, data_fingerprint
-from quorate.transports.processes.script import current
 from quorate.transports.worker_status import WorkerStatus
 
 OPEN, STEP = "open", "step"  # kinds of records
@@ -71,11 +65,13 @@ def leading(
             raise
         company.have_met()
         _compare(identities)
-        if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
+        if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
                 "as many as if all had equally many; a power of two for either gives 1"
             )
+        if (order := company.native_order) is not None:
+            crew.replicas.notes.doubt(order)
         state.user_changes.settle()
         between = crew.replicas.between(state)
         rests = between.begin, between.end
@@ -145,24 +141,19 @@ def _leave(
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
     """Return what has to be the same on all ranks, in words and hashes."""
-    settings = {name: repr(value) for name, value in crew.recipe.facts().items()}
+    workers, optimize = crew.recipe.workers, crew.recipe.optimize
+    facts = {
+        **crew.recipe.facts(),
+        "exchange": workers.exchange,
+        "bucket_mb": workers.bucket_mb,
+        "shard_optimizer": optimize.shard_optimizer,
+    }
+    settings = {name: repr(value) for name, value in facts.items()}
     return {
         **settings,
-        "the torch build": torch.__version__,
-        "the script": script_hash(),
         "the first rows of the dataset": data_fingerprint(source),
         "the gradient of the first shard": member.fingerprint(),
     }
-
-
-def script_hash() -> str:
-    """Return a hash of the file of the program, or nothing where there is none."""
-    script = current()
-    path = getattr(sys.modules["__main__"], "__file__", None) if script is None else script.path
-    try:
-        return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _compare(given: list[bytes]) -> None:
@@ -207,6 +198,9 @@ class _Lead:
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member
         record: dict[str, Any] = {"kind": STEP, "step": step}
+        if (order := member.exchange.seen_order()) is not None:
+            record["buckets"] = order
+            member.exchange.order = order
         if (groups := share.groups(state)) != self._groups:
             record["groups"] = self._groups = groups
         amendments = state.user_changes.amendments
