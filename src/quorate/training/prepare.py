@@ -158,10 +158,10 @@ def _probed(
             State,
             crew.model,
             crew.master_device,
-            shared=crew.engine == engines.PROCESSES,
+            shared=crew.shares_parameters,
             optimize=recipe.optimize,
             notes=crew.replicas.notes,
-            slicing=None if crew.company is None else crew.company.slicing,
+            exchanging=None if crew.company is None else crew.company.exchanging,
         )
         try:
             return probed(

@@ -117,6 +117,8 @@ def _opened(
 
 def _step(ranks: Ranks, state: State, member: Member, record: dict[str, Any], asked: Asked) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
+    if "buckets" in record:
+        member.exchange.order = record["buckets"]
     if "groups" in record:
         share.take_groups(state, record["groups"])
     if "amendments" in record:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
-from quorate.coordination.ownership import slowest_factor
+from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
 from quorate.training.collective import share
@@ -60,13 +60,18 @@ def leading(
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
         except RankError as error:
             raise company.named(error) from error
+        except BaseException:
+            ranks.break_off()
+            raise
         company.have_met()
         _compare(identities)
-        if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
+        if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
                 "as many as if all had equally many; a power of two for either gives 1"
             )
+        if (order := company.native_order) is not None:
+            crew.replicas.notes.doubt(order)
         state.user_changes.settle()
         between = crew.replicas.between(state)
         rests = between.begin, between.end
@@ -136,7 +141,14 @@ def _leave(
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
     """Return what has to be the same on all ranks, in words and hashes."""
-    settings = {name: repr(value) for name, value in crew.recipe.facts().items()}
+    workers, optimize = crew.recipe.workers, crew.recipe.optimize
+    facts = {
+        **crew.recipe.facts(),
+        "exchange": workers.exchange,
+        "bucket_mb": workers.bucket_mb,
+        "shard_optimizer": optimize.shard_optimizer,
+    }
+    settings = {name: repr(value) for name, value in facts.items()}
     return {
         **settings,
         "the first rows of the dataset": data_fingerprint(source),
@@ -186,6 +198,9 @@ class _Lead:
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member
         record: dict[str, Any] = {"kind": STEP, "step": step}
+        if (order := member.exchange.seen_order()) is not None:
+            record["buckets"] = order
+            member.exchange.order = order
         if (groups := share.groups(state)) != self._groups:
             record["groups"] = self._groups = groups
         amendments = state.user_changes.amendments
@@ -205,7 +220,10 @@ class _Lead:
             applied = member.applied(parts, step, step + 1)
         except RankError as error:
             raise self._company.named(error) from error
-        except BaseException:
+        except BaseException as error:
+            # What a shard raises is raised on all ranks, and they wait for what comes next.
+            if state.update.under_way or not isinstance(error, Exception):
+                self._ranks.break_off()
             if not state.update.under_way:
                 member.restore()
             raise

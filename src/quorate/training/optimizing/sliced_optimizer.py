@@ -19,7 +19,8 @@ from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure, needs_closure
 from quorate.training.optimizing.known_optimizers import fill_momenta
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
-from quorate.transports.collective.slices import Piece, Slices
+from quorate.transports.collective.exchange import Exchange
+from quorate.transports.collective.slices import Piece
 
 GATHER = "gather"  # the kind of a record: all ranks call ``SlicedOptimizer.gather``
 
@@ -31,7 +32,8 @@ class SlicedOptimizer(FlatOptimizer):
         factory: the user's, from a list of parameters to an optimizer.
         model: whose trainable parameters are views of ``parameters``.
         parameters: this rank's, whole.
-        slices: of them.
+        exchange: of them.
+        is_sharded: whether each rank has the state for its slices alone, where that can be.
 
     Raises:
         SettingError: it is none, or one that cannot work here.
@@ -43,7 +45,8 @@ class SlicedOptimizer(FlatOptimizer):
         model: torch.nn.Module,
         parameters: Flat,
         *,
-        slices: Slices,
+        exchange: Exchange,
+        is_sharded: bool,
     ) -> None:
         super().__init__(factory, model, parameters)
         if needs_closure(self.inner):
@@ -54,7 +57,8 @@ class SlicedOptimizer(FlatOptimizer):
                 "again",
                 "pass engine='processes'",
             )
-        self._slices = slices
+        self._exchange, self._slices = exchange, exchange.slices
+        self._is_sharded = is_sharded and self.flat
         self._is_alone = False
         self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
         # By the tensor that they are of.
@@ -75,10 +79,10 @@ class SlicedOptimizer(FlatOptimizer):
         if self._is_alone:
             super().step(gradient, missing)
             return
-        if not self.flat:
+        if not self._is_sharded:
             whole = self.flat_parameters.layout.new(self.device)
             self._slices.put(gradient, whole)
-            self._slices.spread(whole)
+            self._exchange.spread(whole)
             super().step(whole, missing)
             return
         self.require_same_groups()
@@ -100,7 +104,7 @@ class SlicedOptimizer(FlatOptimizer):
             fill_momenta(own)
         own.step()
         self.inner.step()  # of nothing, as no tensor of it has a gradient: a schedule counts it
-        self._slices.spread(self.flat_parameters)
+        self._exchange.spread(self.flat_parameters)
 
     @contextmanager
     def whole(self) -> Iterator[None]:

@@ -14,12 +14,14 @@ from quorate.coordination import rules
 from quorate.errors import RankError, SettingError, UserError
 from quorate.machine.devices import Group
 from quorate.replica.flat import Layout
+from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.launch import Launched
+from quorate.transports.collective.native import NativeExchange
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.collective.slices import Slices
 from quorate.transports.collective.watch import GO_ON
 from quorate.transports.processes.script import Script
+from quorate.transports.workers import NATIVE, Workers
 
 END = "end"  # the kind of the last record that rank 0 tells
 
@@ -29,14 +31,14 @@ class Company:
 
     Args:
         groups: the devices that the settings give, on this host.
-        count: how many workers were asked for.
+        workers: how many were asked for, and how they exchange gradients.
         rule: of the updates.
 
     Raises:
         SettingError: ranks cannot do what was asked for.
     """
 
-    def __init__(self, groups: Sequence[Group], count: int | None, rule: rules.Rule) -> None:
+    def __init__(self, groups: Sequence[Group], workers: Workers, rule: rules.Rule) -> None:
         if not isinstance(rule, rules.Sync):
             expected = "sync, as the ranks of a collective make each update together"
             raise SettingError("update", rule.name, expected, "or take engine='processes'")
@@ -45,9 +47,10 @@ class Company:
             raise SettingError("devices", str(several), expected, "or take engine='towers'")
         self.ranks: Ranks | None = None  # between ``meet`` and ``leave``
         self._launched: Launched | None = None
+        self._workers = workers
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
-        self._count = count
+        self._count = workers.count
         if place is not None:
             self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
@@ -98,9 +101,27 @@ class Company:
             self._launched.met()
 
     @property
-    def slicing(self) -> Callable[[Layout], Slices] | None:
-        """What cuts vectors among the ranks; None before they have met."""
-        return None if self.ranks is None else partial(Slices, self.ranks)
+    def shares_memory(self) -> bool:
+        """Whether ranks of one host may read each other's memory: those of Linux can."""
+        return sys.platform == "linux"
+
+    @property
+    def native_order(self) -> str | None:
+        """Why the bits depend on the number of ranks, if gradients are added so."""
+        if self._workers.exchange != NATIVE or self.ranks is None:
+            return None
+        return (
+            f"exchange='native': torch.distributed adds gradients, in an order that depends on "
+            f"the number of ranks, here {self.ranks.size}"
+        )
+
+    @property
+    def exchanging(self) -> Callable[[Layout], Exchange] | None:
+        """What gives the exchange of vectors of a layout; None before the ranks have met."""
+        if self.ranks is None:
+            return None
+        kind = NativeExchange if self._workers.exchange == NATIVE else Exchange
+        return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
     def named(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
@@ -110,7 +131,8 @@ class Company:
             return RankError(f"{verdict.text}; {GO_ON}")
         how = None if launched is None else launched.killed()
         how = how or (None if ranks is None else ranks.watch.explained())
-        how = how or (None if launched is None else launched.ended())
+        how = how or (None if launched is None else launched.ended())  # with what it printed
+        how = how or (None if ranks is None else ranks.watch.farewell())
         if how is None or how in str(error):
             return error
         return RankError(f"{how}; {error if ranks is None else GO_ON}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -106,6 +106,10 @@ class Ranks:
         """Whether this is rank 0."""
         return self.rank == 0
 
+    def break_off(self) -> None:
+        """Note that the others are in an exchange that this rank has left: they hear no record."""
+        self._is_broken = True
+
     @contextmanager
     def _listening(self, store: Any, own: Hello) -> Iterator[None]:
         """Within the block gloo listens where the others reach this rank, if they all fit."""
@@ -166,16 +170,32 @@ class Ranks:
 
     def gather(self, own: bytes) -> list[bytes]:
         """Return what each rank has given, in the order of ranks. All ranks call it. Blocks."""
+        heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL)
+        sizes = [int.from_bytes(head[:8], "little") for head in heads]
+        texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
+        if (rest := max(sizes) - _SMALL) > 0:
+            more = self._gathered(own[_SMALL:], rest)
+            texts = [text + each for text, each in zip(texts, more, strict=True)]
+        return [text[:size] for text, size in zip(texts, sizes, strict=True)]
+
+    def _gathered(self, own: bytes, size: int) -> list[bytes]:
+        given = torch.zeros(size, dtype=torch.uint8)
+        given[: len(own)] = _bytes(own)
+        taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.size)]
         with self._lost_is_an_error("to end the step"):
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(sizes, torch.tensor([len(own)]))
-            most = max(int(size) for size in sizes)
-            given = torch.zeros(most, dtype=torch.uint8)
-            given[: len(own)] = _bytes(own)
-            taken = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
             dist.all_gather(taken, given)
-        texts = [tensor.numpy().tobytes() for tensor in taken]
-        return [text[: int(size)] for text, size in zip(texts, sizes, strict=True)]
+        return [tensor.numpy().tobytes() for tensor in taken]
+
+    def group_of(self, lists: Sequence[Sequence[int]]) -> Any:
+        """Return the group of those ranks that this one is among, of several. All ranks call it."""
+        with self._lost_is_an_error("to meet"), self.watch.links.noting():
+            groups = [dist.new_group([*each], backend="gloo") for each in lists]
+        return next(g for g, each in zip(groups, lists, strict=True) if self.rank in each)
+
+    def wait_for(self, group: Any) -> None:
+        """Return when all ranks of a group have come here. Blocks."""
+        with self._lost_is_an_error("of its host"):
+            dist.barrier(group)
 
     def swap(
         self,
@@ -184,6 +204,32 @@ class Ranks:
     ) -> None:
         """Send tensors to ranks, and take others in; in the same order on both ends. Blocks.
 
+        See ``begin_swap``.
+        """
+        self.begin_swap(sends, takes).wait()
+
+    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Swap:
+        """Begin to add one part for each rank over all ranks, in torch.distributed's own order.
+
+        Args:
+            own: takes the sum of the parts for this rank.
+        """
+        with self._lost_is_an_error("to exchange its slices"):
+            work = dist.reduce_scatter(own, [*parts], async_op=True)
+        return Swap([work], self._lost_is_an_error)
+
+    def spread(self, own: torch.Tensor, taken: torch.Tensor) -> None:
+        """Have all ranks get what each has: vectors of one length, one behind the other. Blocks."""
+        with self._lost_is_an_error("to exchange its slices"):
+            dist.all_gather_into_tensor(taken, own)
+
+    def begin_swap(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        takes: Sequence[tuple[int, torch.Tensor]],
+    ) -> Swap:
+        """Begin to send tensors to ranks, and to take others in; in the same order on both ends.
+
         Args:
             sends: rank and a contiguous tensor; between two ranks the first sent is taken first.
             takes: rank and the memory that it goes to.
@@ -191,8 +237,8 @@ class Ranks:
         todo = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sends if tensor.numel()]
         todo += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in takes if tensor.numel()]
         with self._lost_is_an_error("to exchange its slices"):
-            for work in dist.batch_isend_irecv(todo) if todo else ():
-                work.wait()
+            works = dist.batch_isend_irecv(todo) if todo else []
+        return Swap(works, self._lost_is_an_error)
 
     @contextmanager
     def _lost_is_an_error(self, what: str) -> Iterator[None]:
@@ -222,6 +268,21 @@ def _refusing(what: str) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise RankError(f"this rank waited {what}, in vain: {line:.300}") from error
+
+
+class Swap:
+    """Tensors on their way."""
+
+    def __init__(
+        self, works: Sequence[Any], lost: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        self._works, self._lost = works, lost
+
+    def wait(self) -> None:
+        """Return when all are where they are to be. Blocks."""
+        with self._lost("to exchange its slices"):
+            for work in self._works:
+                work.wait()
 
 
 def _bytes(text: bytes) -> torch.Tensor:

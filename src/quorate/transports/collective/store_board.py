@@ -43,7 +43,8 @@ class StoreBoard:
         self.session = ""
         self._beats: list[Beat | None] = [None] * size
         self._reached_at = time.monotonic()
-        self._untold: Beat | None = None
+        self._newest: Beat | None = None  # of this rank
+        self._untold: Beat | None = None  # the same, if it is not in the store
         self._wake, self._told = threading.Event(), threading.Event()
         self._told.set()
         self._is_closed = False
@@ -53,7 +54,7 @@ class StoreBoard:
     def tell(self, beat: Beat) -> None:
         """See ``Board``."""
         self._told.clear()
-        self._untold = beat
+        self._newest = self._untold = self._beats[self._rank] = beat
         if beat.verdict is not None or beat.left is not None or beat.asked is not None:
             self._wake.set()  # news, and not a sign of life
 
@@ -114,6 +115,8 @@ class StoreBoard:
             if len(words) != self._size or words[self._rank] != self._word:
                 return  # of ranks before these
             self.session = words[0]
+            self._untold = self._newest  # rank 0 hears whoever says this
+            self._wake.set()
         word, _, packed = json.loads(self._store.get(_key(0)))
         if word == self.session:
             self._beats[0] = Beat.unpacked(packed.encode())
