@@ -106,6 +106,33 @@ def test_optimizers_that_ask_for_a_gradient_again(
 
 
 @pytest.mark.slow
+def test_one_digest_whatever_the_way_of_the_exchange(
+    references: References, tmp_path: Path
+) -> None:
+    """Many small buckets, and an optimizer that every rank has the whole state of."""
+    bits = ("--shards", "8")
+    expected = references.on_a_tower("everything.py", options=bits).digests
+    for number, words in enumerate([("--bucket-mb", "0.25"), ("--no-shard-optimizer",)]):
+        run_dir = tmp_path / str(number)
+        more = (*options(3), *bits, *words, "--run-dir", str(run_dir))
+        ended = run(command("everything.py", options=more))
+        assert ended.code == 0, ended.said
+        assert digests(run_dir) == expected, words
+
+
+@pytest.mark.slow
+def test_the_native_exchange_says_that_its_bits_depend_on_the_ranks(tmp_path: Path) -> None:
+    native = (*options(2), "--exchange", "native")
+    ended = run(command("ranks.py", "plain", "adam", options=(*native, "--run-dir", str(tmp_path))))
+    assert ended.code == 0, ended.said
+    assert "in an order that depends on the number of ranks, here 2" in ended.out
+    assert inspected(tmp_path)["doubts"]
+    strict = run(command("ranks.py", "plain", "adam", options=(*native, "--strict")))
+    assert strict.code != 0
+    assert "exchange='native'" in strict.err
+
+
+@pytest.mark.slow
 def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_path: Path) -> None:
     """SIGTERM to rank 1 ends a step, and a tower goes on; or to a tower, and ranks go on."""
     expected = references.on_a_tower("ranks.py", "plain", "adam").digests
