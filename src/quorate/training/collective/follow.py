@@ -23,7 +23,7 @@ from quorate.training.collective.identity import identity
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
-from quorate.training.optimizing.sliced_optimizer import GATHER, SlicedOptimizer
+from quorate.training.optimizing.sliced_optimizer import GATHER, SCATTER, SlicedOptimizer
 from quorate.training.state import State
 from quorate.transports.amendments import Amendments
 from quorate.transports.collective.company import END
@@ -94,7 +94,13 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
             "rank 0; give every rank the same data"
         )
     state, source = _opened(crew, dataset, plan, record, make_state)
+    assert isinstance(state.optimizer, SlicedOptimizer)
+    misfits = ranks.gather(share.misfit(ranks, record["state"], state).encode())
+    if any(misfits):  # rank 0 says which
+        return
     share.take(ranks, record["state"], state)
+    if state.optimizer.flat:
+        state.optimizer.take_part(ranks.hear())
     member = Member(
         ranks,
         state,
@@ -118,8 +124,9 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
 
         while (record := ranks.hear())["kind"] != END:
             if record["kind"] == GATHER:
-                assert isinstance(state.optimizer, SlicedOptimizer)
                 state.optimizer.gather()
+            elif record["kind"] == SCATTER:
+                state.optimizer.take_part(record)
             elif record["kind"] == CHECK:
                 asked(record, ranks, member, state, source)
             elif record["kind"] == STEP:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.coordination.ownership import slowest_factor
 from quorate.data.source import Source
-from quorate.errors import RankError
+from quorate.errors import RankError, UserError
 from quorate.training.collective import checks, share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
@@ -18,8 +18,9 @@ from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Applied
-from quorate.training.saved_state import contents
+from quorate.training.saved_state import shared
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports.collective.company import Company
@@ -80,17 +81,22 @@ def leading(
 def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
     """Give the other ranks the state, and return what this one is in each step."""
     state = loop.state
-    shared = contents(state, facts)
+    given = shared(state, facts)
     ranks.tell(
         {
             "kind": OPEN,
             "plan": loop.plan.to_json(),
             "steps": [state.global_step, loop.last_step],
             "compile": crew.replicas.computing.compile,
-            "state": share.header(shared),
+            "state": share.header(given, state),
         }
     )
-    share.send(ranks, shared)
+    if misfits := [text.decode() for text in ranks.gather(b"") if text]:
+        raise UserError(misfits[0])
+    share.send(ranks, given, state)
+    assert isinstance(state.optimizer, SlicedOptimizer)
+    if state.optimizer.flat:
+        state.optimizer.scatter()
     return Member(
         ranks,
         state,
@@ -138,6 +144,8 @@ class _Lead:
         self._member, self._ranks, self._updates, self._stops = member, ranks, updates, stops
         self._groups: list[dict[str, Any]] | None = None  # as the others have them
         self._mark = share.mark(state)
+        assert isinstance(state.optimizer, SlicedOptimizer)
+        state.optimizer.note_state()
         self._amended = state.user_changes.amendments.number
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
@@ -152,6 +160,9 @@ class _Lead:
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member
         record: dict[str, Any] = {"kind": STEP, "step": step}
+        optimizer = state.optimizer
+        assert isinstance(optimizer, SlicedOptimizer)
+        optimizer.require_same_state()
         if (groups := share.groups(state)) != self._groups:
             record["groups"] = self._groups = groups
         amendments = state.user_changes.amendments
@@ -162,6 +173,8 @@ class _Lead:
         _, end_rest = self._updates.rests
         try:
             with self._company.naming():
+                if optimizer.is_lent:
+                    optimizer.scatter()  # user code may have changed it
                 self._ranks.tell(record)
                 if "amendments" in record:
                     for value in share.values(state):
@@ -181,6 +194,7 @@ class _Lead:
             state.tally.applied(each.worker, 0)
         self._updates.took(ready, applied, [])
         self._mark = share.mark(state)
+        optimizer.note_state()
         return ready, applied
 
     def _hear(self, rank: int, handed: Handed) -> None:

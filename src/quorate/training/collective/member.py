@@ -131,6 +131,7 @@ class Member:
                 own = Handed(node, total)
         except Exception as error:  # of user code: on every rank it is raised as one
             own = Handed(error=error)
+        self.restore()  # first of all: others are about to look at the model
         own = tell(own)
         self._own_sum = own.sum
         gradient = None if own.sum is None else own.sum.gradient
@@ -146,7 +147,6 @@ class Member:
     def applied(self, parts: list[Part], step: int, n: int) -> Applied:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
-        self.restore()
         own_sum = self._own_sum
         again = partial(self._again, step) if self._state.optimizer.takes_closure else None
         with drawing("update", self._source.plan, n):
@@ -163,7 +163,6 @@ class Member:
         """
         self._job = self._make_job()  # parameters are taken anew for each job
         parts = self.parts(step)
-        self.restore()
         take(tree_sum(parts, self.shards_of(step), ShardSum.add))
         if self._own_sum is not None:
             self._replica.recycle(self._own_sum)
@@ -176,7 +175,8 @@ class Member:
         """Give the model what it had before its forward passes, which is what the state has."""
         self._set_buffers(self._state.buffers)
         trained = self._state.user_changes.trained()
-        for name in self._state.written:  # forward has left private copies in their places
+        # Forward has left private copies in their places; or all are in another dtype meanwhile.
+        for name in trained if self._replica.moves_parameters else self._state.written:
             trained[name].data = self._state.parameters.views[name]
         self._state.user_changes.overlook()
 
