@@ -112,6 +112,7 @@ def quorate_on(
     steps: int,
     ready: Callable[[], object] = int,
     precision: str = "fp32",
+    exchange: str = "ordered",
 ) -> float:
     """Quorate, 64 rows per shard, one shard per worker."""
     trainer = quorate.Trainer(
@@ -121,7 +122,7 @@ def quorate_on(
         batch_size=PER_WORKER * workers,
         shards=workers,
         devices="cpu",
-        workers=quorate.Workers(workers, engine=engine),
+        workers=quorate.Workers(workers, engine=engine, exchange=exchange),
         precision=precision,
     )
     updates = trainer.updates(TensorDataset(*data()), steps=WARM_UP + steps)
@@ -195,6 +196,8 @@ CONTENDERS: dict[str, Callable[[int], float]] = {
     "DDP, 2 ranks, tuned": lambda steps: ddp(steps, tuned=True),
     "quorate, 2 towers": lambda steps: quorate_on("towers", 2, steps),
     "quorate, 2 processes": lambda steps: quorate_on("processes", 2, steps),
+    "quorate, 2 ranks": lambda steps: quorate_on("collective", 2, steps),
+    "quorate, 2 ranks, native": lambda steps: quorate_on("collective", 2, steps, exchange="native"),
     "quorate, 2 alone": lambda steps: alone(steps, by="quorate"),
     "hand, tuned, 2 alone": lambda steps: alone(steps, by="hand"),
 }
@@ -206,6 +209,10 @@ RATIOS = [
     ("quorate, 2 towers", "quorate, 1 tower"),
     ("quorate, 2 processes", "DDP, 2 ranks"),
     ("quorate, 2 processes", "DDP, 2 ranks, tuned"),
+    ("quorate, 2 ranks", "DDP, 2 ranks"),
+    ("quorate, 2 ranks", "DDP, 2 ranks, tuned"),
+    ("quorate, 2 ranks, native", "DDP, 2 ranks"),
+    ("quorate, 2 ranks", "quorate, 2 ranks, native"),
     ("quorate, 2 processes", "quorate, 2 alone"),
     ("quorate, 2 processes", "hand, tuned, 2 alone"),
     ("quorate, 2 towers", "quorate, 2 alone"),

@@ -11,7 +11,6 @@ from quorate.coordination.ownership import (
     buckets,
     leaves,
     slices,
-    slowest_factor,
     subtrees,
 )
 from quorate.coordination.tree import TreeSum, tree_sum
@@ -54,7 +53,6 @@ def test_each_rank_hands_over_one_sum_and_all_of_them_make_the_tree(
 )
 def test_the_largest_is_halved_first(shards: int, ranks: int, expected: list[int]) -> None:
     assert [len(leaves(node, shards)) for node in subtrees(shards, ranks)] == expected
-    assert slowest_factor(shards, ranks) == max(expected) / -(-shards // ranks)
 
 
 @given(size=st.integers(0, 40 * BLOCK), ranks=st.integers(1, 9), blocks=st.integers(0, 20))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.memory_group import inside, memory_group
 from support.runs import command, run
-
-from quorate.machine import container
 
 pytestmark = pytest.mark.slow
 
@@ -69,36 +64,13 @@ trainer.fit(TensorDataset(torch.ones(80, 3)), epochs=2)
 """
 
 
-@pytest.fixture
-def memory_group() -> Iterator[Path]:
-    """A control group of 2 GiB; its name."""
-    version_1 = (container.ROOT / "memory" / "memory.limit_in_bytes").exists()
-    parent = container.ROOT / "memory" if version_1 else container.ROOT
-    group = parent / f"quorate-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made: {error}")
-    try:
-        (group / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(2 << 30))
-        yield group
-    except OSError as error:
-        pytest.skip(f"no limit can be set: {error}")
-    finally:
-        deadline = time.monotonic() + 5
-        while group.exists() and time.monotonic() < deadline:
-            with suppress(OSError):  # the kernel may not know yet that its processes are gone
-                group.rmdir()
-            time.sleep(0.05)
-
-
 def test_workers_that_are_always_out_of_memory_are_given_up_soon(
-    tmp_path: Path, memory_group: Path
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "script.py").write_text(HUNGRY)
     words = command(tmp_path / "script.py", options=("--workers", "2"))
-    inside = f'echo $$ > {memory_group}/cgroup.procs && exec "$@"'
-    ended = run(["sh", "-c", inside, "sh", *words])
+    with memory_group(2 << 30) as group:
+        ended = run(inside(group, words))
     assert ended.code == 1, ended.said
     last = ended.err.splitlines()
     assert any("no worker is left" in line for line in last), ended.said

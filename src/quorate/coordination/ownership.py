@@ -17,14 +17,18 @@ from quorate.coordination.tree import Node
 BLOCK = 1 << 16  # elements: 256 KB of float32
 
 
-def subtrees(shards: int, ranks: int) -> list[Node]:
+def subtrees(shards: int, ranks: int, below: Node | None = None) -> list[Node]:
     """Return the nodes that ranks own, in order, covering each shard once.
 
     The node with the most shards is halved, the leftmost of several, until there is one for each
     rank, or each is a shard. Ranks beyond that own none.
+
+    Args:
+        below: the node whose shards they are. Default: all.
     """
-    nodes: list[Node] = [((shards - 1).bit_length(), 0)]
-    while len(nodes) < min(shards, ranks):
+    root: Node = below or ((shards - 1).bit_length(), 0)
+    nodes = [root]
+    while len(nodes) < min(len(leaves(root, shards)), ranks):
         place = max(range(len(nodes)), key=lambda n: (len(leaves(nodes[n], shards)), -n))
         nodes[place : place + 1] = _halves(nodes[place], shards)
     return nodes
@@ -52,12 +56,6 @@ def slices(bucket: range, ranks: int, turn: int = 0) -> list[range]:
     ends = [bucket[: BLOCK * (blocks * (n + 1) // ranks)].stop for n in range(ranks)]
     cut = [range(start, end) for start, end in zip([bucket.start, *ends], ends, strict=False)]
     return [cut[(rank + turn) % ranks] for rank in range(ranks)]
-
-
-def slowest_factor(shards: int, ranks: int) -> float:
-    """Return how many shards the busiest rank has, over what it had if all had equally many."""
-    most = max(len(leaves(node, shards)) for node in subtrees(shards, ranks))
-    return most / -(-shards // ranks)
 
 
 def _halves(node: Node, shards: int) -> list[Node]:

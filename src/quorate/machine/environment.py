@@ -32,7 +32,8 @@ def device_environment() -> dict[str, str]:
 
 TORCHRUN_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    *("MASTER_ADDR", "MASTER_PORT"),
+    *("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE"),
 )
 
 
@@ -41,16 +42,22 @@ def torchrun_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
 
 
-@contextmanager
-def gloo_on_loopback() -> Iterator[None]:
-    """Within the block gloo listens where nobody but this machine can reach it.
+def gloo_interface() -> str | None:
+    """Return the interface that gloo was told to listen on, if it was."""
+    return os.environ.get("GLOO_SOCKET_IFNAME")
 
-    torch reads the interface from the environment alone. One that is named already stays.
+
+@contextmanager
+def gloo_on(interface: str | None) -> Iterator[None]:
+    """Within the block gloo listens on an interface: torch reads it from the environment alone.
+
+    Args:
+        interface: its name; None leaves it to gloo. One that is named already stays.
     """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
+    if interface is None or "GLOO_SOCKET_IFNAME" in os.environ:
         yield
         return
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
     try:
         yield
     finally:

@@ -145,6 +145,9 @@ class Flat:
             mine.add_(theirs.to(mine.device, non_blocking=_may_run_ahead(mine)))
         return self
 
+    def expect(self, parameters: Mapping[str, torch.nn.Parameter], factor: float) -> None:
+        """Hear that backward begins, whose gradients ``fill`` will be given: nothing to do here."""
+
     @torch.no_grad()
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
         """Copy tensors in, multiplied by a factor; names that are not there become zero."""

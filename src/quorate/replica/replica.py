@@ -205,6 +205,8 @@ class Replica:
                 outcome = self._read(loss, fresh, rows, training=True)
                 at("backward")
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
+                    if into is not None and scale == 1.0:
+                        into.expect(self._trainable, outcome.weight)
                     torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(scale))
                 grads = self._take_grads()
                 may_rescale = scale != 1.0 and scale > LEAST_SCALE

@@ -70,6 +70,8 @@ class Gauges:
         self, worker: WorkerStatus, spent: dict[Any, _Spent], threads: dict[int, float]
     ) -> DeviceUse:
         nothing = DeviceUse(worker.number, worker.device, None, None, None, None)
+        if worker.is_elsewhere:
+            return nothing
         if worker.device.startswith("cuda"):
             self._gpus = self._gpus or _Gpus()
             return self._gpus.use(nothing)

@@ -61,7 +61,7 @@ class Crew:
         self.rule = rules.parse(recipe.update)
         self.company: Company | None = None
         if engine.name == engines.COLLECTIVE:
-            self.company = Company(self.groups, recipe.workers.count, self.rule)
+            self.company = Company(self.groups, recipe.workers, self.rule)
             self.groups = self.company.groups
         self.devices = [device for group in self.groups for device in group]
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
@@ -79,6 +79,12 @@ class Crew:
         is_host = self.engine == engines.PROCESSES or self.replicas.spread is not None
         rank = 0 if self.company is None else self.company.rank
         return torch.device("cpu") if is_host else self.groups[rank][0]
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether other processes read the parameters where the coordinator has them."""
+        is_rank = self.company is not None and self.company.shares_memory
+        return self.engine == engines.PROCESSES or (is_rank and self.master_device.type == "cpu")
 
     @property
     def most_open(self) -> int:

@@ -108,6 +108,8 @@ def prepare(
         )
         if crew.why is not None:
             first.append(crew.why)
+        if crew.company is not None:
+            first.append(crew.company.bound)
         for line in (*first, *notes):
             say(line)
         crew.replicas.tell(say)
@@ -156,10 +158,10 @@ def _probed(
             State,
             crew.model,
             crew.master_device,
-            shared=crew.engine == engines.PROCESSES,
+            shared=crew.shares_parameters,
             optimize=recipe.optimize,
             notes=crew.replicas.notes,
-            slicing=None if crew.company is None else crew.company.slicing,
+            exchanging=None if crew.company is None else crew.company.exchanging,
         )
         try:
             return probed(

@@ -16,16 +16,17 @@ from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.state import State
 
 
-def shared(state: State, facts: dict[str, Any]) -> Contents:
+def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
     """Return what other ranks of a collective need of a state, where it is: nothing is copied.
 
-    What an optimizer keeps for each element is not in it.
+    Args:
+        moments: with what the optimizer keeps of each parameter.
     """
     files = _files(state)
-    moments, kept = state.optimizer_state.save()
-    if state.optimizer.flat:
-        moments, kept = {}, {**kept, "optimizer_numbers": {}}
-    files["optimizer.safetensors"] = moments
+    tensors, kept = state.optimizer_state.save()
+    if not moments:
+        tensors, kept = {}, {**kept, "optimizer_numbers": {}}
+    files["optimizer.safetensors"] = tensors
     return Contents(files, _record(state, facts, files, kept))
 
 

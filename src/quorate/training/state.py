@@ -20,7 +20,7 @@ from quorate.training.optimizing.optimizer_state import OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Average, Update
 from quorate.training.user_changes import UserChanges
-from quorate.transports.collective.slices import Slices
+from quorate.transports.collective.exchange import Exchange
 
 
 class State:
@@ -33,7 +33,7 @@ class State:
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
         notes: for the user.
-        slicing: cuts vectors of a layout into the slices of ranks, if ranks make updates together.
+        exchanging: gives the exchange of vectors of a layout, if ranks make updates together.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class State:
         written: frozenset[str] = frozenset(),
         optimize: Optimize,
         notes: Notes | None = None,
-        slicing: Callable[[Layout], Slices] | None = None,
+        exchanging: Callable[[Layout], Exchange] | None = None,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -67,11 +67,17 @@ class State:
             follow()
         self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
-        slices = None if slicing is None else slicing(layout)
+        self.exchange = None if exchanging is None else exchanging(layout)
         self.optimizer = (
             FlatOptimizer(optimize.optimizer, model, self.parameters)
-            if slices is None
-            else SlicedOptimizer(optimize.optimizer, model, self.parameters, slices=slices)
+            if self.exchange is None
+            else SlicedOptimizer(
+                optimize.optimizer,
+                model,
+                self.parameters,
+                exchange=self.exchange,
+                is_sharded=optimize.shard_optimizer,
+            )
         )
         self.average = (
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
@@ -85,7 +91,7 @@ class State:
             schedule=optimize.schedule,
             schedule_metric=optimize.schedule_metric,
             average=self.average,
-            extent=None if slices is None else Sliced(slices),
+            extent=None if self.exchange is None else Sliced(self.exchange),
         )
         self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
 

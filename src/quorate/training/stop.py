@@ -33,6 +33,7 @@ class Stops:
 
     def __init__(self) -> None:
         self.reason: str | None = None  # the first one
+        self.exit_code: int | None = None  # with which to leave after it; None: as it comes
         self._listeners: list[Callable[[str], None]] = []
 
     def ask(self, reason: str) -> None:
@@ -98,12 +99,14 @@ class Signals:
 
         Raises:
             KeyboardInterrupt: SIGINT was received.
-            SystemExit: another was, with the status a shell expects.
+            SystemExit: another was, here or on another rank, with the status a shell expects.
         """
         if self.received is signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:
             raise SystemExit(128 + self.received)
+        if self._stops.exit_code is not None:
+            raise SystemExit(self._stops.exit_code)
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
@@ -129,6 +132,8 @@ class Signals:
         self.received = signal.Signals(number)
         if again or not self.under_way:
             self.leave()
+        if self.received is not signal.SIGINT:
+            self._stops.exit_code = 128 + number
         self._stops.ask(self.received.name)
 
 

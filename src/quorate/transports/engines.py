@@ -43,9 +43,13 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
         expected = f"{PROCESSES}, {TOWERS} or {COLLECTIVE}"
         raise SettingError("engine", name, expected, "choose one of them")
     script = current() if os.name == "posix" else None
-    is_rank = own_place() is not None
-    if is_rank and name in (None, COLLECTIVE):
-        return Chosen(COLLECTIVE, None)
+    if (place := own_place()) is not None:
+        if name not in (None, COLLECTIVE) and place.size > 1:
+            expected = f"{COLLECTIVE}, as torchrun has started {place.size} ranks"
+            fix = "leave it out; or start the script without torchrun"
+            raise SettingError("engine", name, expected, fix)
+        if name in (None, COLLECTIVE):
+            return Chosen(COLLECTIVE, None)
     if name == COLLECTIVE and script is not None:
         return Chosen(COLLECTIVE, script)
     if name in (PROCESSES, COLLECTIVE) and script is None:

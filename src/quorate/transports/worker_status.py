@@ -32,11 +32,18 @@ class WorkerStatus(NamedTuple):
     since: float  # when the phase began, time.monotonic()
     seconds: dict[str, float]  # in each of PHASES so far, the present one included
     shards: int  # begun so far
+    host: str | None = None  # where there are several
+    is_elsewhere: bool = False  # on another host, or in another container: it has no pid here
+
+    @property
+    def where(self) -> str:
+        """Its device, and its host where there are several."""
+        return self.device if self.host is None else f"{self.device} of {self.host}"
 
     @property
     def is_gone(self) -> bool:
         """Whether there is nobody to compute: it ended, and no other was started yet."""
-        return self.pid is None and self.thread is None
+        return self.pid is None and self.thread is None and not self.is_elsewhere
 
 
 class Doing(NamedTuple):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
 
-from quorate.settings import AtResume, Settings, about, at_least, between
+from quorate.settings import AtResume, Settings, about, at_least, between, one_of
 
 # Beyond what any machine has: what is meant for another option is no crash, and no full memory.
 MOST_WORKERS, MOST_THREADS = 4096, 1024
+
+ORDERED, NATIVE = "ordered", "native"  # ways to add the gradients of ranks
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class Workers(Settings):
         timeout_s: seconds after which a worker process that is still at one shard, and has been
             for 3 times its usual time, is replaced, and one that has not reached the training loop
             by then. Turn it up if a step or the start of the script may take longer.
+        exchange: how the ranks of a collective add gradients: "ordered", along the tree of shards,
+            or "native", by torch.distributed's own reduce-scatter: then the bits depend on the
+            number of ranks. It is there to measure what order costs.
+        bucket_mb: how many megabytes of gradients the ranks of a collective exchange at a time,
+            while others are still computed.
         memory_fraction: how much of its device's memory each worker's tensors may take, above 0
             and at most 1: set it where others need the rest. Default: no bound, memory is taken
             as it is needed. It has no effect on a CPU.
@@ -59,6 +66,22 @@ class Workers(Settings):
         metadata=about(
             "seconds of silence after which a worker process is replaced (300)",
             name="worker_timeout_s",
+            kind=float,
+            check=between(0),
+        ),
+    )
+    exchange: str = field(
+        default=ORDERED,
+        metadata=about(
+            "how ranks add gradients: ordered, or native (torch's; other bits)",
+            kind=str,
+            check=lambda name, value: one_of(name, value, (ORDERED, NATIVE)),
+        ),
+    )
+    bucket_mb: float = field(
+        default=16.0,
+        metadata=about(
+            "megabytes of gradients that ranks exchange at a time (16)",
             kind=float,
             check=between(0),
         ),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from quorate.commands.command import Command
+from quorate.commands.doctor.verdict import FAILS, Verdict
 from quorate.commands.options import setting_options
+
+if TYPE_CHECKING:
+    from quorate.commands.doctor.wanted import Wanted
 
 HELP = "Show what devices and limits there are, and whether such a run would work."
 
@@ -21,23 +25,27 @@ HELP = "Show what devices and limits there are, and whether such a run would wor
     short_help="show devices and limits, and what would go wrong",
 )
 @setting_options("devices", "workers", "threads")
+@click.option(
+    "--run-dir", metavar="DIR", help="under torchrun: whether all hosts have the same one there"
+)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 def command(
     devices: str | None,
     workers: int | None,
     threads: int | None,
+    run_dir: str | None,
     as_json: bool,
 ) -> int:
     """Print what there is and what is wrong; return 1 if such a run would fail, else 0.
 
+    Under torchrun one process of each host takes part, and the first one prints.
+
     Raises:
-        SettingError: a number is too small.
+        SettingError: a number is too small, or an option does not fit.
     """
-    from quorate.commands.doctor.examination import examine
-    from quorate.commands.doctor.table import shown
-    from quorate.commands.doctor.verdict import FAILS
-    from quorate.commands.doctor.verdicts import verdicts
     from quorate.commands.doctor.wanted import Wanted, named_devices
+    from quorate.errors import SettingError
+    from quorate.machine.environment import torchrun_environment
     from quorate.settings import whole
 
     wanted = Wanted(
@@ -45,14 +53,46 @@ def command(
         workers=None if workers is None else whole("workers", workers, least=1),
         threads=1 if threads is None else whole("threads", threads, least=1),
     )
+    environment = torchrun_environment()
+    if environment.get("LOCAL_RANK", "0") != "0":
+        return 0  # another process speaks for this host
+    if int(environment.get("GROUP_WORLD_SIZE", "1")) > 1:
+        return _several(environment, wanted, run_dir, as_json=as_json)
+    if run_dir is not None:
+        fix = "leave it out, or start it on each host: torchrun ... -m quorate doctor"
+        raise SettingError("run_dir", run_dir, "several hosts to compare it on", fix)
+    return _alone(wanted, as_json=as_json)
+
+
+def _alone(wanted: Wanted, *, as_json: bool) -> int:
+    from quorate.commands.doctor.examination import examine
+    from quorate.commands.doctor.table import shown
+    from quorate.commands.doctor.verdicts import verdicts
+
     facts = examine()
     listed = verdicts(facts, wanted)
+    return _told(facts, listed, shown(facts, listed), as_json=as_json)
+
+
+def _several(
+    environment: dict[str, str], wanted: Wanted, run_dir: str | None, *, as_json: bool
+) -> int:
+    from quorate.commands.doctor.hosts.meeting import meet
+    from quorate.commands.doctor.hosts.table import rows
+    from quorate.commands.doctor.hosts.verdicts import verdicts
+    from quorate.commands.doctor.table import text
+
+    if (hosts := meet(environment, wanted, run_dir)) is None:
+        return 0  # the first host says all
+    listed = verdicts(hosts)
+    return _told(hosts, listed, text([*rows(hosts)], listed), as_json=as_json)
+
+
+def _told(facts: Any, listed: list[Verdict], text: str, *, as_json: bool) -> int:
+    """Print what was found, and return the exit code."""
     code = int(any(verdict.level == FAILS for verdict in listed))
-    if as_json:
-        record = {"works": not code, "verdicts": _plain(listed), **_plain(facts)}
-        print(json.dumps(record, indent=1))
-    else:
-        print(shown(facts, listed))
+    record = {"works": not code, "verdicts": _plain(listed), **_plain(facts)}
+    print(json.dumps(record, indent=1) if as_json else text)
     return code
 
 

@@ -23,8 +23,13 @@ class Row(NamedTuple):
 
 
 def shown(facts: Facts, verdicts: Sequence[Verdict]) -> str:
-    """Return the whole text; a subject that has several rows is named once."""
+    """Return the whole text on one machine."""
     rows = [*_gpus(facts), *_torch(facts), *_host(facts), *_limits(facts), *_network(facts)]
+    return text(rows, verdicts)
+
+
+def text(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
+    """Return rows and verdicts as text; a subject that has several rows is named once."""
     before = ["", *(row.subject for row in rows)]
     table = aligned(
         [

@@ -133,7 +133,7 @@ class SlowWorkers:
         Args:
             now: seconds on any clock.
         """
-        devices = {status.number: status.device for status in workers}
+        devices = {status.number: status.where for status in workers}
         news = {status.number for status in workers if self._learns(status)}
         self._looks.update(news)
         slow_ones = [worker for worker in slow(self._times) if worker.worker in news]

@@ -84,8 +84,8 @@ def _state(status: WorkerStatus, shard_s: float | None, now: float) -> str:
 
 def _device(status: WorkerStatus, use: DeviceUse | None) -> str:
     if use is None or use.physical is None:
-        return status.device
-    return f"{status.device} = {use.physical}"
+        return status.where
+    return f"{status.where} = {use.physical}"
 
 
 def _use(use: DeviceUse) -> str:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from types import FrameType
 from typing import Any, NoReturn
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
-from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.replica.witness.between import Between
-from quorate.training.collective import share
-from quorate.training.collective.checks import CHECK, asked
+from quorate.training.collective import checks, share
+from quorate.training.collective.asked import Asked, end_by_signals
 from quorate.training.collective.identity import identity
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
@@ -39,53 +36,39 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
 
     Nothing of the script runs after this: what follows a training loop is rank 0's.
     """
-    code = 1
+    assert crew.company is not None
+    code, why = 1, "its loop is over"
     try:
-        _default_signals()
-        _follow(crew, dataset, make_state)
-        code = 0
+        end_by_signals()
+        code = _follow(crew, dataset, make_state)
     except RankError as error:
         if here() is None:  # else whoever started it says so
-            print(f"quorate: {error}", file=sys.stderr)
+            print(crew.company.named(error).line, file=sys.stderr)
+        why = str(error)
     except QuorateError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UserError) else 1
-    except BaseException:  # the edge of the process
+        why = str(error)
+    except SystemExit as error:  # another rank of this host says why
+        code, why = error.code if isinstance(error.code, int) else 1, "ranks do not fit together"
+    except BaseException as error:  # the edge of the process
         sys.excepthook(*sys.exc_info())
+        why = type(error).__name__
+    crew.company.part(why)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
     os._exit(code)
 
 
-class _Signals:
-    """Whether this rank was asked to end: rank 0 hears of it with the next step."""
-
-    def __init__(self) -> None:
-        self.asked: str | None = None
-        for number in JOB_SIGNALS:
-            with suppress(ValueError):  # the script trains in another thread than the main one
-                signal.signal(number, self._take)
-
-    def _take(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGTERM:  # a terminal's signals reach rank 0 too
-            self.asked = signal.Signals(number).name
-
-
-def _default_signals() -> None:
-    """Until the ranks have met, a signal ends this process: nobody waits for it."""
-    for number in JOB_SIGNALS:
-        with suppress(ValueError):
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
+def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
+    """Return the exit code that rank 0 says."""
     assert crew.company is not None
     ranks = crew.company.meet(crew.master_device, crew.timeout_s)
-    signals = _Signals()
+    asked = Asked(ranks.watch.ask)
     record = ranks.hear()
     if record["kind"] == END:
-        return
+        return int(record["code"])
     assert record["kind"] == OPEN
     plan = from_json(record["plan"], crew.recipe.loading.order)
     if (rows := length(dataset)) != plan.rows:
@@ -97,9 +80,9 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
     assert isinstance(state.optimizer, SlicedOptimizer)
     misfits = ranks.gather(share.misfit(ranks, record["state"], state).encode())
     if any(misfits):  # rank 0 says which
-        return
+        return 2
     share.take(ranks, record["state"], state)
-    if state.optimizer.flat:
+    if state.optimizer.is_sharded:
         state.optimizer.take_part(ranks.hear())
     member = Member(
         ranks,
@@ -110,6 +93,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
         loader_workers=crew.recipe.loading.processes,
         threads=crew.recipe.workers.threads,
     )
+    ranks.watch.sheet = member.sheet
     with closing(member):
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
         if (worker := here()) is not None:
@@ -120,17 +104,18 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> None:
 
         def tell(own: Handed) -> Handed:
             between.end()
-            return own._replace(stop=signals.asked, notes=notes.take())
+            return own._replace(stop=asked.by, notes=notes.take())
 
         while (record := ranks.hear())["kind"] != END:
             if record["kind"] == GATHER:
                 state.optimizer.gather()
             elif record["kind"] == SCATTER:
                 state.optimizer.take_part(record)
-            elif record["kind"] == CHECK:
-                asked(record, ranks, member, state, source)
+            elif record["kind"] == checks.CHECK:
+                checks.asked(record, ranks, member, state, source)
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, between, tell)
+    return int(record["code"])
 
 
 def _opened(
@@ -157,6 +142,8 @@ def _step(
     tell: Callable[[Handed], Handed],
 ) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
+    if "buckets" in record:
+        member.exchange.order = record["buckets"]
     if "groups" in record:
         share.take_groups(state, record["groups"])
     if "amendments" in record:
@@ -179,7 +166,6 @@ def _step(
     except Exception as error:
         if error is not member.raised:
             raise  # here alone, maybe: the others notice that this rank has ended
-        member.restore()
         return  # on every rank the same: rank 0 decides
     if applied.not_finite is None:
         state.global_step = step + 1

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
-from pathlib import Path
-
-import torch
 
 from quorate.data.source import Source
 from quorate.errors import UserError
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.transports.job import data_fingerprint
-from quorate.transports.processes.script import current
 
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
     """Return what has to be the same on all ranks, in words and hashes."""
-    settings = {name: repr(value) for name, value in crew.recipe.facts().items()}
+    workers, optimize = crew.recipe.workers, crew.recipe.optimize
+    facts = {
+        **crew.recipe.facts(),
+        "exchange": workers.exchange,
+        "bucket_mb": workers.bucket_mb,
+        "shard_optimizer": optimize.shard_optimizer,
+    }
+    settings = {name: repr(value) for name, value in facts.items()}
     return {
         **settings,
-        "the torch build": torch.__version__,
-        "the script": script_hash(),
         "the first rows of the dataset": data_fingerprint(source),
         "the gradient of the first shard": member.fingerprint(),
     }
-
-
-def script_hash() -> str:
-    """Return a hash of the file of the program, or nothing where there is none."""
-    script = current()
-    path = getattr(sys.modules["__main__"], "__file__", None) if script is None else script.path
-    try:
-        return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def compare(given: list[bytes]) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
-from quorate.coordination.ownership import slowest_factor
+from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
 from quorate.training.collective import checks, share
@@ -52,17 +52,27 @@ def leading(
     state.user_changes.look()
     state.user_changes.refuse()
     with ExitStack() as stack:
-        stack.callback(_leave, crew, company, state, say)
-        with company.naming():
+        stack.callback(_leave, crew, company, state, stops, say)
+        ranks.watch.on_asked = partial(_asked, stops, company)
+        try:
             member = stack.enter_context(closing(_opened(loop, crew, source, facts, ranks)))
+            ranks.watch.sheet = member.sheet
+            ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
+        except RankError as error:
+            raise company.named(error) from error
+        except BaseException:
+            ranks.break_off()
+            raise
         company.have_met()
         compare(identities)
-        if (factor := slowest_factor(plan.shards, ranks.size)) > 1:
+        if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
                 "as many as if all had equally many; a power of two for either gives 1"
             )
+        if (order := company.native_order) is not None:
+            crew.replicas.notes.doubt(order)
         state.user_changes.settle()
         between = crew.replicas.between(state)
         rests = between.begin, between.end
@@ -75,13 +85,15 @@ def leading(
         updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
         lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
-            yield loop._replace(transport=Status(member, crew), reports=reports)
+            yield loop._replace(transport=Status(ranks.watch), reports=reports)
 
 
 def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
     """Give the other ranks the state, and return what this one is in each step."""
     state = loop.state
-    given = shared(state, facts)
+    optimizer = state.optimizer
+    assert isinstance(optimizer, SlicedOptimizer)
+    given = shared(state, facts, moments=not optimizer.is_sharded)
     ranks.tell(
         {
             "kind": OPEN,
@@ -94,9 +106,8 @@ def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks
     if misfits := [text.decode() for text in ranks.gather(b"") if text]:
         raise UserError(misfits[0])
     share.send(ranks, given, state)
-    assert isinstance(state.optimizer, SlicedOptimizer)
-    if state.optimizer.flat:
-        state.optimizer.scatter()
+    if optimizer.is_sharded:
+        optimizer.scatter()
     return Member(
         ranks,
         state,
@@ -108,7 +119,22 @@ def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks
     )
 
 
-def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None]) -> None:
+def _asked(stops: Stops, company: Company, why: str) -> None:
+    """Stop, as a rank was asked to."""
+    if stops.exit_code is None:
+        stops.exit_code = company.stop_code
+    stops.ask(why)
+
+
+def _lost(stops: Stops, member: Member, why: str) -> None:
+    """Have the main thread come out of whatever it waits in: a shard, an evaluation."""
+    stops.ask(why)
+    member.leave(RankError(why))
+
+
+def _leave(
+    crew: Crew, company: Company, state: State, stops: Stops, say: Callable[[str], None]
+) -> None:
     """End the other ranks; what they have of the state comes here first."""
     is_whole = False
 
@@ -117,11 +143,8 @@ def _leave(crew: Crew, company: Company, state: State, say: Callable[[str], None
         state.leave_ranks()
         is_whole = True
 
-    if state.update.under_way and company.ranks is not None:
-        # It raised in the middle of an update, maybe here alone: the others wait for another word.
-        company.ranks.is_broken = True
     try:
-        company.leave(take_all)
+        company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
         say(f"{error}: go on from the newest checkpoint")
     if not is_whole:
@@ -145,13 +168,15 @@ class _Lead:
         self._groups: list[dict[str, Any]] | None = None  # as the others have them
         self._mark = share.mark(state)
         assert isinstance(state.optimizer, SlicedOptimizer)
-        state.optimizer.note_state()
+        self._optimizer = state.optimizer
+        self._optimizer.note_state()
         self._amended = state.user_changes.amendments.number
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
         """Yield the updates, until there are enough or somebody wants to stop."""
         state = self._state
         while state.global_step < self._updates.last_step:
+            self._ranks.require_all()  # else the reason to stop is that one is gone
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
                 return
@@ -160,9 +185,10 @@ class _Lead:
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member
         record: dict[str, Any] = {"kind": STEP, "step": step}
-        optimizer = state.optimizer
-        assert isinstance(optimizer, SlicedOptimizer)
-        optimizer.require_same_state()
+        self._optimizer.require_same_state()
+        if (order := member.exchange.seen_order()) is not None:
+            record["buckets"] = order
+            member.exchange.order = order
         if (groups := share.groups(state)) != self._groups:
             record["groups"] = self._groups = groups
         amendments = state.user_changes.amendments
@@ -172,20 +198,22 @@ class _Lead:
             self._amended = amendments.number
         _, end_rest = self._updates.rests
         try:
-            with self._company.naming():
-                if optimizer.is_lent:
-                    optimizer.scatter()  # user code may have changed it
-                self._ranks.tell(record)
-                if "amendments" in record:
-                    for value in share.values(state):
-                        for rank in range(1, self._ranks.size):
-                            self._ranks.swap([(rank, value.contiguous())], [])
-                parts = member.parts(step, hear=self._hear)
-                end_rest()
-                applied = member.applied(parts, step, step + 1)
-        except RankError:
-            raise
-        except BaseException:
+            if self._optimizer.is_lent:
+                self._optimizer.scatter()  # user code may have changed it
+            self._ranks.tell(record)
+            if "amendments" in record:
+                for value in share.values(state):
+                    for rank in range(1, self._ranks.size):
+                        self._ranks.swap([(rank, value.contiguous())], [])
+            parts = member.parts(step, hear=self._hear)
+            end_rest()
+            applied = member.applied(parts, step, step + 1)
+        except RankError as error:
+            raise self._company.named(error) from error
+        except BaseException as error:
+            # What a shard raises is raised on all ranks, and they wait for what comes next.
+            if state.update.under_way or not isinstance(error, Exception):
+                self._ranks.break_off()
             if not state.update.under_way:
                 member.restore()
             raise
@@ -194,12 +222,12 @@ class _Lead:
             state.tally.applied(each.worker, 0)
         self._updates.took(ready, applied, [])
         self._mark = share.mark(state)
-        optimizer.note_state()
+        self._optimizer.note_state()
         return ready, applied
 
     def _hear(self, rank: int, handed: Handed) -> None:
         """Hear what another rank has to say beside its gradient."""
         if handed.stop is not None:
-            self._stops.ask(f"rank {rank}: {handed.stop}")
+            _asked(self._stops, self._company, f"rank {rank}: {handed.stop}")
         for note in handed.notes:
             self._updates.crew.replicas.notes.put(note, f"rank {rank}")

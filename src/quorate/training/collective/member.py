@@ -4,41 +4,45 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
-from quorate.coordination.ownership import leaves, subtrees
-from quorate.coordination.tree import TreeSum, tree_sum
+from quorate.coordination.ownership import leaves
+from quorate.coordination.tree import Node, TreeSum, tree_sum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
+from quorate.errors import RankError
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.witness import writes
+from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
-from quorate.transports.collective.exchange import exchanged
-from quorate.transports.collective.parts import Handed
+from quorate.transports.collective.parts import Handed, handed_over
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.collective.slices import Slices
 from quorate.transports.job import Task, Training, drawing, probe_fingerprint
 from quorate.transports.worker_status import Timesheet
 
 T = TypeVar("T")
+_Done = tuple[object, BaseException | None]  # the result, or what was raised
 
 
 class OwnedTraining(Training):
     """Gradients of the shards that a rank owns."""
 
+    dealt: Callable[[int], Sequence[Node | None]]  # from V to the node that each rank owns
+
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the shards of a step that a rank owns: those of one subtree."""
-        (rank, ranks), shards = rank_of, self.plan.shards_of(step)
-        nodes = subtrees(shards, ranks)
-        return leaves(nodes[rank], shards) if rank < len(nodes) else range(0)
+        (rank, _), shards = rank_of, self.plan.shards_of(step)
+        node = self.dealt(shards)[rank]
+        return range(0) if node is None else leaves(node, shards)
 
 
 class Member:
@@ -68,8 +72,7 @@ class Member:
         self._ranks, self._state, self._source = ranks, state, source
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
-        self._own_sum: ShardSum | None = None  # of the step under way
-        self.raised: Exception | None = None  # in shards, on all ranks alike
+        self._before: list[ShardSum] = []  # of this rank's shards but the last
         self._make_job = partial(
             OwnedTraining,
             source,
@@ -78,9 +81,12 @@ class Member:
             loader_workers=loader_workers,
             threads=threads,
         )
-        self._job = self._make_job()
+        self.raised: Exception | None = None  # in shards, on all ranks alike
         self._rank_of = (ranks.rank, ranks.size)
-        self._slices = Slices(ranks, state.parameters.layout)
+        assert state.exchange is not None
+        self.exchange = state.exchange
+        self.exchange.open(state.parameters)
+        self._begin_job()
         self._written = writes.layout(state.parameters.views, state.written)
         self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self._feed: Feed | None = None
@@ -92,6 +98,11 @@ class Member:
         self._thread.close()
         if self._feed is not None:
             self._feed.close()
+
+    def leave(self, error: BaseException) -> None:
+        """Have whoever waits for a shard not wait for it any more: it raises. Any thread."""
+        self._thread.leave(error)
+        self.exchange.outbox.leave(error)
 
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
@@ -123,37 +134,52 @@ class Member:
             RankError: another rank is gone.
             Whatever user code raised on any rank: on every rank.
         """
-        own = Handed()
+        own, exchange, ask = Handed(), self.exchange, None
         self._keep_buffers()
-        try:
-            if shards := self._job.home_shards(self._rank_of, step):
-                node, total = self._thread.do(lambda stream: self._summed(stream, step, shards))
-                own = Handed(node, total)
-        except Exception as error:  # of user code: on every rank it is raised as one
-            own = Handed(error=error)
+        if shards := self._job.home_shards(self._rank_of, step):
+            exchange.outbox.clear()
+            ask = self._thread.begin(partial(self._released, step, shards))
+        v = self._job.plan.shards_of(step)
+        gradient = exchange.sum(v)
+        if ask is not None:
+            try:
+                own = Handed(*ask())
+            except RankError:
+                raise
+            except Exception as error:  # of user code: on every rank it is raised as one
+                own = Handed(error=error)
         self.restore()  # first of all: others are about to look at the model
-        own = tell(own)
-        self._own_sum = own.sum
-        gradient = None if own.sum is None else own.sum.gradient
         self.sheet.tell("pushing")
         try:
-            return exchanged(self._slices, own, gradient, self._written, hear)
+            own = tell(own)._replace(
+                is_finite=are_finite(gradient),
+                sends_again=exchange.outbox.is_to_go_again,
+            )
+            parts, handed = handed_over(exchange.ranks, own, self._written, hear)
+            if any(each.sends_again for each in handed):
+                exchange.outbox.go_again()
+                gradient = exchange.sum(v, waits=False)
+                found = exchange.ranks.gather(b"1" if are_finite(gradient) else b"0")
+                exchange.is_finite = all(each == b"1" for each in found)
+            else:
+                exchange.is_finite = all(each.is_finite for each in handed)
         except Exception as error:
             self.raised = error
             raise
         finally:
             self.sheet.tell("waiting")
+            for each in self._before:
+                self._replica.recycle(each)
+        _, leftmost = min(parts, key=lambda part: leaves(part[0], v).start)
+        leftmost.gradient = gradient  # in whose memory the others are added
+        return parts
 
     def applied(self, parts: list[Part], step: int, n: int) -> Applied:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
-        own_sum = self._own_sum
         again = partial(self._again, step) if self._state.optimizer.takes_closure else None
         with drawing("update", self._source.plan, n):
-            applied = self._state.update.apply(parts, shards, n, shards, again)
-        if own_sum is not None:
-            self._replica.recycle(own_sum)
-        return applied
+            return self._state.update.apply(parts, shards, n, shards, again)
 
     def _again(self, step: int, take: Callable[[ShardSum], None]) -> None:
         """Hand the step's sum at the parameters as they now are to ``take``. Blocks.
@@ -161,11 +187,13 @@ class Member:
         All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
         asks for the next one on all of them or on none.
         """
-        self._job = self._make_job()  # parameters are taken anew for each job
-        parts = self.parts(step)
-        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
-        if self._own_sum is not None:
-            self._replica.recycle(self._own_sum)
+        self._begin_job()
+        take(tree_sum(self.parts(step), self.shards_of(step), ShardSum.add))
+
+    def _begin_job(self) -> None:
+        """Compute from parameters that are taken anew, as for each job."""
+        self._job = self._make_job()
+        self._job.dealt = self.exchange.dealt
 
     def shards_of(self, step: int) -> int:
         """Return V of a step."""
@@ -187,22 +215,39 @@ class Member:
     def _set_buffers(self, buffers: Buffers) -> None:
         buffers.set(*self._buffers)
 
+    def _released(self, step: int, shards: range, stream: Stream) -> Part:
+        """Return the sum of some shards, without its gradient, which goes through the outbox."""
+        try:
+            return self._summed(stream, step, shards)
+        finally:
+            self.exchange.outbox.release()  # also if something was raised: others wait for it
+
     def _summed(self, stream: Stream, step: int, shards: range) -> Part:
         replica, job = self._replica, self._job
         if self._feed is None:
             self._feed = job.feed(self._rank_of, (step, shards[0]), replica.device)
         tree: TreeSum[ShardSum] = TreeSum(self._source.plan.shards_of(step), replica.add)
+        outbox, self._before = self.exchange.outbox, []
         for shard in shards:
+            is_last = shard == shards[-1]
+            if is_last:  # the exchange adds the others to it, bucket by bucket
+                before = [part for _, part in sorted(tree.parts.items())]
+                self._before = [replace(part) for part in before]
+                for part in before:
+                    part.gradient = None
+                outbox.begin([part.gradient for part in self._before if part.gradient is not None])
 
             def at(phase: str, shard: int = shard) -> None:
                 self.sheet.tell(phase, step, shard)
 
-            task = Task(self._ranks.rank, step, shard, at=at)
+            task = Task(self._ranks.rank, step, shard, into=outbox if is_last else None, at=at)
             try:
                 result = job.compute(replica, stream, self._feed, task, is_only=True)
             except BaseException as error:
                 job.annotate(error, task, replica.device)
                 raise
+            if is_last:
+                result.gradient = None
             tree.put((0, shard), result.computed_by(self._ranks.rank, shard))
         ((node, total),) = tree.parts.items()
         return node, total
@@ -217,12 +262,18 @@ class _Own:
     def __init__(self, name: str, threads: int, device: torch.device) -> None:
         self._threads, self._device = threads, device
         self._asked: queue.SimpleQueue[Callable[[Stream], None] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done] | None = None  # what is waited for
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def do(self, work: Callable[[Stream], T]) -> T:
         """Return what ``work`` returns in the thread. Blocks."""
-        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        return self.begin(work)()
+
+    def begin(self, work: Callable[[Stream], T]) -> Callable[[], T]:
+        """Begin to work in the thread. What is returned returns what ``work`` does, and blocks."""
+        done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
+        self._done = done
 
         def answer(stream: Stream) -> None:
             try:
@@ -230,11 +281,20 @@ class _Own:
             except BaseException as error:  # the edge of the thread
                 done.put((None, error))
 
+        def ask() -> T:
+            result, error = done.get()
+            self._done = None
+            if error is not None:
+                raise error
+            return cast(T, result)  # nothing was raised
+
         self._asked.put(answer)
-        result, error = done.get()
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]  # nothing was raised
+        return ask
+
+    def leave(self, error: BaseException) -> None:
+        """Have whoever waits for the thread raise. Any thread."""
+        if (done := self._done) is not None:
+            done.put((None, error))
 
     def close(self) -> None:
         """End the thread, if it is not in user code."""

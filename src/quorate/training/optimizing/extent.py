@@ -7,6 +7,7 @@ the same number wherever vectors are cut.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from quorate.coordination.ownership import BLOCK
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.not_finite import is_finite, not_finite
-from quorate.transports.collective.slices import Slices
+from quorate.transports.collective.exchange import Exchange
 
 
 class Whole:
@@ -39,15 +40,15 @@ class Sliced:
     """The update has a rank's slices, and all ranks make it together.
 
     Args:
-        slices: of the vectors.
+        exchange: that they come from.
     """
 
-    def __init__(self, slices: Slices) -> None:
-        self._slices = slices
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange, self._slices = exchange, exchange.slices
 
     def is_finite(self, total: ShardSum) -> bool:
         """Return whether loss and gradient of a sum are finite, on all ranks."""
-        return all(self._gathered(is_finite(total)))
+        return self._exchange.is_finite and math.isfinite(total.metrics["loss"])
 
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the parameters whose gradient is not finite everywhere, on any rank."""

@@ -15,8 +15,13 @@ def is_finite(total: ShardSum) -> bool:
 
     Not its buffers: a mask for attention is one, and full of infinities.
     """
-    vectors = [] if total.gradient is None else total.gradient.vectors
-    return math.isfinite(total.metrics["loss"]) and all(_is_finite(v) for v in vectors)
+    is_alright = total.gradient is None or are_finite(total.gradient)
+    return math.isfinite(total.metrics["loss"]) and is_alright
+
+
+def are_finite(gradient: Flat) -> bool:
+    """Whether everything in some vectors is finite. One pass over them."""
+    return all(_is_finite(vector) for vector in gradient.vectors)
 
 
 def not_finite(gradient: Flat) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from quorate.errors import SettingError
-from quorate.settings import AtResume, Settings, a_function, about, between, one_of
+from quorate.settings import AtResume, Settings, a_function, about, between, one_of, switch
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -77,6 +77,14 @@ class Optimize(Settings):
             "before an update that is not finite: stop, or skip it",
             kind=str,
             check=lambda name, value: one_of(name, value, NOT_FINITE),
+        ),
+    )
+    shard_optimizer: bool = field(
+        default=True,
+        metadata=about(
+            "each rank of a collective has the optimizer's state of its slices alone",
+            kind=bool,
+            check=switch,
         ),
     )
 

@@ -16,13 +16,22 @@ from torch.optim import Optimizer
 
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
-from quorate.replica.torch_internals import version
 from quorate.training.optimizing.closure import Closure
+from quorate.training.optimizing.entries import (
+    copied,
+    described,
+    end,
+    is_like,
+    marks,
+    part,
+    told,
+)
 from quorate.training.optimizing.known_optimizers import fill_momenta
 from quorate.training.optimizing.lent_states import LentStates
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
+from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.ranks import Record
-from quorate.transports.collective.slices import Piece, Slices
+from quorate.transports.collective.slices import Piece
 
 # Kinds of records: all ranks call ``SlicedOptimizer.gather``, or the others ``take``.
 GATHER, SCATTER = "gather", "scatter"
@@ -35,7 +44,8 @@ class SlicedOptimizer(FlatOptimizer):
         factory: the user's, from a list of parameters to an optimizer.
         model: whose trainable parameters are views of ``parameters``.
         parameters: this rank's, whole.
-        slices: of them.
+        exchange: of them.
+        is_sharded: whether each rank has the state for its slices alone, where that can be.
 
     Raises:
         SettingError: it is none, or one that no engine can take.
@@ -47,15 +57,17 @@ class SlicedOptimizer(FlatOptimizer):
         model: torch.nn.Module,
         parameters: Flat,
         *,
-        slices: Slices,
+        exchange: Exchange,
+        is_sharded: bool,
     ) -> None:
         super().__init__(factory, model, parameters)
-        self._slices = slices
+        self._exchange, self._slices = exchange, exchange.slices
+        self.is_sharded = is_sharded and self.flat
         self._is_alone = False
         self._is_ours = False  # whether this code itself is at the state of ``inner``
         self._noted: list[Any] = []
         self.is_lent = False  # whether user code has been given all of the state
-        if self.flat:
+        if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self._lend)
         self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
         # By the tensor that they are of.
@@ -70,7 +82,7 @@ class SlicedOptimizer(FlatOptimizer):
             return super().whole_of(gradient)
         whole = self.flat_parameters.layout.new(self.device)
         self._slices.put(gradient, whole)
-        self._slices.spread(whole)
+        self._exchange.spread(whole)
         return whole
 
     def step(
@@ -84,7 +96,7 @@ class SlicedOptimizer(FlatOptimizer):
         with self._inside():
             if self._is_alone or closure is not None:
                 super().step(gradient, missing, closure)
-            elif not self.flat:
+            elif not self.is_sharded:
                 super().step(self.whole_of(gradient), missing)
             else:
                 self._step(gradient, missing)
@@ -110,7 +122,7 @@ class SlicedOptimizer(FlatOptimizer):
             fill_momenta(own)
         own.step()
         self.inner.step()  # of nothing, as no tensor of it has a gradient: a schedule counts it
-        self._slices.spread(self.flat_parameters)
+        self._exchange.spread(self.flat_parameters)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -160,15 +172,15 @@ class SlicedOptimizer(FlatOptimizer):
             values: list[tuple[torch.Tensor, torch.Tensor]] = []
             for number, tensor in enumerate(tensors):
                 for entry, value in self.inner.state.get(tensor, {}).items():
-                    header.append([number, entry, *_told(value, tensor)])
-                    if _is_like(value, tensor):
+                    header.append([number, entry, *told(value, tensor)])
+                    if is_like(value, tensor):
                         values.append((tensor, value))
             held = [self._held[tensor] for tensor in tensors]
             ranks.tell({"kind": SCATTER, "held": held, "state": header})
             for tensor, value in values:
                 for rank in range(1, ranks.size):
                     places = self._places(tensor, rank)
-                    ranks.swap([(rank, _part(value, place)) for place in places], [])
+                    ranks.swap([(rank, part(value, place)) for place in places], [])
             self._mine = None
             self._cut_of_this_rank()
         self.is_lent = False
@@ -209,7 +221,7 @@ class SlicedOptimizer(FlatOptimizer):
         for number, tensor in enumerate(tensors):
             for which, piece in enumerate(self._own_pieces.get(tensor, ())):
                 for entry, value in self._mine.state.get(piece, {}).items():
-                    header.append([number, which, entry, *_described(value, piece)])
+                    header.append([number, which, entry, *described(value, piece)])
                     if isinstance(value, torch.Tensor):
                         own.append(value.contiguous())
         headers = [json.loads(text) for text in ranks.gather(json.dumps(header).encode())]
@@ -234,7 +246,7 @@ class SlicedOptimizer(FlatOptimizer):
                     device = tensor.device if is_piece else torch.device("cpu")
                     entries[entry] = torch.zeros(size, dtype=kind, device=device)
                 whole = entries[entry]
-                target = _part(whole, place) if is_piece else torch.empty_like(whole)
+                target = part(whole, place) if is_piece else torch.empty_like(whole)
                 if rank == 0:
                     target.copy_(next(values))
                 else:
@@ -247,7 +259,7 @@ class SlicedOptimizer(FlatOptimizer):
 
     def note_state(self) -> None:
         """Note what every rank has of the state by itself: user code has its turn."""
-        self._noted = [] if self.flat else _marks(self.inner.state)
+        self._noted = [] if self.is_sharded else marks(self.inner.state)
 
     def require_same_state(self) -> None:
         """Refuse to go on if user code has changed on this rank what every rank has by itself.
@@ -255,7 +267,7 @@ class SlicedOptimizer(FlatOptimizer):
         Raises:
             UserError: it has.
         """
-        if not self.flat and not self._is_alone and _marks(self.inner.state) != self._noted:
+        if not self.is_sharded and not self._is_alone and marks(self.inner.state) != self._noted:
             raise UserError(
                 f"optimizer: the state of {type(self.inner).__name__} was changed between updates, "
                 "and each rank has it by itself; change it in the optimizer's step(), or pass "
@@ -297,12 +309,12 @@ class SlicedOptimizer(FlatOptimizer):
         now = self._cut_of_this_rank()
         for piece in self._all_pieces():
             # A piece lies within the one that it was cut out of.
-            whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < _end(w))
+            whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < end(w))
             start = (piece.data_ptr() - whole.data_ptr()) // piece.element_size()
             now.state[piece] = {
                 entry: value[start : start + piece.numel()].clone()
-                if _is_like(value, whole)
-                else _copied(value)
+                if is_like(value, whole)
+                else copied(value)
                 for entry, value in was.state.get(whole, {}).items()
             }
 
@@ -320,12 +332,12 @@ class SlicedOptimizer(FlatOptimizer):
             for tensor in group["params"]:
                 pieces = self._own_pieces[tensor] = []
                 for place in self._places(tensor, self._slices.ranks.rank):
-                    piece = torch.nn.Parameter(_part(tensor.detach(), place))
+                    piece = torch.nn.Parameter(part(tensor.detach(), place))
                     pieces.append(piece)
                     states[piece] = {
-                        entry: _part(value, place).clone()
-                        if _is_like(value, tensor)
-                        else _copied(value)
+                        entry: part(value, place).clone()
+                        if is_like(value, tensor)
+                        else copied(value)
                         for entry, value in self.inner.state.get(tensor, {}).items()
                     }
                 params += pieces
@@ -347,51 +359,3 @@ class SlicedOptimizer(FlatOptimizer):
             place._replace(start=place.start - section.start)
             for place in self._slices.within(span, section.vector, rank)
         ]
-
-
-def _part(value: torch.Tensor, place: Piece) -> torch.Tensor:
-    return value[place.start : place.start + place.length]
-
-
-def _end(tensor: torch.Tensor) -> int:
-    """Return the address behind a vector."""
-    return tensor.data_ptr() + tensor.numel() * tensor.element_size()
-
-
-def _is_like(value: object, tensor: torch.Tensor) -> bool:
-    """Return whether an entry has a value for each element."""
-    return isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dim() > 0
-
-
-def _marks(value: Any) -> list[Any]:
-    """Return what changes if a tree does: which tensors it has, and how often each was written."""
-    if isinstance(value, torch.Tensor):
-        return [id(value), version(value)]
-    if isinstance(value, dict):
-        return [mark for key, item in value.items() for mark in (id(key), *_marks(item))]
-    if isinstance(value, (list, tuple)):
-        return [mark for item in value for mark in _marks(item)]
-    return [value if isinstance(value, (bool, int, float, str)) else id(value)]
-
-
-def _told(value: Any, tensor: torch.Tensor) -> list[Any]:
-    """Return an entry's dtype, its value or "piece" where that is sent, and where it is."""
-    if not isinstance(value, torch.Tensor):
-        return [None, value, ""]
-    dtype = str(value.dtype).removeprefix("torch.")
-    if _is_like(value, tensor):
-        return [dtype, "piece", ""]
-    return [dtype, value.tolist(), "cpu" if value.device.type == "cpu" else "device"]
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _described(value: Any, piece: torch.Tensor | None) -> list[Any]:
-    """Return dtype, shape or "piece", and the plain value of what is no tensor."""
-    if not isinstance(value, torch.Tensor):
-        return [None, None, value]
-    assert piece is not None
-    shape = "piece" if _is_like(value, piece) else list(value.shape)
-    return [str(value.dtype).removeprefix("torch."), shape, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -9,14 +11,17 @@ from functools import partial
 import torch
 
 from quorate.coordination import rules
-from quorate.errors import RankError, SettingError
+from quorate.errors import RankError, SettingError, UserError
 from quorate.machine.devices import Group
 from quorate.replica.flat import Layout
+from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.launch import Launched
+from quorate.transports.collective.native import NativeExchange
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.collective.slices import Slices
+from quorate.transports.collective.watch import GO_ON
 from quorate.transports.processes.script import Script
+from quorate.transports.workers import NATIVE, Workers
 
 END = "end"  # the kind of the last record that rank 0 tells
 
@@ -26,14 +31,14 @@ class Company:
 
     Args:
         groups: the devices that the settings give, on this host.
-        count: how many workers were asked for.
+        workers: how many were asked for, and how they exchange gradients.
         rule: of the updates.
 
     Raises:
         SettingError: ranks cannot do what was asked for.
     """
 
-    def __init__(self, groups: Sequence[Group], count: int | None, rule: rules.Rule) -> None:
+    def __init__(self, groups: Sequence[Group], workers: Workers, rule: rules.Rule) -> None:
         if not isinstance(rule, rules.Sync):
             expected = "sync, as the ranks of a collective make each update together"
             raise SettingError("update", rule.name, expected, "or take engine='processes'")
@@ -42,12 +47,11 @@ class Company:
             raise SettingError("devices", str(several), expected, "or take engine='towers'")
         self.ranks: Ranks | None = None  # between ``meet`` and ``leave``
         self._launched: Launched | None = None
+        self._workers = workers
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
+        self._count = workers.count
         if place is not None:
-            if count not in (None, place.size):
-                expected = f"{place.size}, as there are ranks"
-                raise SettingError("workers", count, expected, "leave it to torchrun")
             self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
             self.groups = (*self.groups[: place.rank], own, *self.groups[place.rank + 1 :])
@@ -69,14 +73,27 @@ class Company:
 
         Raises:
             RankError: they do not come.
+            UserError: they do not fit together.
+            SystemExit: the same, where another rank of this host says so.
         """
         if self.ranks is None:
             assert self._place is not None
             try:
-                self.ranks = Ranks(self._place, device, timeout_s)
+                ended = (lambda: None) if self._launched is None else self._launched.ended
+                self.ranks = Ranks(self._place, device, timeout_s, ended, self._count)
             except RankError as error:
                 raise self.named(error) from error
+            except UserError as error:  # the same on all ranks: one line for each host
+                if self._place.local_rank > 0:
+                    raise SystemExit(error.exit_code) from error
+                raise
         return self.ranks
+
+    @property
+    def bound(self) -> str:
+        """What the ranks have bound where, in words; they have met."""
+        assert self.ranks is not None
+        return self.ranks.bound
 
     def have_met(self) -> None:
         """Note that all ranks know each other: what they have met by is not needed any more."""
@@ -84,14 +101,40 @@ class Company:
             self._launched.met()
 
     @property
-    def slicing(self) -> Callable[[Layout], Slices] | None:
-        """What cuts vectors among the ranks; None before they have met."""
-        return None if self.ranks is None else partial(Slices, self.ranks)
+    def shares_memory(self) -> bool:
+        """Whether ranks of one host may read each other's memory: those of Linux can."""
+        return sys.platform == "linux"
+
+    @property
+    def native_order(self) -> str | None:
+        """Why the bits depend on the number of ranks, if gradients are added so."""
+        if self._workers.exchange != NATIVE or self.ranks is None:
+            return None
+        return (
+            f"exchange='native': torch.distributed adds gradients, in an order that depends on "
+            f"the number of ranks, here {self.ranks.size}"
+        )
+
+    @property
+    def exchanging(self) -> Callable[[Layout], Exchange] | None:
+        """What gives the exchange of vectors of a layout; None before the ranks have met."""
+        if self.ranks is None:
+            return None
+        kind = NativeExchange if self._workers.exchange == NATIVE else Exchange
+        return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
     def named(self, error: RankError) -> RankError:
         """Return an error that names the rank that is gone, where that is known."""
-        how = None if self._launched is None else self._launched.ended()
-        return error if how is None else RankError(f"{how}; {error}")
+        launched, ranks = self._launched, self.ranks
+        verdict = None if ranks is None else ranks.watch.verdict
+        if verdict is not None and not verdict.has_ended:
+            return RankError(f"{verdict.text}; {GO_ON}")
+        how = None if launched is None else launched.killed()
+        how = how or (None if ranks is None else ranks.watch.explained())
+        how = how or (None if launched is None else launched.ended())
+        if how is None or how in str(error):
+            return error
+        return RankError(f"{how}; {error if ranks is None else GO_ON}")
 
     @contextmanager
     def naming(self) -> Iterator[None]:
@@ -101,11 +144,26 @@ class Company:
         except RankError as error:
             raise self.named(error) from error
 
-    def leave(self, before: Callable[[], None] = lambda: None) -> None:
+    def part(self, why: str) -> None:
+        """Tell the others that this process leaves, and does not wait for anybody."""
+        if self.ranks is not None:
+            self.ranks.watch.close(why)
+
+    @property
+    def stop_code(self) -> int | None:
+        """With what all ranks leave when a signal asked one of them to; None: as it comes.
+
+        torchrun takes ranks that leave with 0 for done, and would not start them anew where only a
+        host of theirs is to go.
+        """
+        return None if self._launched is not None else 128 + signal.SIGTERM
+
+    def leave(self, before: Callable[[], None] = lambda: None, code: int = 0) -> None:
         """End the other ranks.
 
         Args:
             before: done by rank 0 while they are still there.
+            code: the exit code that they end with.
 
         Raises:
             RankError: by ``before``; the ranks have ended nevertheless.
@@ -116,12 +174,13 @@ class Company:
             if ranks is not None and not ranks.is_broken:
                 before()
                 with suppress(RankError):
-                    ranks.tell({"kind": END})
+                    ranks.tell({"kind": END, "code": code})
         finally:
-            # First of all: they may be in an exchange, and leaving it would wait for them.
-            if launched is not None and (ranks is None or ranks.is_broken):
-                launched.kill()
             if ranks is not None:
-                ranks.close()
+                raised = sys.exception()
+                over = "its loop is over"
+                ranks.close(over if raised is None else f"{type(raised).__name__}: {raised}")
             if launched is not None:
+                if ranks is None or ranks.is_broken:
+                    launched.kill()
                 launched.close()

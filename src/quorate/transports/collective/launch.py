@@ -5,7 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from dataclasses import replace
+from pathlib import Path
 
+from quorate.machine.container import oom_kills
+from quorate.transports.collective.board import FileBoard
 from quorate.transports.collective.place import Place
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import new_starter
@@ -30,12 +34,16 @@ class Launched:
 
     def __init__(self, script: Script, size: int, threads: int) -> None:
         self._folder = tempfile.mkdtemp(prefix="quorate-ranks-")
-        self.place = Place(0, size, 0, f"file:///{self._folder.lstrip('/')}/meet")
+        board = Path(self._folder, "board")
+        board.write_bytes(bytes(FileBoard.nbytes(size)))
+        meet = f"file:///{self._folder.lstrip('/')}/meet"
+        self.place = Place(0, size, 0, meet, board=str(board))
         self._starter = new_starter(script, threads=size * threads)
         self._processes: list[WorkerProcess] = []
+        self._oom_kills = oom_kills()  # before these
         try:
             for rank in range(1, size):
-                place = Place(rank, size, rank, self.place.meet)
+                place = replace(self.place, rank=rank, local_rank=rank)
                 self._processes.append(WorkerProcess(rank, script, self._starter, place=place))
         except BaseException:
             self.close()
@@ -43,17 +51,28 @@ class Launched:
 
     def ended(self) -> str | None:
         """Return which rank has ended and how, if one has: the one whose end says most."""
+        return next((text for _, text in self._endings()), None)
+
+    def killed(self) -> str | None:
+        """Return the same of one that did not end by itself, as ranks do when another is lost."""
+        return next((text for is_own, text in self._endings() if not is_own), None)
+
+    def _endings(self) -> list[tuple[bool, str]]:
+        """Return whether it was its own doing, and in words: first those that were not."""
+        found: list[tuple[bool, int, str]] = []
         for wait_s in (0.0, 0.2):  # the system may need a moment to tell
             time.sleep(wait_s)
-            gone = [process for process in self._processes if process.has_ended()]
-            endings = sorted(
-                ((process.ending(), process.number) for process in gone),
-                key=lambda ending: (ending[0].code in (0, 1), ending[1]),
-            )
-            if endings:
-                (ending, rank), *_ = endings
-                return f"rank {rank} {ending.text(had_joined=False)}"
-        return None
+            for process in self._processes:
+                if not process.has_ended():
+                    continue
+                ending = process.ending()
+                if ending.is_kill and oom_kills() > self._oom_kills:
+                    ending = ending._replace(is_out_of_memory=True)
+                text = f"rank {process.number} {ending.text(had_joined=False)}"
+                found.append((ending.code in (0, 1), process.number, text))
+            if found:
+                break
+        return [(is_own, text) for is_own, _, text in sorted(found)]
 
     def close(self) -> None:
         """Wait for the ranks to end, or end them; nothing of them is left."""

@@ -16,7 +16,9 @@ class Place:
     Args:
         local_rank: among the ranks of this host.
         meet: a URL for ``torch.distributed``.
+        board: the file of the ranks' board, where all are of one machine; None: the store is one.
         attempt: how often torchrun has started the ranks anew.
+        endpoint: host and port of the store that they meet by; None: a file.
     """
 
     rank: int
@@ -24,6 +26,13 @@ class Place:
     local_rank: int
     meet: str
     attempt: str = "0"
+    board: str | None = None
+    endpoint: tuple[str, int] | None = None
+
+    @property
+    def where(self) -> str:
+        """The store that they meet by, in words."""
+        return "" if self.endpoint is None else f"{self.endpoint[0]}:{self.endpoint[1]}"
 
 
 _given: Place | None = None  # by the rank 0 that started this process
@@ -54,4 +63,5 @@ def from_torchrun(environment: Mapping[str, str]) -> Place | None:
             raise SettingError(name, None, "what torchrun sets", "start the script by torchrun")
     rank, size, local_rank = (int(environment[name]) for name in names[:3])
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Place(rank, size, local_rank, "env://", attempt)
+    endpoint = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    return Place(rank, size, local_rank, "env://", attempt, endpoint=endpoint)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +17,13 @@ import torch
 import torch.distributed as dist
 
 from quorate.errors import RankError
-from quorate.machine.environment import gloo_on_loopback
+from quorate.machine.environment import gloo_on
+from quorate.transports.collective.hello import Hello, hello, require_alike, said_by_all
+from quorate.transports.collective.interface import Interface, chosen
+from quorate.transports.collective.judge import Times
+from quorate.transports.collective.meeting import meet
 from quorate.transports.collective.place import Place
+from quorate.transports.collective.watch import GO_ON
 
 Record = dict[str, Any]
 
@@ -34,44 +39,109 @@ class Ranks:
     Args:
         place: of this process.
         device: that vectors are on.
-        timeout_s: how long the others may take for a step.
+        timeout_s: how long the others may take for a shard; see ``Times``.
+        ended: says which rank that this process has started has ended, if one has.
+        workers: how many ranks were asked for, if that was said.
 
     Raises:
         RankError: the ranks do not meet.
+        UserError: they do not fit together.
     """
 
-    def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        place: Place,
+        device: torch.device,
+        timeout_s: float,
+        ended: Callable[[], str | None] = lambda: None,
+        workers: int | None = None,
+    ) -> None:
         self.rank, self.size = place.rank, place.size
-        self.is_broken = False  # whether another is gone
+        self._is_broken = False  # whether an exchange was
         self.device = device
         self._owns_default = not dist.is_initialized()
         shows = sys.excepthook  # torch puts one in its place that swallows lines
-        is_alone = place.meet.startswith("file:")  # all ranks are of this machine
-        at = gloo_on_loopback() if is_alone and sys.platform == "linux" else nullcontext()
-        with self._lost_is_an_error("to meet"), at:
-            timeout = timedelta(seconds=timeout_s)
-            if self._owns_default:
-                backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-                store, _, _ = next(
-                    _dist.rendezvous(place.meet, place.rank, place.size, timeout=timeout)
-                )
-                # torchrun's store outlives a restart, and has the addresses of those before it.
-                own = _dist.PrefixStore(f"quorate-{place.attempt}", store)
-                dist.init_process_group(
-                    backend, store=own, rank=place.rank, world_size=place.size, timeout=timeout
-                )
-            self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
-        sys.excepthook = shows
+        self._place = place
+        self._interface: Interface | None = None
+        timeout = timedelta(seconds=Times.of(timeout_s).most_s)
+        with _refusing("to reach the others"):
+            self.watch, store = meet(place, device, timeout_s, ended)
+        try:
+            with self._lost_is_an_error("to meet"), ExitStack() as stack:
+                stack.enter_context(self._listening(store, hello(place, device, workers)))
+                stack.enter_context(self.watch.links.noting())
+                if self._owns_default:
+                    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+                    dist.init_process_group(
+                        backend,
+                        store=store,
+                        rank=place.rank,
+                        world_size=place.size,
+                        timeout=timeout,
+                    )
+                self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+        except BaseException as error:
+            self.watch.close(f"{type(error).__name__} while ranks were connected")
+            raise
+        finally:
+            sys.excepthook = shows
 
-    def close(self) -> None:
-        """Leave the collective."""
+    def close(self, why: str) -> None:
+        """Leave the collective.
+
+        Args:
+            why: for the others.
+        """
+        self.watch.close(why)
         if self._owns_default and dist.is_initialized():
             dist.destroy_process_group()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether another is gone."""
+        return self._is_broken or self.watch.verdict is not None
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    def break_off(self) -> None:
+        """Note that the others are in an exchange that this rank has left: they hear no record."""
+        self._is_broken = True
+
+    @contextmanager
+    def _listening(self, store: Any, own: Hello) -> Iterator[None]:
+        """Within the block gloo listens where the others reach this rank, if they all fit."""
+        hellos = said_by_all(store, self._place, own)
+        require_alike(hellos)
+        if sys.platform == "linux":
+            addresses = [each.address for each in hellos]
+            self._interface = chosen(self._place.endpoint, own.address, addresses)
+        with gloo_on(None if self._interface is None else self._interface.name):
+            yield
+
+    @property
+    def bound(self) -> str:
+        """What is bound where, in words."""
+        at = "this machine's own address" if self._interface is None else str(self._interface)
+        if self._place.endpoint is None:
+            return f"{self.size} ranks met by a file; gloo listens on {at}"
+        host, port = self._place.endpoint
+        return (
+            f"{self.size} ranks met at {host}:{port} (torchrun's store, on all interfaces); "
+            f"gloo listens on {at}"
+        )
+
+    def require_all(self) -> None:
+        """Raise if a rank is gone.
+
+        Raises:
+            RankError: one is.
+        """
+        if self.watch.verdict is not None:
+            self.watch.heed()
+            raise RankError(f"{self.watch.verdict.text}; {GO_ON}")
 
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
@@ -100,16 +170,32 @@ class Ranks:
 
     def gather(self, own: bytes) -> list[bytes]:
         """Return what each rank has given, in the order of ranks. All ranks call it. Blocks."""
+        heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL)
+        sizes = [int.from_bytes(head[:8], "little") for head in heads]
+        texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
+        if (rest := max(sizes) - _SMALL) > 0:
+            more = self._gathered(own[_SMALL:], rest)
+            texts = [text + each for text, each in zip(texts, more, strict=True)]
+        return [text[:size] for text, size in zip(texts, sizes, strict=True)]
+
+    def _gathered(self, own: bytes, size: int) -> list[bytes]:
+        given = torch.zeros(size, dtype=torch.uint8)
+        given[: len(own)] = _bytes(own)
+        taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.size)]
         with self._lost_is_an_error("to end the step"):
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(sizes, torch.tensor([len(own)]))
-            most = max(int(size) for size in sizes)
-            given = torch.zeros(most, dtype=torch.uint8)
-            given[: len(own)] = _bytes(own)
-            taken = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
             dist.all_gather(taken, given)
-        texts = [tensor.numpy().tobytes() for tensor in taken]
-        return [text[: int(size)] for text, size in zip(texts, sizes, strict=True)]
+        return [tensor.numpy().tobytes() for tensor in taken]
+
+    def group_of(self, lists: Sequence[Sequence[int]]) -> Any:
+        """Return the group of those ranks that this one is among, of several. All ranks call it."""
+        with self._lost_is_an_error("to meet"):
+            groups = [dist.new_group([*each], backend="gloo") for each in lists]
+        return next(g for g, each in zip(groups, lists, strict=True) if self.rank in each)
+
+    def wait_for(self, group: Any) -> None:
+        """Return when all ranks of a group have come here. Blocks."""
+        with self._lost_is_an_error("of its host"):
+            dist.barrier(group)
 
     def swap(
         self,
@@ -118,6 +204,32 @@ class Ranks:
     ) -> None:
         """Send tensors to ranks, and take others in; in the same order on both ends. Blocks.
 
+        See ``begin_swap``.
+        """
+        self.begin_swap(sends, takes).wait()
+
+    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Swap:
+        """Begin to add one part for each rank over all ranks, in torch.distributed's own order.
+
+        Args:
+            own: takes the sum of the parts for this rank.
+        """
+        with self._lost_is_an_error("to exchange its slices"):
+            work = dist.reduce_scatter(own, [*parts], async_op=True)
+        return Swap([work], self._lost_is_an_error)
+
+    def spread(self, own: torch.Tensor, taken: torch.Tensor) -> None:
+        """Have all ranks get what each has: vectors of one length, one behind the other. Blocks."""
+        with self._lost_is_an_error("to exchange its slices"):
+            dist.all_gather_into_tensor(taken, own)
+
+    def begin_swap(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        takes: Sequence[tuple[int, torch.Tensor]],
+    ) -> Swap:
+        """Begin to send tensors to ranks, and to take others in; in the same order on both ends.
+
         Args:
             sends: rank and a contiguous tensor; between two ranks the first sent is taken first.
             takes: rank and the memory that it goes to.
@@ -125,21 +237,52 @@ class Ranks:
         todo = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sends if tensor.numel()]
         todo += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in takes if tensor.numel()]
         with self._lost_is_an_error("to exchange its slices"):
-            for work in dist.batch_isend_irecv(todo) if todo else ():
-                work.wait()
+            works = dist.batch_isend_irecv(todo) if todo else []
+        return Swap(works, self._lost_is_an_error)
 
     @contextmanager
     def _lost_is_an_error(self, what: str) -> Iterator[None]:
+        watch = self.watch
+        self.require_all()
+        watch.waits += 1
         try:
             yield
         except (RuntimeError, ValueError) as error:  # all that torch.distributed raises
-            self.is_broken = True
+            self._is_broken = True
+            self.require_all()
             text = str(error).strip() or type(error).__name__
             line = text.splitlines()[0].partition(". This is typically")[0]
             raise RankError(
                 f"rank {self.rank} of {self.size} waited for another {what}, and it is gone: "
                 f"{line:.300}"
             ) from error
+        finally:
+            watch.waits -= 1
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Have what torch.distributed raises be a ``RankError``."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RankError(f"this rank waited {what}, in vain: {line:.300}") from error
+
+
+class Swap:
+    """Tensors on their way."""
+
+    def __init__(
+        self, works: Sequence[Any], lost: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        self._works, self._lost = works, lost
+
+    def wait(self) -> None:
+        """Return when all are where they are to be. Blocks."""
+        with self._lost("to exchange its slices"):
+            for work in self._works:
+                work.wait()
 
 
 def _bytes(text: bytes) -> torch.Tensor:

@@ -10,8 +10,6 @@ from quorate.coordination.ownership import BLOCK, buckets, slices
 from quorate.replica.flat import Flat, Layout
 from quorate.transports.collective.ranks import Ranks
 
-BUCKET_BYTES = 16 << 20
-
 
 class Bucket(NamedTuple):
     """What is exchanged at a time: a stretch of a vector, and each rank's part of it."""
@@ -19,6 +17,10 @@ class Bucket(NamedTuple):
     vector: int
     span: range
     of: list[range]  # by rank
+
+    def part(self, whole: Flat, rank: int) -> torch.Tensor:
+        """Return the view of whole vectors that is a rank's part of this bucket."""
+        return whole.vectors[self.vector][self.of[rank].start : self.of[rank].stop]
 
 
 class Piece(NamedTuple):
@@ -38,7 +40,7 @@ class Slices:
         layout: of the whole vectors.
     """
 
-    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int) -> None:
         self.ranks = ranks
         self.whole = layout
         self.buckets: list[Bucket] = []
@@ -63,10 +65,7 @@ class Slices:
 
     def stretches(self, whole: Flat, rank: int) -> list[torch.Tensor]:
         """Return the views of whole vectors that a rank has, in the order of buckets."""
-        return [
-            whole.vectors[bucket.vector][bucket.of[rank].start : bucket.of[rank].stop]
-            for bucket in self.buckets
-        ]
+        return [bucket.part(whole, rank) for bucket in self.buckets]
 
     def pieces(self, own: Flat) -> list[torch.Tensor]:
         """Return the views of this rank's slices that its stretches are."""
@@ -99,13 +98,3 @@ class Slices:
                 found.append(Piece(start, end - start, at + start - part.start))
             at += len(part)
         return found
-
-    def spread(self, whole: Flat) -> None:
-        """Have all ranks get the slices that each has in its own whole vectors. Blocks."""
-        ranks = self.ranks
-        mine = self.stretches(whole, ranks.rank)
-        others = [rank for rank in range(ranks.size) if rank != ranks.rank]
-        ranks.swap(
-            [(rank, part) for rank in others for part in mine],
-            [(rank, part) for rank in others for part in self.stretches(whole, rank)],
-        )

@@ -63,6 +63,7 @@ def run(*, wire: int, output: int) -> None:
     _here = Worker(start["number"], end, output)
     if start["place"] is not None:
         take(Place(**start["place"]))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a rank is asked to end as any other is
     with steady():  # also while it is hidden: a full disk for temporary files is no news
         Script(**start["script"]).run()
     sys.exit("the script came to its end without a training loop")

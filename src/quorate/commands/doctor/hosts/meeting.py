@@ -1,0 +1,191 @@
+"""The meeting of hosts: each looks at itself, two at a time at what lies between them.
+
+One process of each host takes part. They meet in the store by which the ranks would, say there
+what they found, and take turns: a measurement has the network to itself.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+
+from quorate.commands.doctor.examination import examine
+from quorate.commands.doctor.facts import Facts
+from quorate.commands.doctor.hosts.facts import Crossing, Hosts, Report
+from quorate.commands.doctor.hosts.probe import Listener, measure
+from quorate.commands.doctor.verdicts import verdicts
+from quorate.commands.doctor.wanted import Wanted
+from quorate.machine.processor import processors
+from quorate.transports.collective.interface import Interface, chosen, route
+
+MEET_S = 120.0  # that hosts may differ in how long they take
+SEEN_S = 5.0  # until a file that one host has written is there on another: NFS caches names
+MOST_PAIRED = 4  # hosts of which each two are measured; of more each and the next, and the first
+
+_dist: Any = torch.distributed
+
+
+def pairs(hosts: int) -> list[tuple[int, int]]:
+    """Return which hosts are measured against each other, in turn."""
+    if hosts <= MOST_PAIRED:
+        return list(combinations(range(hosts), 2))
+    ring = [(host, host + 1) for host in range(hosts - 1)]
+    return [*ring, *((0, host) for host in range(2, hosts))]
+
+
+def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) -> Hosts | None:
+    """Look at all hosts together; return what was found, or None but on the first host.
+
+    Args:
+        environment: torchrun's, of a process that speaks for its host.
+        run_dir: to look for on all of them.
+
+    Raises:
+        RuntimeError: a host does not come.
+    """
+    # 1. Where all can read what each says, and by which address they reach this one.
+    endpoint = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    own, count = int(environment["GROUP_RANK"]), int(environment["GROUP_WORLD_SIZE"])
+    store = _store(environment)
+    address = route(endpoint)
+    addresses = _said_by_all(store, "address", own, count, address)
+    at = chosen(endpoint, address, addresses)
+    # 2. Each host by itself. What the first has put into the run directory the others look for.
+    mark = None
+    if own == 0:
+        mark = None if run_dir is None else _mark(run_dir)
+        store.set("word", json.dumps([secrets.token_hex(8), mark]))
+    word, mark = json.loads(store.get("word"))
+    unseen = None if mark is None else _unseen(mark)
+    report = _report(environment, wanted, at, unseen)
+    reports = [
+        Report.from_json(said) for said in _said_by_all(store, "report", own, count, asdict(report))
+    ]
+    # 3. Two hosts at a time.
+    with closing(Listener(report.address, word)) as listener:
+        ports = _said_by_all(store, "port", own, count, listener.port)
+        crossings = []
+        for one, other in pairs(count):
+            if one == own:
+                found = _crossing(one, other, reports[other].address, ports[other], word)
+                store.set(f"crossing-{one}-{other}", json.dumps(asdict(found)))
+            crossings.append(Crossing(**json.loads(store.get(f"crossing-{one}-{other}"))))
+    if own == 0 and mark is not None:
+        with suppress(OSError):
+            Path(mark).unlink()
+    _said_by_all(store, "left", own, count, None)  # the store may be a process of the first host
+    if own > 0:
+        return None
+    return Hosts(
+        tuple(reports),
+        tuple(crossings),
+        store=f"{endpoint[0]}:{endpoint[1]}",
+        run_dir=run_dir,
+        restarts=int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")),
+        is_store_shared=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _store(environment: Mapping[str, str]) -> Any:
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    timeout = timedelta(seconds=MEET_S)
+    store, _, _ = next(_dist.rendezvous("env://", rank, size, timeout=timeout))
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return _dist.PrefixStore(f"quorate-doctor-{attempt}", store)
+
+
+def _said_by_all(store: Any, what: str, own: int, count: int, said: Any) -> list[Any]:
+    """Return what each host says; all call it. Blocks."""
+    store.set(f"{what}-{own}", json.dumps(said))
+    return [json.loads(store.get(f"{what}-{host}")) for host in range(count)]
+
+
+def _report(
+    environment: Mapping[str, str], wanted: Wanted, at: Interface | None, unseen: str | None
+) -> Report:
+    facts = examine()
+    speeds = {each.name: each.mbit_per_s or 0 for each in facts.interfaces}
+    speed = 0 if at is None else speeds.get(at.name, 0)
+    faster = {name: its for name, its in speeds.items() if 0 < speed < its}
+    return Report(
+        name=socket.gethostname(),
+        address=_address(facts, at),
+        interface=None if at is None else at.name,
+        mbit_per_s=speed or None,
+        faster=faster,
+        ranks=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        torch=facts.torch.version,
+        cuda=facts.torch.cuda,
+        python=platform.python_version(),
+        kernels=processors(())[0],
+        gpus=tuple(sorted({_kind(facts, each.device) for each in facts.accelerators})),
+        driver=facts.driver.version,
+        sees_run_dir=unseen,
+        verdicts=tuple(verdicts(facts, wanted)),
+    )
+
+
+def _address(facts: Facts, at: Interface | None) -> str:
+    """Return the address of the interface: one that was named says none of its own."""
+    if at is None:
+        return "127.0.0.1"
+    of_it = next((each.addresses for each in facts.interfaces if each.name == at.name), ())
+    return at.address if at.address in of_it or not of_it else of_it[0]
+
+
+def _kind(facts: Facts, device: str) -> str:
+    accelerator = next(each for each in facts.accelerators if each.device == device)
+    if accelerator.visible is not None:
+        for gpu in facts.gpus:
+            if gpu.index == accelerator.visible.index and gpu.name is not None:
+                return gpu.name
+    return device.partition(":")[0]
+
+
+def _crossing(one: int, other: int, address: str, port: int, word: str) -> Crossing:
+    try:
+        found = measure(address, port, word)
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        return Crossing(one, other, failure=f"{address} port {port}: {why}")
+    return Crossing(one, other, *found)
+
+
+def _mark(run_dir: str) -> str:
+    """Leave a file in a run directory, or where it would be made, and return its path."""
+    folder = Path(run_dir).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    mark = folder / f".quorate-doctor-{secrets.token_hex(4)}"
+    with suppress(OSError):  # the verdict on it is that nobody sees it
+        mark.write_text("")
+    return str(mark)
+
+
+def _unseen(mark: str) -> str | None:
+    """Return why a file is not seen, after a while; None if it is."""
+    deadline = time.monotonic() + SEEN_S
+    while True:
+        try:
+            listed = [entry.name for entry in Path(mark).parent.iterdir()]
+        except OSError as error:
+            failure = f"{Path(mark).parent}: {error.strerror}"
+        else:
+            if Path(mark).name in listed:
+                return None
+            failure = f"what the first host writes to {Path(mark).parent} does not come to be there"
+        if time.monotonic() > deadline:
+            return failure
+        time.sleep(0.1)

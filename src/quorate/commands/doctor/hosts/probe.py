@@ -1,0 +1,143 @@
+"""Probes of the way between two hosts: how long a byte takes, and how many go through.
+
+Plain TCP on any free port, as gloo and NCCL take one: what lets this through lets them through.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+PINGS = 20
+SECONDS = 0.5  # that bytes are sent for, in each direction
+LIMIT_S = 5.0  # that a host may be silent
+_PING, _TAKE, _GIVE = b"p", b"t", b"g"
+_CHUNK = bytes(1 << 18)
+
+
+class Measured(NamedTuple):
+    """What lies between this host and another."""
+
+    ms: float  # there and back
+    mbit_per_s: float
+    back_mbit_per_s: float
+    ahead_ms: float  # the other's clock
+
+
+class Listener:
+    """Answers the probes of other hosts, from a thread of its own. ``close`` it.
+
+    Args:
+        address: of this host; no other one is listened at.
+        word: that a probe has to know; 16 characters.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, address: str, word: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._server = socket.create_server((address, 0), family=family)
+        self.port: int = self._server.getsockname()[1]
+        self._word = word.encode()
+        self._thread = threading.Thread(target=self._run, name="quorate-doctor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(LIMIT_S)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                asker, _ = self._server.accept()
+            except OSError:  # it was closed
+                return
+            # Of whoever goes away in between, the next one hears nothing.
+            with asker, suppress(OSError, struct.error):
+                asker.settimeout(LIMIT_S)
+                if _exactly(asker, len(self._word)) == self._word:
+                    self._answer(asker)
+
+    def _answer(self, asker: socket.socket) -> None:
+        asker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while what := asker.recv(1):
+            if what == _PING:
+                asker.sendall(struct.pack("<d", time.time()))
+            elif what == _TAKE:
+                asker.sendall(struct.pack("<d", _taken(asker)))
+            elif what == _GIVE:
+                _give(asker)
+                return
+
+
+def measure(address: str, port: int, word: str) -> Measured:
+    """Return what lies between this host and the one of a listener. Takes about a second.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    with _asking(address, port, word) as asked:
+        pings = [_ping(asked) for _ in range(PINGS)]
+        asked.sendall(_TAKE)
+        _give(asked)
+        (there,) = struct.unpack("<d", _exactly(asked, 8))
+    with _asking(address, port, word) as asked:
+        asked.sendall(_GIVE)
+        back = _taken(asked)
+    _, ahead_s = min(pings)  # of the shortest: the one that was disturbed least
+    return Measured(1000 * statistics.median(s for s, _ in pings), there, back, 1000 * ahead_s)
+
+
+@contextmanager
+def _asking(address: str, port: int, word: str) -> Iterator[socket.socket]:
+    with socket.create_connection((address, port), LIMIT_S) as asked:
+        asked.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        asked.sendall(word.encode())
+        yield asked
+
+
+def _ping(asked: socket.socket) -> tuple[float, float]:
+    """Return how long an answer took, and by how much the other's clock is ahead; seconds."""
+    begun, at = time.perf_counter(), time.time()
+    asked.sendall(_PING)
+    (there,) = struct.unpack("<d", _exactly(asked, 8))
+    took = time.perf_counter() - begun
+    return took, there - (at + took / 2)
+
+
+def _give(taker: socket.socket) -> None:
+    """Send for a while, then no more."""
+    deadline = time.perf_counter() + SECONDS
+    while time.perf_counter() < deadline:
+        taker.sendall(_CHUNK)
+    taker.shutdown(socket.SHUT_WR)
+
+
+def _taken(giver: socket.socket) -> float:
+    """Return how many Mbit a second come, to the last."""
+    room = bytearray(1 << 20)
+    size, begun = giver.recv_into(room), time.perf_counter()
+    total = 0
+    while size:
+        size = giver.recv_into(room)
+        total += size
+    return 8e-6 * total / max(time.perf_counter() - begun, 1e-9)
+
+
+def _exactly(giver: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        if not (more := giver.recv(size - len(found))):
+            raise ConnectionResetError("it was closed")
+        found += more
+    return found

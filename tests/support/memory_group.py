@@ -1,0 +1,42 @@
+"""A control group with a limit of memory, where one can be made."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from quorate.machine import container
+
+
+@contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """Yield the name of a new group; the test is skipped where none can be made."""
+    version_1 = (container.ROOT / "memory" / "memory.limit_in_bytes").exists()
+    parent = container.ROOT / "memory" if version_1 else container.ROOT
+    group = parent / f"quorate-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        limit = group / ("memory.limit_in_bytes" if version_1 else "memory.max")
+        limit.write_text(str(limit_bytes))
+        yield group
+    except OSError as error:
+        pytest.skip(f"no limit can be set: {error}")
+    finally:
+        deadline = time.monotonic() + 5
+        while group.exists() and time.monotonic() < deadline:
+            with suppress(OSError):  # the kernel may not know yet that its processes are gone
+                group.rmdir()
+            time.sleep(0.05)
+
+
+def inside(group: Path, words: list[str]) -> list[str]:
+    """Return the command line that runs another one in a group."""
+    return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *words]
