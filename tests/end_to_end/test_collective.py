@@ -154,6 +154,27 @@ def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_
 
 
 @pytest.mark.slow
+def test_callbacks_reach_the_state_of_the_optimizer(references: References) -> None:
+    for optimizer in ("adam", "sgd"):
+        ended = ranks("moments", 3, optimizer=optimizer)
+        assert said_digest(ended) == tower("moments", optimizer, references)
+    refused = ranks("moments", 2, optimizer="adafactor")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "optimizer: the state of Adafactor was changed between updates" in refused.err
+
+
+@pytest.mark.slow
+def test_working_copies_of_another_precision(references: References) -> None:
+    """The model itself computes in bf16 on a rank, and its parameters stay what they are."""
+    bits = ("--precision", "bf16")
+    expected = references.on_a_tower("ranks.py", "change", "adam", options=bits).digests
+    ended = run(command("ranks.py", "change", "adam", options=(*options(2), *bits)))
+    assert ended.code == 0, ended.said
+    assert "in doubt" not in ended.out
+    assert said_digest(ended) in expected
+
+
+@pytest.mark.slow
 def test_what_another_rank_alone_comes_to_is_said_and_kept(tmp_path: Path) -> None:
     """A doubt of rank 1's own, after the first step; and what only a comparison shows."""
     writes = ranks("writes", 2, tmp_path / "writes")

@@ -81,6 +81,21 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return found * float("nan") if what == "nan" and 60 in rows.tolist() else found
 
 
+class Moments(quorate.Callback):
+    """Scales and looks at what the optimizer keeps, which lies on all ranks."""
+
+    def updated(self, report: Any) -> None:
+        if report.global_step in (2, 5):
+            for p in trainer.model.parameters():
+                for name, value in made[-1].state.get(p, {}).items():
+                    if name in ("exp_avg", "momentum_buffer") and value is not None:
+                        value.mul_(0.5)
+            if optimizer == "adafactor":
+                next(iter(made[-1].state.values()))["step"].add_(1)
+        if report.global_step == 6:
+            made[-1].state.clear()
+
+
 class Change(quorate.Callback):
     """Writes weights past autograd, freezes a layer, sets the learning rate."""
 
@@ -178,6 +193,6 @@ if __name__ == "__main__":
         steps=STEPS,
         shuffle=False,
         validation=data(),
-        callbacks=[Change()] if what == "change" else [],
+        callbacks={"change": [Change()], "moments": [Moments()]}.get(what, []),
     )
     print("digest", digest(trainer.model.state_dict().items()), flush=True)

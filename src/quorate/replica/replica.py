@@ -99,6 +99,7 @@ class Replica:
         self._layout = parameters.layout  # of gradients
         self._flat = self._working_copy(model, parameters)
         self._is_copy = self._flat is not parameters
+        self.moves_parameters = own and self._is_copy  # those of the model itself, in ``pull``
         shares = self.device if spread is None else None  # else it would be moved away under it
         self.model = model if own else copy_of(model, self._flat.views, shares, mutable_frozen)
         if spread is None:
@@ -145,6 +146,8 @@ class Replica:
             if version != self._version:
                 self._flat.take(parameters)
                 self._version = version
+            if self.moves_parameters:
+                bind(self._trainable, self._flat)
         elif self._flat is not parameters:
             bind(self._trainable, parameters)
             self._flat = parameters

@@ -16,6 +16,20 @@ from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.state import State
 
 
+def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
+    """Return what other ranks of a collective need of a state, where it is: nothing is copied.
+
+    Args:
+        moments: with what the optimizer keeps of each parameter.
+    """
+    files = _files(state)
+    tensors, kept = state.optimizer_state.save()
+    if not moments:
+        tensors, kept = {}, {**kept, "optimizer_numbers": {}}
+    files["optimizer.safetensors"] = tensors
+    return Contents(files, _record(state, facts, files, kept))
+
+
 def contents(state: State, facts: dict[str, Any], spare: Contents | None = None) -> Contents:
     """Copy a state, between two updates.
 
@@ -27,6 +41,17 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     Raises:
         CheckpointError: the optimizer keeps what is neither tensor nor number.
     """
+    files = _files(state)
+    with state.optimizer.whole():
+        moments, kept = state.optimizer_state.save()
+        files["optimizer.safetensors"] = moments
+        memory = {} if spare is None else spare.files
+        copies = {name: _copied(part, memory.get(name, {})) for name, part in files.items()}
+    return Contents(copies, _record(state, facts, files, kept))
+
+
+def _files(state: State) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the tensors of a state by file, but for the optimizer's."""
     state.user_changes.look()
     with state.optimizer.evaluating():
         files = {"model.safetensors": state.tensors()}
@@ -36,20 +61,19 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
     if rest := _rest(state):
         files["rest.safetensors"] = rest
-    with state.optimizer.whole():
-        moments, kept = state.optimizer_state.save()
-    files["optimizer.safetensors"] = moments
-    record = {
+    return files
+
+
+def _record(
+    state: State, facts: dict[str, Any], files: dict[str, Any], kept: dict[str, Any]
+) -> dict[str, Any]:
+    return {
         "global_step": state.global_step,
         **facts,
         "order": list(files["model.safetensors"]),
         **kept,
         "amendments": state.user_changes.amendments.to_json(),
     }
-    memory = {} if spare is None else spare.files
-    return Contents(
-        {name: _copied(part, memory.get(name, {})) for name, part in files.items()}, record
-    )
 
 
 class Loadable(NamedTuple):

@@ -145,6 +145,8 @@ class _Look:
                 self._note(f"{name}, a {type(value).__name__},", value)
         for path, parameter in parameters.items():
             for name, value in vars(parameter).items():
+                if name.startswith("_dynamo_"):  # of torch.compile
+                    continue
                 self._note(f"attribute {name} of parameter {path!r}", value)
         return self._found
 

@@ -14,14 +14,13 @@ from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
 from quorate.replica.witness.between import Between
-from quorate.training.collective import share
+from quorate.training.collective import checks, share
 from quorate.training.collective.asked import Asked, end_by_signals
-from quorate.training.collective.checks import CHECK, check_asked
 from quorate.training.collective.identity import identity
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
-from quorate.training.optimizing.sliced_optimizer import GATHER, SlicedOptimizer
+from quorate.training.optimizing.sliced_optimizer import GATHER, SCATTER, SlicedOptimizer
 from quorate.training.state import State
 from quorate.transports.amendments import Amendments
 from quorate.transports.collective.company import END
@@ -78,7 +77,13 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
             "rank 0; give every rank the same data"
         )
     state, source = _opened(crew, dataset, plan, record, make_state)
+    assert isinstance(state.optimizer, SlicedOptimizer)
+    misfits = ranks.gather(share.misfit(ranks, record["state"], state).encode())
+    if any(misfits):  # rank 0 says which
+        return 2
     share.take(ranks, record["state"], state)
+    if state.optimizer.is_sharded:
+        state.optimizer.take_part(ranks.hear())
     member = Member(
         ranks,
         state,
@@ -103,10 +108,11 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
 
         while (record := ranks.hear())["kind"] != END:
             if record["kind"] == GATHER:
-                assert isinstance(state.optimizer, SlicedOptimizer)
                 state.optimizer.gather()
-            elif record["kind"] == CHECK:
-                check_asked(record, ranks, member, state, source)
+            elif record["kind"] == SCATTER:
+                state.optimizer.take_part(record)
+            elif record["kind"] == checks.CHECK:
+                checks.asked(record, ranks, member, state, source)
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, between, tell)
     return int(record["code"])
@@ -160,7 +166,6 @@ def _step(
     except Exception as error:
         if error is not member.raised:
             raise  # here alone, maybe: the others notice that this rank has ended
-        member.restore()
         return  # on every rank the same: rank 0 decides
     if applied.not_finite is None:
         state.global_step = step + 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
-from quorate.errors import RankError
+from quorate.errors import RankError, UserError
 from quorate.training.collective import checks, share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
@@ -18,8 +18,9 @@ from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Applied
-from quorate.training.saved_state import contents
+from quorate.training.saved_state import shared
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports.collective.company import Company
@@ -95,17 +96,23 @@ def _in_step(ranks: Ranks) -> Iterator[None]:
 def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
     """Give the other ranks the state, and return what this one is in each step."""
     state = loop.state
-    shared = contents(state, facts)
+    optimizer = state.optimizer
+    assert isinstance(optimizer, SlicedOptimizer)
+    given = shared(state, facts, moments=not optimizer.is_sharded)
     ranks.tell(
         {
             "kind": OPEN,
             "plan": loop.plan.to_json(),
             "steps": [state.global_step, loop.last_step],
             "compile": crew.replicas.computing.compile,
-            "state": share.header(shared),
+            "state": share.header(given, state),
         }
     )
-    share.send(ranks, shared)
+    if misfits := [text.decode() for text in ranks.gather(b"") if text]:
+        raise UserError(misfits[0])
+    share.send(ranks, given, state)
+    if optimizer.is_sharded:
+        optimizer.scatter()
     return Member(
         ranks,
         state,
@@ -141,9 +148,6 @@ def _leave(
         state.leave_ranks()
         is_whole = True
 
-    if state.update.under_way and company.ranks is not None:
-        # It raised in the middle of an update, maybe here alone: the others wait for another word.
-        company.ranks.break_off()
     try:
         company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
@@ -168,6 +172,9 @@ class _Lead:
         self._member, self._ranks, self._updates, self._stops = member, ranks, updates, stops
         self._groups: list[dict[str, Any]] | None = None  # as the others have them
         self._mark = share.mark(state)
+        assert isinstance(state.optimizer, SlicedOptimizer)
+        self._optimizer = state.optimizer
+        self._optimizer.note_state()
         self._amended = state.user_changes.amendments.number
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
@@ -183,6 +190,7 @@ class _Lead:
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member
         record: dict[str, Any] = {"kind": STEP, "step": step}
+        self._optimizer.require_same_state()
         if (order := member.exchange.seen_order()) is not None:
             record["buckets"] = order
             member.exchange.order = order
@@ -195,17 +203,18 @@ class _Lead:
             self._amended = amendments.number
         _, end_rest = self._updates.rests
         try:
-            with self._company.naming():
-                self._ranks.tell(record)
-                if "amendments" in record:
-                    for value in share.values(state):
-                        for rank in range(1, self._ranks.size):
-                            self._ranks.swap([(rank, value.contiguous())], [])
-                parts = member.parts(step, hear=self._hear)
-                end_rest()
-                applied = member.applied(parts, step, step + 1)
-        except RankError:
-            raise
+            if self._optimizer.is_lent:
+                self._optimizer.scatter()  # user code may have changed it
+            self._ranks.tell(record)
+            if "amendments" in record:
+                for value in share.values(state):
+                    for rank in range(1, self._ranks.size):
+                        self._ranks.swap([(rank, value.contiguous())], [])
+            parts = member.parts(step, hear=self._hear)
+            end_rest()
+            applied = member.applied(parts, step, step + 1)
+        except RankError as error:
+            raise self._company.named(error) from error
         except BaseException as error:
             # What a shard raises is raised on all ranks, and they wait for what comes next.
             if state.update.under_way or not isinstance(error, Exception):
@@ -218,6 +227,7 @@ class _Lead:
             state.tally.applied(each.worker, 0)
         self._updates.took(ready, applied, [])
         self._mark = share.mark(state)
+        self._optimizer.note_state()
         return ready, applied
 
     def _hear(self, rank: int, handed: Handed) -> None:

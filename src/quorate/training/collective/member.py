@@ -89,7 +89,6 @@ class Member:
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
         self._before: list[ShardSum] = []  # of this rank's shards but the last
-        self.raised: Exception | None = None  # in shards, on all ranks alike
         assert state.exchange is not None
         self.exchange = state.exchange
         self.exchange.open(state.parameters)
@@ -102,8 +101,9 @@ class Member:
             loader_workers=loader_workers,
             threads=threads,
         )
-        self._job = self._make_job()
+        self.raised: Exception | None = None  # in shards, on all ranks alike
         self._rank_of = (ranks.rank, ranks.size)
+        self._begin_job()
         self._written = writes.layout(state.parameters.views, state.written)
         self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self._feed: Feed | None = None
@@ -165,11 +165,13 @@ class Member:
                 raise
             except Exception as error:  # of user code: on every rank it is raised as one
                 own = Handed(error=error)
+        self.restore()  # first of all: others are about to look at the model
         self.sheet.tell("pushing")
-        own = tell(own)._replace(
-            is_finite=are_finite(gradient), sends_again=exchange.outbox.is_to_go_again
-        )
         try:
+            own = tell(own)._replace(
+                is_finite=are_finite(gradient),
+                sends_again=exchange.outbox.is_to_go_again,
+            )
             parts, handed = handed_over(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
                 exchange.outbox.go_again()
@@ -178,8 +180,6 @@ class Member:
                 exchange.is_finite = all(each == b"1" for each in found)
             else:
                 exchange.is_finite = all(each.is_finite for each in handed)
-        except RankError:
-            raise
         except Exception as error:
             self.raised = error
             raise
@@ -194,7 +194,6 @@ class Member:
     def applied(self, parts: list[Part], step: int, n: int) -> Applied:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
-        self.restore()
         again = partial(self._again, step) if self._state.optimizer.takes_closure else None
         with drawing("update", self._source.plan, n):
             return self._state.update.apply(parts, shards, n, shards, again)
@@ -205,10 +204,12 @@ class Member:
         All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
         asks for the next one on all of them or on none.
         """
-        self._job = self._make_job()  # parameters are taken anew for each job
-        parts = self.parts(step)
-        self.restore()
-        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
+        self._begin_job()
+        take(tree_sum(self.parts(step), self.shards_of(step), ShardSum.add))
+
+    def _begin_job(self) -> None:
+        """Compute from parameters that are taken anew, as for each job."""
+        self._job = self._make_job()
 
     def shards_of(self, step: int) -> int:
         """Return V of a step."""
@@ -218,7 +219,8 @@ class Member:
         """Give the model what it had before its forward passes, which is what the state has."""
         self._set_buffers(self._state.buffers)
         trained = self._state.user_changes.trained()
-        for name in self._state.written:  # forward has left private copies in their places
+        # Forward has left private copies in their places; or all are in another dtype meanwhile.
+        for name in trained if self._replica.moves_parameters else self._state.written:
             trained[name].data = self._state.parameters.views[name]
         self._state.user_changes.overlook()
 

@@ -8,61 +8,83 @@ from typing import Any
 
 import torch
 
-from quorate.errors import UserError
 from quorate.services.checkpoints.files import Contents
 from quorate.training.saved_state import Loadable, load
 from quorate.training.state import State
 from quorate.transports.collective.ranks import Ranks, Record
 
 OPTIMIZER = "optimizer.safetensors"
+_PIECE = 4 << 20  # elements that are sent at a time
 _ROW = 1024  # words of a sum
 _AT_A_TIME = 16 << 20  # bytes: what is in between takes memory on a GPU
 
 
-def header(contents: Contents) -> Record:
+def header(shared: Contents, state: State) -> Record:
     """Return what of a state goes into a record: all but the values of its tensors."""
+    flat = _in_vectors(shared, state)
     return {
         "files": {
-            name: {key: [_dtype(value), list(value.shape)] for key, value in part.items()}
-            for name, part in contents.files.items()
+            name: {
+                key: [_dtype(value), list(value.shape), value.data_ptr() in flat[name]]
+                for key, value in part.items()
+            }
+            for name, part in shared.files.items()
             if not name.startswith("averaged")  # the others need no average
         },
-        "record": contents.record,
+        "record": shared.record,
     }
 
 
-def send(ranks: Ranks, contents: Contents) -> None:
-    """Send the tensors of a state to all other ranks. Blocks."""
-    for name, part in contents.files.items():
+def send(ranks: Ranks, shared: Contents, state: State) -> None:
+    """Send the tensors of a state to all other ranks. Blocks.
+
+    Parameters are sent from the vectors that they lie in, and arrive in the others' own. Of what an
+    optimizer keeps for each element a rank gets what it owns: see ``SlicedOptimizer.scatter``.
+    """
+    others, flat = range(1, ranks.size), _in_vectors(shared, state)
+    for vector in state.parameters.vectors:
+        for piece in torch.split(vector, _PIECE):
+            ranks.swap([(rank, piece) for rank in others], [])
+    for name, part in shared.files.items():
         if not name.startswith("averaged"):
             for value in part.values():
-                on = value.to(ranks.device)
-                ranks.swap([(rank, on) for rank in range(1, ranks.size)], [])
+                if value.data_ptr() not in flat[name]:
+                    on = value.to(ranks.device).contiguous()
+                    ranks.swap([(rank, on) for rank in others], [])
+
+
+def misfit(ranks: Ranks, described: Record, state: State) -> str:
+    """Return how this rank's model is another than rank 0's, or nothing."""
+    model, own = described["files"]["model.safetensors"], state.tensors()
+    for key in [*own, *(model.keys() - own.keys())]:
+        here = _described(own.get(key))
+        there = f"{tuple(model[key][1])} of {model[key][0]}" if key in model else _described(None)
+        if here != there:
+            return (
+                f"rank {ranks.rank}: {key} of the model is {here}, and {there} on rank 0; make the "
+                "script repeatable: every rank runs it"
+            )
+    return ""
 
 
 def take(ranks: Ranks, described: Record, state: State) -> None:
-    """Bring a state to what rank 0 sends. Blocks.
-
-    Raises:
-        UserError: this rank's script makes another model or optimizer.
-    """
+    """Bring a state to what rank 0 sends. Blocks."""
+    for vector in state.parameters.vectors:
+        for piece in torch.split(vector, _PIECE):
+            ranks.swap([], [(0, piece)])
     files: dict[str, dict[str, torch.Tensor]] = {}
+    places = {**state.tensors(), **{f"model.{n}": v for n, v in state.parameters.views.items()}}
     for name, part in described["files"].items():
         files[name] = {}
-        for key, (dtype, shape) in part.items():
+        for key, (dtype, shape, is_there) in part.items():
+            if is_there:
+                files[name][key] = places[key]
+                continue
             value = torch.empty(shape, dtype=getattr(torch, dtype), device=ranks.device)
             ranks.swap([], [(0, value)])
             files[name][key] = value.cpu()
     record: dict[str, Any] = described["record"]
-    where = Path("rank 0")
-    model, own = files["model.safetensors"], state.tensors()
-    for key in [*own, *(model.keys() - own.keys())]:
-        here, there = (_described(tensors.get(key)) for tensors in (own, model))
-        if here != there:
-            raise UserError(
-                f"rank {ranks.rank}: {key} of the model is {here}, and {there} on rank 0; make the "
-                "script repeatable: every rank runs it"
-            )
+    where, model = Path("rank 0"), files["model.safetensors"]
     rest = {
         key: value
         for key, value in files.get("rest.safetensors", {}).items()
@@ -135,6 +157,14 @@ def _weights(device: torch.device) -> torch.Tensor:
     """Return odd numbers, so that whatever is changed in one word changes a sum."""
     numbers = torch.arange(_ROW, dtype=torch.int64) * 0x9E3779B1 * 2 + 1
     return (numbers & 0x7FFFFFFF).to(device, torch.int32)
+
+
+def _in_vectors(shared: Contents, state: State) -> dict[str, set[int]]:
+    """Return the addresses of those tensors of a file that the flat vectors have already."""
+    found = {view.data_ptr() for view in state.parameters.views.values() if view.numel()}
+    if state.optimizer.has_modes:  # the file of the model has others than those
+        found = set()
+    return {name: set() if name == OPTIMIZER else found for name in shared.files}
 
 
 def _dtype(value: torch.Tensor) -> str:

@@ -14,15 +14,27 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import RankError
+from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure
+from quorate.training.optimizing.entries import (
+    copied,
+    described,
+    end,
+    is_like,
+    marks,
+    part,
+    told,
+)
 from quorate.training.optimizing.known_optimizers import fill_momenta
+from quorate.training.optimizing.lent_states import LentStates
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.transports.collective.exchange import Exchange
+from quorate.transports.collective.ranks import Record
 from quorate.transports.collective.slices import Piece
 
-GATHER = "gather"  # the kind of a record: all ranks call ``SlicedOptimizer.gather``
+# Kinds of records: all ranks call ``SlicedOptimizer.gather``, or the others ``take``.
+GATHER, SCATTER = "gather", "scatter"
 
 
 class SlicedOptimizer(FlatOptimizer):
@@ -50,8 +62,13 @@ class SlicedOptimizer(FlatOptimizer):
     ) -> None:
         super().__init__(factory, model, parameters)
         self._exchange, self._slices = exchange, exchange.slices
-        self._is_sharded = is_sharded and self.flat
+        self.is_sharded = is_sharded and self.flat
         self._is_alone = False
+        self._is_ours = False  # whether this code itself is at the state of ``inner``
+        self._noted: list[Any] = []
+        self.is_lent = False  # whether user code has been given all of the state
+        if self.is_sharded:
+            self.inner.state = LentStates(self._state_of, self._lend)
         self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
         # By the tensor that they are of.
         self._own_pieces: dict[torch.Tensor, list[torch.nn.Parameter]] = {}
@@ -76,12 +93,16 @@ class SlicedOptimizer(FlatOptimizer):
         Args:
             closure: with one, the gradient is the whole one that ``whole_of`` gave.
         """
-        if self._is_alone or closure is not None:
-            super().step(gradient, missing, closure)
-            return
-        if not self._is_sharded:
-            super().step(self.whole_of(gradient), missing)
-            return
+        with self._inside():
+            if self._is_alone or closure is not None:
+                super().step(gradient, missing, closure)
+            elif not self.is_sharded:
+                super().step(self.whole_of(gradient), missing)
+            else:
+                self._step(gradient, missing)
+
+    def _step(self, gradient: Flat, missing: Collection[str]) -> None:
+        """Update this rank's pieces, and exchange them."""
         self.require_same_groups()
         if missing:
             self._cut_own_where(lambda name: name in missing)
@@ -106,25 +127,90 @@ class SlicedOptimizer(FlatOptimizer):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Within the block rank 0 has the state of all, as if it had no others."""
-        if self._mine is None:  # no step yet, or all of it is here
-            yield
-            return
-        self._ask()
-        try:
-            yield
-        finally:
-            self.inner.state.clear()
+        with self._inside():
+            if self._mine is None or self.is_lent:  # no step yet, or all of it is here
+                yield
+                return
+            self._ask()
+            try:
+                yield
+            finally:
+                self.inner.state.clear()
 
     def stay_alone(self) -> None:
         """Take all state to rank 0, which goes on without the others."""
-        if self._mine is not None:
-            self._ask()
+        with self._inside():
+            if self._mine is not None and not self.is_lent:
+                self._ask()
         self._mine, self._own_pieces, self._is_alone = None, {}, True
+        self.is_lent = False
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return what is here of the state, see ``whole``."""
+        with self._inside():
+            return super().state()
+
+    def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
+        """Return what ``load`` takes; see ``FlatOptimizer``."""
+        with self._inside():
+            return super().loadable(state)
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Take what ``loadable`` gave; from the next step on this rank keeps what it owns of it."""
-        super().load(loadable)
+        with self._inside():
+            super().load(loadable)
         self._mine, self._own_pieces = None, {}
+
+    def scatter(self) -> None:
+        """Send all other ranks what each owns of the state, which is whole on rank 0. Blocks.
+
+        Rank 0 keeps its own part.
+        """
+        ranks, tensors = self._slices.ranks, [*self._held]
+        with self._inside():
+            header: list[list[Any]] = []  # of which tensor, which entry
+            values: list[tuple[torch.Tensor, torch.Tensor]] = []
+            for number, tensor in enumerate(tensors):
+                for entry, value in self.inner.state.get(tensor, {}).items():
+                    header.append([number, entry, *told(value, tensor)])
+                    if is_like(value, tensor):
+                        values.append((tensor, value))
+            held = [self._held[tensor] for tensor in tensors]
+            ranks.tell({"kind": SCATTER, "held": held, "state": header})
+            for tensor, value in values:
+                for rank in range(1, ranks.size):
+                    places = self._places(tensor, rank)
+                    ranks.swap([(rank, part(value, place)) for place in places], [])
+            self._mine = None
+            self._cut_of_this_rank()
+        self.is_lent = False
+
+    def take_part(self, record: Record) -> None:
+        """Take what rank 0 sends in ``scatter``, in the place of what there is. Blocks."""
+        ranks = self._slices.ranks
+        number_of = {name: number for number, names in enumerate(record["held"]) for name in names}
+        self.inner.state.clear()
+        self._cut_where(number_of.__getitem__)
+        self._mine = None
+        own, tensors = self._cut_of_this_rank(), [*self._held]
+        for number, entry, dtype, plain, on in record["state"]:
+            pieces = self._own_pieces[tensors[number]]
+            if plain == "piece":
+                taken = [torch.empty_like(p.detach(), dtype=getattr(torch, dtype)) for p in pieces]
+                ranks.swap([], [(0, value) for value in taken])
+                for piece, value in zip(pieces, taken, strict=True):
+                    own.state[piece][entry] = value
+                continue
+            for piece in pieces:
+                own.state[piece][entry] = (
+                    plain
+                    if dtype is None
+                    else torch.tensor(
+                        plain,
+                        dtype=getattr(torch, dtype),
+                        device=piece.device if on == "device" else "cpu",
+                    )
+                )
 
     def gather(self) -> None:
         """Send what this rank has to rank 0, which puts it together. All ranks call it."""
@@ -135,7 +221,7 @@ class SlicedOptimizer(FlatOptimizer):
         for number, tensor in enumerate(tensors):
             for which, piece in enumerate(self._own_pieces.get(tensor, ())):
                 for entry, value in self._mine.state.get(piece, {}).items():
-                    header.append([number, which, entry, *_described(value, piece)])
+                    header.append([number, which, entry, *described(value, piece)])
                     if isinstance(value, torch.Tensor):
                         own.append(value.contiguous())
         headers = [json.loads(text) for text in ranks.gather(json.dumps(header).encode())]
@@ -160,7 +246,7 @@ class SlicedOptimizer(FlatOptimizer):
                     device = tensor.device if is_piece else torch.device("cpu")
                     entries[entry] = torch.zeros(size, dtype=kind, device=device)
                 whole = entries[entry]
-                target = _part(whole, place) if is_piece else torch.empty_like(whole)
+                target = part(whole, place) if is_piece else torch.empty_like(whole)
                 if rank == 0:
                     target.copy_(next(values))
                 else:
@@ -170,6 +256,40 @@ class SlicedOptimizer(FlatOptimizer):
         ranks.swap([], takes)
         self.inner.state.clear()
         self.inner.state.update(state)
+
+    def note_state(self) -> None:
+        """Note what every rank has of the state by itself: user code has its turn."""
+        self._noted = [] if self.is_sharded else marks(self.inner.state)
+
+    def require_same_state(self) -> None:
+        """Refuse to go on if user code has changed on this rank what every rank has by itself.
+
+        Raises:
+            UserError: it has.
+        """
+        if not self.is_sharded and not self._is_alone and marks(self.inner.state) != self._noted:
+            raise UserError(
+                f"optimizer: the state of {type(self.inner).__name__} was changed between updates, "
+                "and each rank has it by itself; change it in the optimizer's step(), or pass "
+                "engine='processes'"
+            )
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Within the block nothing is lent: it is this code that is at the state of ``inner``."""
+        before, self._is_ours = self._is_ours, True
+        try:
+            yield
+        finally:
+            self._is_ours = before
+
+    def _lend(self) -> None:
+        """Have all of the state on rank 0 where user code looks at it there, between updates."""
+        if self._is_ours or self.is_lent or self._mine is None or not self._slices.ranks.leads:
+            return
+        with self._inside():
+            self._ask()
+        self.is_lent = True
 
     def _ask(self) -> None:
         """On rank 0, gather; the others hear of it."""
@@ -189,12 +309,12 @@ class SlicedOptimizer(FlatOptimizer):
         now = self._cut_of_this_rank()
         for piece in self._all_pieces():
             # A piece lies within the one that it was cut out of.
-            whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < _end(w))
+            whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < end(w))
             start = (piece.data_ptr() - whole.data_ptr()) // piece.element_size()
             now.state[piece] = {
                 entry: value[start : start + piece.numel()].clone()
-                if _is_like(value, whole)
-                else _copied(value)
+                if is_like(value, whole)
+                else copied(value)
                 for entry, value in was.state.get(whole, {}).items()
             }
 
@@ -212,12 +332,12 @@ class SlicedOptimizer(FlatOptimizer):
             for tensor in group["params"]:
                 pieces = self._own_pieces[tensor] = []
                 for place in self._places(tensor, self._slices.ranks.rank):
-                    piece = torch.nn.Parameter(_part(tensor.detach(), place))
+                    piece = torch.nn.Parameter(part(tensor.detach(), place))
                     pieces.append(piece)
                     states[piece] = {
-                        entry: _part(value, place).clone()
-                        if _is_like(value, tensor)
-                        else _copied(value)
+                        entry: part(value, place).clone()
+                        if is_like(value, tensor)
+                        else copied(value)
                         for entry, value in self.inner.state.get(tensor, {}).items()
                     }
                 params += pieces
@@ -239,30 +359,3 @@ class SlicedOptimizer(FlatOptimizer):
             place._replace(start=place.start - section.start)
             for place in self._slices.within(span, section.vector, rank)
         ]
-
-
-def _part(value: torch.Tensor, place: Piece) -> torch.Tensor:
-    return value[place.start : place.start + place.length]
-
-
-def _end(tensor: torch.Tensor) -> int:
-    """Return the address behind a vector."""
-    return tensor.data_ptr() + tensor.numel() * tensor.element_size()
-
-
-def _is_like(value: object, tensor: torch.Tensor) -> bool:
-    """Return whether an entry has a value for each element."""
-    return isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dim() > 0
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _described(value: Any, piece: torch.Tensor | None) -> list[Any]:
-    """Return dtype, shape or "piece", and the plain value of what is no tensor."""
-    if not isinstance(value, torch.Tensor):
-        return [None, None, value]
-    assert piece is not None
-    shape = "piece" if _is_like(value, piece) else list(value.shape)
-    return [str(value.dtype).removeprefix("torch."), shape, None]

@@ -177,12 +177,11 @@ class Company:
                 with suppress(RankError):
                     ranks.tell({"kind": END, "code": code})
         finally:
-            # First of all: they may be in an exchange, and leaving it would wait for them.
-            if launched is not None and (ranks is None or ranks.is_broken):
-                launched.kill()
             if ranks is not None:
                 raised = sys.exception()
                 over = "its loop is over"
                 ranks.close(over if raised is None else f"{type(raised).__name__}: {raised}")
             if launched is not None:
+                if ranks is None or ranks.is_broken:
+                    launched.kill()
                 launched.close()

@@ -1,0 +1,60 @@
+"""Entries of an optimizer's state, as ranks tell each other of them: one for each element, or few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quorate.replica.torch_internals import version
+from quorate.transports.collective.slices import Piece
+
+
+def part(value: torch.Tensor, place: Piece) -> torch.Tensor:
+    """Return a stretch of a vector."""
+    return value[place.start : place.start + place.length]
+
+
+def end(tensor: torch.Tensor) -> int:
+    """Return the address behind a vector."""
+    return tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+
+def is_like(value: object, tensor: torch.Tensor) -> bool:
+    """Return whether an entry has a value for each element."""
+    return isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dim() > 0
+
+
+def marks(value: Any) -> list[Any]:
+    """Return what changes if a tree does: which tensors it has, and how often each was written."""
+    if isinstance(value, torch.Tensor):
+        return [id(value), version(value)]
+    if isinstance(value, dict):
+        return [mark for key, item in value.items() for mark in (id(key), *marks(item))]
+    if isinstance(value, (list, tuple)):
+        return [mark for item in value for mark in marks(item)]
+    return [value if isinstance(value, (bool, int, float, str)) else id(value)]
+
+
+def told(value: Any, tensor: torch.Tensor) -> list[Any]:
+    """Return an entry's dtype, its value or "piece" where that is sent, and where it is."""
+    if not isinstance(value, torch.Tensor):
+        return [None, value, ""]
+    dtype = str(value.dtype).removeprefix("torch.")
+    if is_like(value, tensor):
+        return [dtype, "piece", ""]
+    return [dtype, value.tolist(), "cpu" if value.device.type == "cpu" else "device"]
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of an entry."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def described(value: Any, piece: torch.Tensor | None) -> list[Any]:
+    """Return dtype, shape or "piece", and the plain value of what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return [None, None, value]
+    assert piece is not None
+    shape = "piece" if is_like(value, piece) else list(value.shape)
+    return [str(value.dtype).removeprefix("torch."), shape, None]
