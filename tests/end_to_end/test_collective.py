@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -204,30 +204,44 @@ def test_it_evaluates_before_and_trains_on_alone(references: References) -> None
 
 @pytest.mark.slow
 def test_whatever_ends_a_rank_ends_all_and_is_explained(tmp_path: Path) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("quorate-ranks-*"))
+    own = tmp_path / "tmp"  # that of no other test
+    own.mkdir()
     begun = time.monotonic()
-    raised = ranks("raise", 3, tmp_path / "raise")
+
+    def ends(what: str, *more: str) -> Ended:
+        words = command("ranks.py", what, "adam", options=(*options(3), *more))
+        env = {**os.environ, "TMPDIR": str(own)}
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=env, timeout=60, check=False
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    raised = ends("raise", "--run-dir", str(tmp_path / "raise"))
     assert raised.code == 1
     assert "ValueError: mine" in raised.err
     assert "quorate: worker 1 (cpu), step 2, shard 1, rows [54, 55, 56, 57, 58, 59]" in raised.err
     assert inspected(tmp_path / "raise")["global_step"] == 2
-    killed = ranks("kill", 3)
+    killed = ends("kill")
     assert (killed.code, len(killed.err.splitlines())) == (1, 1)
     assert "quorate: rank 1 was killed by signal 9 (SIGKILL)" in killed.err
-    lost = ranks("kill0", 3)
+    lost = ends("kill0")
     assert lost.code == -signal.SIGKILL
     time.sleep(1.0)
-    left = [p for p in psutil.process_iter(["cmdline"]) if RANKS in (p.info["cmdline"] or [])]
-    assert left == []
-    assert set(Path(tempfile.gettempdir()).glob("quorate-ranks-*")) == before
+    left = [p for p in psutil.process_iter(["environ"]) if _has(p, "TMPDIR", str(own))]
+    assert [process.cmdline() for process in left] == []
+    assert [path.name for path in own.glob("quorate-*")] == []
     assert time.monotonic() - begun < 120
+
+
+def _has(process: psutil.Process, name: str, value: str) -> bool:
+    return (process.info["environ"] or {}).get(name) == value
 
 
 @pytest.mark.slow
 def test_wrong_set_ups_are_named_before_the_first_step() -> None:
     found = {what: ranks(what, 3) for what in ("model", "data", "rows", "shards")}
     for what, ended in found.items():
-        assert ended.code != 0, what
+        assert ended.code == 2, what
         assert "step 1/" not in ended.out, what
         assert "Traceback" not in ended.err, what
     assert re.search(r"rank [12]: last.weight of the model is \(4, 400\)", found["model"].err)

@@ -90,6 +90,7 @@ class Replica:
         self.group = group
         self.device = group[0]  # where batches go
         self.transfers = Transfers(self.device)
+        self._gathers_on = self.device if spread is None else torch.device("cpu")  # the gradient
         self._spread = spread
         self.plain_loss = loss
         self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
@@ -370,11 +371,6 @@ class Replica:
             self._buffers.begin()
         self.witness.begin(self._flat)
         reseed_all(stream, self.group, seed)
-
-    @property
-    def _gathers_on(self) -> torch.device:
-        """The device on which the gradient is put together."""
-        return self.device if self._spread is None else torch.device("cpu")
 
     def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
         """Return what this replica computes with: the parameters themselves, if it can."""

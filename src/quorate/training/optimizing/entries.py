@@ -1,4 +1,4 @@
-"""Entries of an optimizer's state, as ranks tell each other of them: one for each element, or few."""
+"""Entries of an optimizer's state, as ranks tell each other of them: by element, or a few."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from quorate.transports.collective.watch import GO_ON
 from quorate.transports.processes.script import Script
 from quorate.transports.workers import NATIVE, Workers
 
+ENDED_S = 2.0  # in which the system tells how a rank has ended that is known to have
 END = "end"  # the kind of the last record that rank 0 tells
 
 
@@ -123,14 +124,18 @@ class Company:
         kind = NativeExchange if self._workers.exchange == NATIVE else Exchange
         return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
-    def named(self, error: RankError) -> RankError:
-        """Return an error that names the rank that is gone, where that is known."""
+    def named(self, error: RankError) -> RankError | UserError:
+        """Return an error that names the rank that is gone, or why it is, where that is known."""
         launched, ranks = self._launched, self.ranks
         verdict = None if ranks is None else ranks.watch.verdict
         if verdict is not None and not verdict.has_ended:
             return RankError(f"{verdict.text}; {GO_ON}")
         how = None if launched is None else launched.killed()
         how = how or (None if ranks is None else ranks.watch.explained())
+        if launched is not None and (why := launched.refused()) is not None:
+            return UserError(why)
+        if launched is not None and how is not None:  # how it ended says more than that it did
+            how = launched.killed(ENDED_S) or how
         how = how or (None if launched is None else launched.ended())  # with what it printed
         how = how or (None if ranks is None else ranks.watch.farewell())
         if how is None or how in str(error):
