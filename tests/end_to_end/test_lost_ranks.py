@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,19 @@ def test_memory_of_a_container_that_runs_out_is_named(tmp_path: Path) -> None:
         ended = lost(tmp_path, inside(group, of_quorate("hungry", "forward", "1", "3")))
     assert ended.code == 1, ended.said
     assert "rank 1 was killed by the kernel (signal 9, SIGKILL), as memory ran out" in ended.said
+
+
+def test_all_ranks_are_shown_and_a_slow_one_is_named(tmp_path: Path) -> None:
+    with patched({"STEPS": "80", "PAUSE_S": "0.05"}):
+        ended = lost(tmp_path, of_quorate("slow", "x", "1", "0"))
+    assert ended.code == 0, ended.said
+    assert re.search(r"worker 1 \(cpu\) is slow: .* in forward: ", ended.said), ended.said
+    assert not re.search(r"worker [02] \(cpu\) is slow: ", ended.said), ended.said
+    shown = re.findall(r"^status (\d) (\d+) \w+ \d+ (\d+)$", ended.said, re.MULTILINE)
+    pids = [(tmp_path / "pids" / number).read_text() for number, _, _ in shown]
+    assert [(number, pid) for number, pid, _ in shown] == [*zip("012", pids, strict=True)]
+    for number, _, shards in shown:  # others are as of their last beat
+        assert int(shards) > 40 * (2 if number == "2" else 1)
 
 
 PHASES = ("start", "meeting", "first", "forward", "backward", "exchange", "update")
