@@ -138,6 +138,22 @@ def test_rank_0_is_killed_and_the_others_end(tmp_path: Path) -> None:
     assert ended.after_s < SOON_S + SLOW_S
 
 
+def test_a_rank_0_that_a_person_stops_may_go_on(tmp_path: Path, references: References) -> None:
+    """By Ctrl-Z, which reaches it alone: the ranks that it has started wait for it."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    words = of_quorate("STOP", "forward", "0", "3", str(tmp_path / "run"), str(pids))
+    with started(tmp_path, words) as (process, _):
+        until = time.monotonic() + LIMIT_S
+        while not (pids / "happened").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(LOST_S + 3)
+        os.kill(int((pids / "0").read_text()), signal.SIGCONT)
+        said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    assert undisturbed(references) in said
+
+
 def test_memory_of_a_container_that_runs_out_is_named(tmp_path: Path) -> None:
     with memory_group(3 << 30) as group:
         ended = lost(tmp_path, inside(group, of_quorate("hungry", "forward", "1", "3")))
