@@ -16,6 +16,7 @@ from quorate.transports.processes.starter import new_starter
 from quorate.transports.processes.worker_process import WorkerProcess
 
 GRACE_S = 5.0  # that ranks have to end
+TELL_S = 0.2  # that the system may need to tell that one has
 
 
 class Launched:
@@ -53,14 +54,23 @@ class Launched:
         """Return which rank has ended and how, if one has: the one whose end says most."""
         return next((text for _, text in self._endings()), None)
 
-    def killed(self) -> str | None:
-        """Return the same of one that did not end by itself, as ranks do when another is lost."""
-        return next((text for is_own, text in self._endings() if not is_own), None)
+    def killed(self, wait_s: float = TELL_S) -> str | None:
+        """Return the same of one that did not end by itself, as ranks do when another is lost.
+
+        Args:
+            wait_s: that the system may take to tell of it.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            found = next((text for is_own, text in self._endings() if not is_own), None)
+            if found is not None or time.monotonic() > until:
+                return found
+            time.sleep(TELL_S / 4)
 
     def _endings(self) -> list[tuple[bool, str]]:
         """Return whether it was its own doing, and in words: first those that were not."""
         found: list[tuple[bool, int, str]] = []
-        for wait_s in (0.0, 0.2):  # the system may need a moment to tell
+        for wait_s in (0.0, TELL_S):
             time.sleep(wait_s)
             for process in self._processes:
                 if not process.has_ended():
