@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -137,11 +139,44 @@ def test_rank_0_is_killed_and_the_others_end(tmp_path: Path) -> None:
     assert ended.after_s < SOON_S + SLOW_S
 
 
+def test_a_rank_0_that_a_person_stops_may_go_on(tmp_path: Path, references: References) -> None:
+    """By Ctrl-Z, which reaches it alone: the ranks that it has started wait for it."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    words = of_quorate("STOP", "forward", "0", "3", str(tmp_path / "run"), str(pids))
+    with started(tmp_path, words) as (process, _):
+        until = time.monotonic() + LIMIT_S
+        while not (pids / "happened").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(LOST_S + 3)
+        os.kill(int((pids / "0").read_text()), signal.SIGCONT)
+        said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    assert undisturbed(references) in said
+
+
 def test_memory_of_a_container_that_runs_out_is_named(tmp_path: Path) -> None:
     with memory_group(3 << 30) as group:
         ended = lost(tmp_path, inside(group, of_quorate("hungry", "forward", "1", "3")))
     assert ended.code == 1, ended.said
-    assert "rank 1 was killed by the kernel (signal 9, SIGKILL), as memory ran out" in ended.said
+    assert re.search(r"quorate: rank 1 .*as memory ran out", ended.said), ended.said
+
+
+def test_all_ranks_are_shown_and_a_slow_one_is_named(tmp_path: Path) -> None:
+    with patched({"STEPS": "80", "PAUSE_S": "0.05"}):
+        ended = lost(tmp_path, of_quorate("slow", "x", "1", "0"))
+    assert ended.code == 0, ended.said
+    assert re.search(r"worker 1 \(cpu\) is slow: .* in forward: ", ended.said), ended.said
+    assert not re.search(r"worker [02] \(cpu\) is slow: ", ended.said), ended.said
+    log = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    (noted,) = [entry["slow"] for entry in map(json.loads, log) if "slow" in entry]
+    assert noted == inspected(tmp_path / "run")["slow"]
+    assert noted[0].startswith("worker 1 (cpu) is slow: ")
+    shown = re.findall(r"^status (\d) (\d+) \w+ \d+ (\d+)$", ended.said, re.MULTILINE)
+    pids = [(tmp_path / "pids" / number).read_text() for number, _, _ in shown]
+    assert [(number, pid) for number, pid, _ in shown] == [*zip("012", pids, strict=True)]
+    for number, _, shards in shown:  # others are as of their last beat
+        assert int(shards) > 40 * (2 if number == "2" else 1)
 
 
 PHASES = ("start", "meeting", "first", "forward", "backward", "exchange", "update")

@@ -23,8 +23,9 @@ import sys, torch
 from quorate.coordination.rules import Sync
 from quorate.machine.devices import Group
 from quorate.transports.collective.company import Company
+from quorate.transports.workers import Workers
 device = torch.device(sys.argv[1 + int(__import__("os").environ["RANK"])])
-company = Company([Group([device])], None, Sync())
+company = Company([Group([device])], Workers(), Sync())
 company.meet(device, 60)
 """
 OTHER_BUILD = "import torch\ntorch.__version__ = '2.99.0'\n"

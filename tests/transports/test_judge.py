@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+from quorate.services.device_use import Gauges
 from quorate.transports.collective.beat import MOST_BYTES, Beat, Member
 from quorate.transports.collective.judge import LOST_S, Heard, Judge, Times, Verdict
 
@@ -157,3 +160,17 @@ def test_beats_travel_as_they_are_and_never_take_more_room() -> None:
     packed = long.packed()
     assert len(packed) <= MOST_BYTES
     assert Beat.unpacked(packed).verdict
+
+
+def test_a_beat_is_the_status_of_a_worker() -> None:
+    told = beat(1, 5, phase="forward", step=3, shard=2, lasted_s=4.0, shards=7)
+    here = told.status(100.0, own_mark="mark1", show_host=False)
+    assert (here.number, here.where, here.pid, here.since) == (1, "cpu", 101, 96.0)
+    assert not here.is_gone
+    assert sum(here.seconds.values()) == 0.0
+    there = told.status(100.0, own_mark="mark0", show_host=True)
+    assert (there.where, there.pid, there.is_elsewhere) == ("cpu of node1", None, True)
+    assert not there.is_gone
+    with closing(Gauges()) as gauges:
+        (use,), _ = gauges.read([there])
+    assert (use.use, use.memory_bytes) == (None, None)  # a process of that number is another one

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,15 @@ class MetricsLog:
         self._cut(global_step)
         self._write(b"")
 
-    def update(self, report: Report) -> None:
-        """Write what an update was. A kill after that loses no line."""
+    def update(self, report: Report, slow: Sequence[str] = ()) -> None:
+        """Write what an update was. A kill after that loses no line.
+
+        Args:
+            slow: workers that were named as slow since the last one, and how.
+        """
         record = dict(vars(report))
+        if slow:
+            record["slow"] = [*slow]
         for name in ("totals", "worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
         if not report.doubts:

@@ -7,6 +7,7 @@ updates, or in threads of its own.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+MOST_SLOW = 10  # lines about slow workers that a checkpoint has
 SILENCE = "display.txt"  # in the run directory: since when nothing is shown, and why
 
 
@@ -80,6 +82,9 @@ class Fit:
         self._stops = Stops()
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
+        # Who was named as slow: what is not in the log yet, and the newest for checkpoints.
+        self._slow_now: deque[str] = deque()
+        self._slow: deque[str] = deque(maxlen=MOST_SLOW)
         self._unsaved: str | None = None  # why saves fail at present, as it was said
         self._summaries: Summaries | None = None
 
@@ -136,7 +141,7 @@ class Fit:
                 self._note_silence(f"step {report.global_step:,}")
                 supervisor.updated(report)
                 if self._log is not None:
-                    self._log.update(report)
+                    self._log.update(report, self._taken_slow())
                 for callback in self._services.callbacks:
                     callback.updated(report)
                 self._evaluate_if_due(loop, supervisor)
@@ -188,7 +193,16 @@ class Fit:
             self._saver.save(self._contents(state, self._saver))
 
     def _contents(self, state: State, saver: Checkpoints) -> Contents:
-        return contents(state, self._facts(state), saver.spare)
+        facts = self._facts(state)
+        if self._slow:
+            facts = {**facts, "slow": [*self._slow]}
+        return contents(state, facts, saver.spare)
+
+    def _taken_slow(self) -> list[str]:
+        """Return who was named as slow since the call before."""
+        named = [self._slow_now.popleft() for _ in range(len(self._slow_now))]
+        self._slow += named
+        return named
 
     def _note(self, outcomes: Sequence[Outcome]) -> None:
         """Tell what became of saves in the background."""
@@ -234,7 +248,8 @@ class Fit:
         services: list[Service] = []
         run_dir, every_s = self._run_dir, self._services.run_dir.summary_every_s
         if loop.transport is not None:
-            services.append(WorkerTable(self._screen, loop.transport.status, Gauges()))
+            status, tell = loop.transport.status, self._slow_now.append
+            services.append(WorkerTable(self._screen, status, Gauges(), tell))
             if run_dir is not None and every_s is not None:
                 self._summaries = Summaries(
                     run_dir,

@@ -118,6 +118,7 @@ class Record(Struct, forbid_unknown_fields=True):
     amendments: Amended | None = None
     is_ordered: bool = False
     is_augmented: bool = False
+    slow: list[Word] = []  # workers, as they were named: the newest last
     engine: Word = ""
     devices: list[Word] = []
     device_types: list[Word] = []

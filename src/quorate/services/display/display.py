@@ -31,8 +31,8 @@ class Display(Protocol):
     def update(self, report: Report) -> None:
         """Take note of an update; how often something is shown, the display decides."""
 
-    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
-        """Show what all workers are at, and name those that are slow.
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
+        """Show what all workers are at, and name those that are slow; return how they were named.
 
         To be called every few seconds, by one thread: what is shown of their speed is over the time
         since the call before.
@@ -82,15 +82,17 @@ class Lines:
             rest = "" if report.eta_s is None else f"  ETA {clock(report.eta_s)}"
             self.say(f"{position(report)}  {numbers(report)}{rest}")
 
-    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
         """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
         self._rows = self._table.rows(workers, uses, now)
-        for line in self._slow.named(workers, now):
+        named = self._slow.named(workers, now)
+        for line in named:
             self.say(line)
         if now - self._table_at >= TABLE_EVERY_S:
             self._table_at = now
             self._show_table()
+        return named
 
     def close(self) -> None:
         """Show the table of workers once more, if it was shown; and who was slow how often."""
@@ -139,12 +141,14 @@ class Bar:
             self._task, completed=report.global_step, position=where, numbers=what
         )
 
-    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
         """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
         self._progress.below = rendered(self._table.rows(workers, uses, now))
-        for line in self._slow.named(workers, now):
+        named = self._slow.named(workers, now)
+        for line in named:
             self.say(line)
+        return named
 
     def close(self) -> None:
         """Show who was slow how often; leave the bar as it is, and the terminal as it was."""

@@ -17,17 +17,23 @@ class WorkerTable:
         screen: where it is shown.
         status: of all workers, at the moment.
         gauges: of their devices; closed with this.
+        tell: is told, in the service's thread, who was named as slow, and how.
     """
 
     name = "worker table"
     every_s = 2.0
 
     def __init__(
-        self, screen: Display, status: Callable[[], list[WorkerStatus]], gauges: Gauges
+        self,
+        screen: Display,
+        status: Callable[[], list[WorkerStatus]],
+        gauges: Gauges,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._screen = screen
         self._status = status
         self._gauges = gauges
+        self._tell = tell
 
     def updated(self, report: Report) -> None:
         """Do nothing: the table is not about updates."""
@@ -39,7 +45,8 @@ class WorkerTable:
         """Show what workers are at now."""
         workers = self._status()
         uses, _ = self._gauges.read(workers)
-        self._screen.workers(workers, uses)
+        for line in self._screen.workers(workers, uses):
+            self._tell(line)
 
     def close(self) -> None:
         """Close the gauges."""

@@ -73,7 +73,7 @@ def leading(
         rests = between.begin, between.end
 
         def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, Answer]:
-            with company.naming():
+            with company.naming(), _in_step(ranks):
                 return checks.ask(ranks, member, job)
 
         spot_checks = crew.spot_checks(state, source, ask)

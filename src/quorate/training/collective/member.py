@@ -236,6 +236,8 @@ class Member:
         try:
             return self._summed(stream, step, shards)
         finally:
+            # Not the time of its shards: whoever is slow is found by those.
+            self.sheet.tell("waiting")
             self.exchange.outbox.release()  # also if something was raised: others wait for it
 
     def _summed(self, stream: Stream, step: int, shards: range) -> Part:

@@ -15,7 +15,7 @@ from quorate.errors import RankError, SettingError, UserError
 from quorate.machine.devices import Group
 from quorate.replica.flat import Layout
 from quorate.transports.collective.exchange import Exchange
-from quorate.transports.collective.launch import Launched
+from quorate.transports.collective.launch import GRACE_S, TELL_S, Launched
 from quorate.transports.collective.native import NativeExchange
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
@@ -130,11 +130,12 @@ class Company:
         verdict = None if ranks is None else ranks.watch.verdict
         if verdict is not None and not verdict.has_ended:
             return RankError(f"{verdict.text}; {GO_ON}")
-        how = None if launched is None else launched.killed()
+        wait_s = TELL_S if verdict is None else GRACE_S  # it has ended
+        how = None if launched is None else launched.killed(wait_s)
         how = how or (None if ranks is None else ranks.watch.explained())
         if launched is not None and (why := launched.refused()) is not None:
             return UserError(why)
-        if launched is not None and how is not None:  # how it ended says more than that it did
+        if launched is not None and verdict is None and how is not None:  # how says more than that
             how = launched.killed(ENDED_S) or how
         how = how or (None if launched is None else launched.ended())  # with what it printed
         how = how or (None if ranks is None else ranks.watch.farewell())

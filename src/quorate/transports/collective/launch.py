@@ -15,8 +15,8 @@ from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import new_starter
 from quorate.transports.processes.worker_process import WorkerProcess
 
-TELLS_S = 0.2  # that the system may need to tell of an end
 GRACE_S = 5.0  # that ranks have to end
+TELL_S = 0.2  # that the system may need to tell that one has
 
 
 class Launched:
@@ -54,13 +54,18 @@ class Launched:
         """Return which rank has ended and how, if one has: the one whose end says most."""
         return next((text for _, text in self._endings()), None)
 
-    def killed(self, patience_s: float = TELLS_S) -> str | None:
+    def killed(self, wait_s: float = TELL_S) -> str | None:
         """Return the same of one that did not end by itself, as ranks do when another is lost.
 
         Args:
-            patience_s: how long to wait for the system to tell that one has ended.
+            wait_s: that the system may take to tell of it.
         """
-        return next((text for is_own, text in self._endings(patience_s) if not is_own), None)
+        until = time.monotonic() + wait_s
+        while True:
+            found = next((text for is_own, text in self._endings() if not is_own), None)
+            if found is not None or time.monotonic() > until:
+                return found
+            time.sleep(TELL_S / 4)
 
     def refused(self) -> str | None:
         """Return what a rank said that has ended for a mistake of the user's, if one has."""
@@ -69,10 +74,10 @@ class Launched:
         lines = (line for text in said for line in text.splitlines())
         return next((line[9:] for line in lines if line.startswith("quorate: ")), None)
 
-    def _endings(self, patience_s: float = TELLS_S) -> list[tuple[bool, str]]:
+    def _endings(self) -> list[tuple[bool, str]]:
         """Return whether it was its own doing, and in words: first those that were not."""
         found: list[tuple[bool, int, str]] = []
-        for wait_s in (0.0, *(TELLS_S for _ in range(round(patience_s / TELLS_S)))):
+        for wait_s in (0.0, TELL_S):
             time.sleep(wait_s)
             for process in self._processes:
                 if not process.has_ended():

@@ -83,8 +83,7 @@ class Ranks:
         except BaseException as error:
             self.watch.close(f"{type(error).__name__} while ranks were connected")
             raise
-        finally:
-            sys.excepthook = shows
+        sys.excepthook = shows
 
     def close(self, why: str) -> None:
         """Leave the collective.
