@@ -197,9 +197,7 @@ CONTENDERS: dict[str, Callable[[int], float]] = {
     "quorate, 2 towers": lambda steps: quorate_on("towers", 2, steps),
     "quorate, 2 processes": lambda steps: quorate_on("processes", 2, steps),
     "quorate, 2 ranks": lambda steps: quorate_on("collective", 2, steps),
-    "quorate, 2 ranks, native": lambda steps: quorate_on(
-        "collective", 2, steps, exchange="native"
-    ),
+    "quorate, 2 ranks, native": lambda steps: quorate_on("collective", 2, steps, exchange="native"),
     "quorate, 2 alone": lambda steps: alone(steps, by="quorate"),
     "hand, tuned, 2 alone": lambda steps: alone(steps, by="hand"),
 }

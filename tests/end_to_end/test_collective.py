@@ -89,6 +89,54 @@ def test_each_optimizer_and_whatever_callbacks_change(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sam", "wolfe"])
+def test_optimizers_that_ask_for_a_gradient_again(
+    optimizer: str, references: References, tmp_path: Path
+) -> None:
+    expected = references.on_a_tower("ranks.py", "plain", optimizer).digests
+    for number in (1, 2):
+        run_dir = tmp_path / str(number)
+        ended = ranks("plain", number, run_dir, optimizer)
+        assert ended.code == 0, ended.said
+        assert "in doubt" not in ended.out
+        assert digests(run_dir) == expected, number
+    words = (optimizer, str(tmp_path / "raised"))  # which is saved every second step
+    raised = run(command("ranks.py", "again", *words, options=options(3)))
+    assert (raised.code, raised.err.count("Traceback")) == (1, 1)
+    assert "ValueError: mine" in raised.err
+    resumed = run(command("ranks.py", "plain", *words, options=options(3)))
+    assert "resumed step 2" in resumed.out
+    assert digests(tmp_path / "raised") == expected
+
+
+@pytest.mark.slow
+def test_one_digest_whatever_the_way_of_the_exchange(
+    references: References, tmp_path: Path
+) -> None:
+    """Many small buckets, and an optimizer that every rank has the whole state of."""
+    bits = ("--shards", "8")
+    expected = references.on_a_tower("everything.py", options=bits).digests
+    for number, words in enumerate([("--bucket-mb", "0.25"), ("--no-shard-optimizer",)]):
+        run_dir = tmp_path / str(number)
+        more = (*options(3), *bits, *words, "--run-dir", str(run_dir))
+        ended = run(command("everything.py", options=more))
+        assert ended.code == 0, ended.said
+        assert digests(run_dir) == expected, words
+
+
+@pytest.mark.slow
+def test_the_native_exchange_says_that_its_bits_depend_on_the_ranks(tmp_path: Path) -> None:
+    native = (*options(2), "--exchange", "native")
+    ended = run(command("ranks.py", "plain", "adam", options=(*native, "--run-dir", str(tmp_path))))
+    assert ended.code == 0, ended.said
+    assert "in an order that depends on the number of ranks, here 2" in ended.out
+    assert inspected(tmp_path)["doubts"]
+    strict = run(command("ranks.py", "plain", "adam", options=(*native, "--strict")))
+    assert strict.code != 0
+    assert "exchange='native'" in strict.err
+
+
+@pytest.mark.slow
 def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_path: Path) -> None:
     """SIGTERM to rank 1 ends a step, and a tower goes on; or to a tower, and ranks go on."""
     expected = references.on_a_tower("ranks.py", "plain", "adam").digests
@@ -107,6 +155,27 @@ def test_it_goes_on_on_other_engines_and_comes_back(references: References, tmp_
     last = ranks("plain", 2, other)
     assert last.code == 0, last.said
     assert digests(other) == expected
+
+
+@pytest.mark.slow
+def test_what_another_rank_alone_comes_to_is_said_and_kept(tmp_path: Path) -> None:
+    """A doubt of rank 1's own, after the first step; and what only a comparison shows."""
+    writes = ranks("writes", 2, tmp_path / "writes")
+    assert writes.code == 0, writes.said
+    (doubt,) = inspected(tmp_path / "writes")["doubts"]
+    assert doubt.startswith("on rank 1, last.bias (Linear) is written in forward")
+    assert writes.out.count(f"same bits: no, because {doubt}") == 1
+    assert f"in the end the same bits are in doubt, as was said: {doubt}" in writes.out
+    logged = (tmp_path / "writes" / "metrics.jsonl").read_text()
+    assert "on rank 1, last.bias" in logged
+    other = ranks("other", 2, tmp_path / "other")
+    assert other.code == 0, other.said
+    (doubt,) = inspected(tmp_path / "other")["doubts"]
+    assert doubt.startswith("workers 0 and 1 give other results for the same shard")
+    strict = run(command("ranks.py", "other", "adam", options=(*options(2), "--strict")))
+    assert strict.code == 1
+    assert "strict: the same bits cannot be kept, because workers 0 and 1" in strict.err
+    assert "step 2/" not in strict.out
 
 
 @pytest.mark.slow
@@ -144,7 +213,7 @@ def test_wrong_set_ups_are_named_before_the_first_step() -> None:
         assert ended.code != 0, what
         assert "step 1/" not in ended.out, what
         assert "Traceback" not in ended.err, what
-    assert "rank 1: last.weight of the model is (4, 400)" in found["model"].err
+    assert re.search(r"rank [12]: last.weight of the model is \(4, 400\)", found["model"].err)
     assert "rank 1 differs from rank 0 in the first rows of the dataset" in found["data"].err
     assert "got 95 rows, expected 96" in found["rows"].err
     assert "rank 1 differs from rank 0 in shards: got 5, expected 4" in found["shards"].err

@@ -54,6 +54,10 @@ def disturb(step: int, row: int) -> None:
     match what, RANK, step:
         case ["raise", 1, 2] if row == 56:
             raise ValueError("mine")
+        case ["again", 1, 2] if row == 56:
+            seen.append(row)
+            if len(seen) == 2:  # the gradient at a point that the optimizer has moved to
+                raise ValueError("mine")
         case ["kill", 1, 3] | ["kill0", 0, 3] if ATTEMPT == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         case ["term", 1, 3] if row % BATCH == 6:  # once: the first row of its shard
@@ -70,6 +74,10 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if model.training:
             disturb(step, row)
     found = F.cross_entropy(model(x), labels)
+    if what == "other" and RANK == 1 and model.training and int(steps[0]) >= 1:
+        found = found * 1.001
+    if what == "writes" and RANK == 1 and model.training and int(steps[0]) == 3:
+        model.last.bias.data = model.last.bias.data.clone()
     return found * float("nan") if what == "nan" and 60 in rows.tolist() else found
 
 
@@ -89,6 +97,7 @@ class Change(quorate.Callback):
 
 
 made: list[torch.optim.Optimizer] = []
+seen: list[int] = []
 
 
 def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -96,7 +105,33 @@ def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimisation around SGD: the gradient at one more point of each step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "momentum": 0.9})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in held]).norm()
+        before = [p.data for p in held]
+        for p in held:
+            p.data = p.data + 0.05 * p.grad / norm
+        with torch.enable_grad():
+            closure()
+        for p, values in zip(held, before, strict=True):
+            p.data = values
+        self.base.step()
+
+
 OPTIMIZERS = {
+    "sam": SAM,
+    "wolfe": lambda params: torch.optim.LBFGS(
+        params, lr=0.5, max_iter=3, line_search_fn="strong_wolfe"
+    ),
     "adam": lambda params: torch.optim.Adam(params, lr=1e-2),
     "sgd": two_groups,
     "asgd": lambda params: torch.optim.ASGD(params, lr=1e-2),

@@ -50,9 +50,13 @@ class Notes:
         """
         self._add(Note(line, is_doubt=True))
 
-    def put(self, note: Note) -> None:
-        """Add a note that was taken elsewhere: in a worker process."""
-        self._add(note)
+    def put(self, note: Note, found_on: str | None = None) -> None:
+        """Add a note that was taken elsewhere: in a worker process, say.
+
+        Args:
+            found_on: whose name to say with it, if nobody else has come upon it: "rank 1".
+        """
+        self._add(note, found_on)
 
     def take(self) -> list[Note]:
         """Return the notes that are new since the last call."""
@@ -74,12 +78,18 @@ class Notes:
                     self._known.add(about)
                     self._doubts.append(about)
 
-    def _add(self, note: Note) -> None:
+    def _add(self, note: Note, found_on: str | None = None) -> None:
         about = note.text.partition("\n")[0]
         with self._lock:
             if about in self._known:
                 return
             self._known.add(about)
+            if found_on is not None:
+                note = note._replace(text=f"on {found_on}, {note.text}")
+                about = f"on {found_on}, {about}"
+                if about in self._known:  # in the run that goes on
+                    return
+                self._known.add(about)
             self._new.append(note)
             if note.is_doubt:
                 self._doubts.append(about)

@@ -28,7 +28,7 @@ from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
-from quorate.transports.spot_checks import SpotChecks
+from quorate.transports.spot_checks import Ask, SpotChecks
 from quorate.transports.towers import Towers
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
@@ -214,16 +214,14 @@ class Crew:
             original=state.user_changes.original,
         )
 
-    def spot_checks(self, state: State, source: Source, transport: Transport) -> SpotChecks | None:
+    def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:
         """Return the spot checks of a training loop; None where bits differ for a known reason."""
         every, plan = self.recipe.compute.spot_check_every, source.plan
         are_alike = rules.keeps_bits(self.rule, plan.shards) and len(kinds(self.groups)) == 1
         if every == 0 or not are_alike:
             return None
-
         return SpotChecks(
-            transport,
-            len(self.groups),
+            ask,
             (source, state.parameters, self.recipe.workers.threads),
             every,
             self.replicas.notes,

@@ -28,7 +28,7 @@ from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Transport
 from quorate.transports.job import Training, drawing
-from quorate.transports.spot_checks import SpotChecks
+from quorate.transports.spot_checks import SpotChecks, asking
 
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
 
@@ -68,7 +68,8 @@ def looping(
         workers = crew.workers(state, source, say)
         transport = stack.enter_context(closing(observed(workers, state, facts)))
         # Whoever looks at a loop, or reaches its workers in another way, compares for itself.
-        checks = crew.spot_checks(state, source, transport) if transport is workers else None
+        ask = asking(transport, len(crew.groups))
+        checks = crew.spot_checks(state, source, ask) if transport is workers else None
         job = Training(
             source,
             state.parameters,

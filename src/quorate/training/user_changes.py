@@ -7,8 +7,7 @@ dealt, one look over tensors' addresses and versions finds what a vector does no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +17,13 @@ from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
 from quorate.replica.turns import drawn_outside
+from quorate.replica.witness.structure import Tables, built
 from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
 from quorate.transports.amendments import Amendments, Simple
 from quorate.transports.job import Original
 
 # What every module has: hooks, tables, and the mode, which replicas have of their own.
 _INTERNAL = frozenset(vars(torch.nn.Module()))
-_HOOKS = sorted(name for name in _INTERNAL if name.endswith(("_hooks", "_pre_hooks")))
 _SIMPLE = (bool, int, float, str, type(None))
 _MISSING = object()
 
@@ -86,15 +85,12 @@ class UserChanges:
                     self._trained.append(_place(name, owner, attribute, parameter, home))
                 elif numbers[id(parameter)] not in mutable_frozen:
                     self._frozen.append(_place(name, owner, attribute, parameter))
-        self._versions = {p.name: version(p.parameter) for p in self._frozen}
         self._made = self._simple()  # as the script made them
-        self._attributes = self._simple()  # as they are known
+        self._attributes: dict[str, dict[str, Any]] = {}  # as they are known
+        self._others: dict[str, dict[str, Any]] = {}
         self._values: list[list[object]] = [[] for _ in self._modules]
         self._ids: list[list[int]] = [[] for _ in self._modules]
-        self._others = {prefix: _others(module) for prefix, module in self._modules}
-        self._built = [_built(module) for _, module in self._modules]
-        self._tables = _Tables(self._modules)
-        self._outline = self._tables.outline()
+        self.settle()
         self._drawn = drawn_outside()
 
     # --- around loops -----------------------------------------------------------------------------
@@ -109,11 +105,19 @@ class UserChanges:
             for place in self._frozen
         ]
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
-        self._attributes = self._simple()
-        self._others = {prefix: _others(module) for prefix, module in self._modules}
-        self._built = [_built(module) for _, module in self._modules]
-        self._tables = _Tables(self._modules)
+        self._ids = [[] for _ in self._modules]  # also of what was deleted
+        self.overlook()
+        self._built = [built(module) for _, module in self._modules]
+        self._tables = Tables(self._modules)
         self._outline = self._tables.outline()
+
+    def overlook(self) -> None:
+        """Take attributes as they are: shards that were computed with the model itself set them."""
+        for number, (prefix, module) in enumerate(self._modules):
+            values = [*vars(module).values()]
+            if [*map(id, values)] != self._ids[number]:
+                self._values[number], self._ids[number] = values, [*map(id, values)]
+                self._attributes[prefix], self._others[prefix] = _simple(module), _others(module)
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that lie in the flat vectors, also those that are switched off."""
@@ -299,7 +303,7 @@ class UserChanges:
         if before == self._outline:
             return
         for number, (prefix, module) in enumerate(self._modules):
-            known, now = self._built[number], _built(module)
+            known, now = self._built[number], built(module)
             if now == known:
                 continue
             self._built[number] = now
@@ -360,28 +364,6 @@ def _simple(module: torch.nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name not in _INTERNAL and isinstance(value, _SIMPLE)
     }
-
-
-def _built(module: torch.nn.Module) -> tuple[list[object], list[list[object]]]:
-    """Return the modules within one, and its hooks."""
-    own = vars(module)
-    modules, *hooks = (own.get(name) for name in ("_modules", *_HOOKS))
-    listed = [[*table.values()] if isinstance(table, Mapping) else [] for table in hooks]
-    return [*modules.values()] if isinstance(modules, Mapping) else [], listed
-
-
-class _Tables:
-    """Tables of modules and of hooks: whether any of them has changed, in one pass."""
-
-    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        own = [vars(module) for _, module in modules]
-        self._within = [have["_modules"] for have in own if "_modules" in have]
-        self._hooks = [have[name] for have in own for name in _HOOKS if name in have]
-
-    def outline(self) -> tuple[list[int], list[int]]:
-        """Return which modules are within each, and how many hooks of each kind there are."""
-        within = chain.from_iterable(table.values() for table in self._within)
-        return [*map(id, within)], [*map(len, self._hooks)]
 
 
 def _others(module: torch.nn.Module) -> dict[str, Any]:

@@ -51,9 +51,19 @@ class Answer:
     @classmethod
     def from_totals(cls, totals: Counts) -> Answer:
         """Return what ``totals`` was made of."""
-        fields = json.loads(bytes(totals[_TEXT].tolist()))
+        return cls.from_text(text_of(totals))
+
+    @classmethod
+    def from_text(cls, text: bytes) -> Answer:
+        """Return what the text among totals was made of."""
+        fields = json.loads(text)
         fields["forward"] = [Event(**event) for event in fields["forward"]]
         return cls(**fields)
+
+
+def text_of(totals: Counts) -> bytes:
+    """Return the text of an answer."""
+    return bytes(totals[_TEXT].tolist())
 
 
 class SpotCheck(Job):

@@ -8,7 +8,7 @@ the training is what it would be without.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 
 import torch
@@ -40,12 +40,29 @@ LEAST_WAIT_S = 0.5  # for those that have, when others have answered
 MOST_FINDINGS = 3  # checks that find something; then all is said
 
 
+# Has workers compute a job, and returns what they answer, by worker; how long the first may take.
+Ask = Callable[[SpotCheck, float], Mapping[int, Answer]]
+
+
+def asking(transport: Transport, workers: int) -> Ask:
+    """Return what asks the workers of a transport: those that are there answer, and are in time.
+
+    Args:
+        workers: how many there are.
+    """
+
+    def ask(job: SpotCheck, patience_s: float) -> Mapping[int, Answer]:
+        with closing(transport.open(job)) as channel:
+            return _Asking(channel, workers, patience_s).answers()
+
+    return ask
+
+
 class SpotChecks:
     """The spot checks of one training loop.
 
     Args:
-        transport: of the loop.
-        workers: how many there are.
+        ask: asks the workers of the loop.
         computed: what a check computes from: the loop's source and parameters, intra-op threads.
         every: updates between two checks; None: so many that they take 0.5% of the time. 0: none.
         notes: what is found goes there.
@@ -55,8 +72,7 @@ class SpotChecks:
 
     def __init__(
         self,
-        transport: Transport,
-        workers: int,
+        ask: Ask,
         computed: tuple[Source, Flat, int],
         every: int | None,
         notes: Notes,
@@ -66,8 +82,7 @@ class SpotChecks:
     ) -> None:
         self._outside = Outside(*model_and_loss, notes, alone=alone)
         self._has_checked = False
-        self._transport = transport
-        self._workers = workers
+        self._ask = ask
         self._computed = computed
         self._every = every
         self._notes = notes
@@ -103,12 +118,12 @@ class SpotChecks:
     def _check(self, step: int, patience_s: float) -> bool:
         """Return whether there was nothing to note."""
         number, self.made = self.made, self.made + 1
-        answers = self._answers(self._make_job(step, number, closer=False), patience_s)
+        answers = self._ask(self._make_job(step, number, closer=False), patience_s)
         if not self._note_alone(answers):
             return False
         if not _differ(answers):
             return True
-        closer = self._answers(self._make_job(step, number, closer=True), patience_s)
+        closer = self._ask(self._make_job(step, number, closer=True), patience_s)
         if self._note_alone(closer):
             self._notes.doubt(_parting(closer))
         return False
@@ -126,11 +141,6 @@ class SpotChecks:
         for doubt in doubts:
             self._notes.doubt(doubt)
         return not doubts
-
-    def _answers(self, job: SpotCheck, patience_s: float) -> dict[int, Answer]:
-        """Return what workers answer, by worker: of those that are there, and in time."""
-        with closing(self._transport.open(job)) as channel:
-            return _Asking(channel, self._workers, patience_s).answers()
 
 
 class _Asking:

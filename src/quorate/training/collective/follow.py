@@ -12,16 +12,20 @@ from typing import Any, NoReturn
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
-from quorate.errors import QuorateError, RankError, UserError
+from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
+from quorate.replica.witness.between import Between
 from quorate.training.collective import share
 from quorate.training.collective.asked import Asked, end_by_signals
-from quorate.training.collective.lead import OPEN, STEP, identity
+from quorate.training.collective.checks import CHECK, check_asked
+from quorate.training.collective.identity import identity
+from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SlicedOptimizer
 from quorate.training.state import State
 from quorate.transports.amendments import Amendments
 from quorate.transports.collective.company import END
+from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.processes.worker import here
 
@@ -90,12 +94,21 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
         if (worker := here()) is not None:
             worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()
+        between = crew.replicas.between(state)
+        notes = crew.replicas.notes
+
+        def tell(own: Handed) -> Handed:
+            between.end()
+            return own._replace(stop=asked.by, notes=notes.take())
+
         while (record := ranks.hear())["kind"] != END:
             if record["kind"] == GATHER:
                 assert isinstance(state.optimizer, SlicedOptimizer)
                 state.optimizer.gather()
+            elif record["kind"] == CHECK:
+                check_asked(record, ranks, member, state, source)
             elif record["kind"] == STEP:
-                _step(ranks, state, member, record, asked)
+                _step(ranks, state, member, record, between, tell)
     return int(record["code"])
 
 
@@ -104,7 +117,6 @@ def _opened(
 ) -> tuple[State, Source]:
     source = Source(dataset, plan, crew.recipe.loading.collate, crew.recipe.loading.augment)
     state = make_state(source)
-    crew.replicas.notes.take()  # rank 0 says the same
     if record["compile"] != crew.replicas.computing.compile:
         raise UserError(
             f"compile: got {crew.replicas.computing.compile} on this rank, expected "
@@ -115,7 +127,14 @@ def _opened(
     return state, source
 
 
-def _step(ranks: Ranks, state: State, member: Member, record: dict[str, Any], asked: Asked) -> None:
+def _step(
+    ranks: Ranks,
+    state: State,
+    member: Member,
+    record: dict[str, Any],
+    between: Between,
+    tell: Callable[[Handed], Handed],
+) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
     if "buckets" in record:
         member.exchange.order = record["buckets"]
@@ -130,13 +149,18 @@ def _step(ranks: Ranks, state: State, member: Member, record: dict[str, Any], as
         amendments = Amendments.from_json(record["amendments"])
         amendments.amend(state.model, state.user_changes.trained())
     step = record["step"]
+    between.begin()
     try:
-        parts = member.parts(step, asked=lambda: asked.by)
+        parts = member.parts(step, tell=tell)
+        applied = member.applied(parts, step, step + 1)
     except RankError:
         raise
-    except Exception:  # on every rank the same: rank 0 decides
-        member.restore()
+    except NotFiniteError:  # where an optimizer moved to: all ranks have looked together
         return
-    applied = member.applied(parts, step, step + 1)
+    except Exception as error:
+        if error is not member.raised:
+            raise  # here alone, maybe: the others notice that this rank has ended
+        member.restore()
+        return  # on every rank the same: rank 0 decides
     if applied.not_finite is None:
         state.global_step = step + 1

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
 from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
-from quorate.errors import RankError, UserError
-from quorate.training.collective import share
+from quorate.errors import RankError
+from quorate.training.collective import checks, share
+from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
+from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
@@ -20,12 +22,10 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.saved_state import contents
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.transports import Channel
 from quorate.transports.collective.company import Company
+from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.collective.watch import Watch
-from quorate.transports.job import Job, data_fingerprint
-from quorate.transports.worker_status import WorkerStatus
+from quorate.transports.spot_check import Answer, SpotCheck
 
 OPEN, STEP = "open", "step"  # kinds of records
 
@@ -53,18 +53,13 @@ def leading(
     with ExitStack() as stack:
         stack.callback(_leave, crew, company, state, stops, say)
         ranks.watch.on_asked = partial(_asked, stops, company)
-        try:
+        with company.naming(), _in_step(ranks):
             member = stack.enter_context(closing(_opened(loop, crew, source, facts, ranks)))
             ranks.watch.sheet = member.sheet
             ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
-        except RankError as error:
-            raise company.named(error) from error
-        except BaseException:
-            ranks.break_off()
-            raise
         company.have_met()
-        _compare(identities)
+        compare(identities)
         if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
@@ -75,10 +70,26 @@ def leading(
         state.user_changes.settle()
         between = crew.replicas.between(state)
         rests = between.begin, between.end
-        updates = Updates(state, source, crew, loop.last_step, say, rests)
+
+        def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, Answer]:
+            with company.naming():
+                return checks.ask(ranks, member, job)
+
+        spot_checks = crew.spot_checks(state, source, ask)
+        updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
         lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
-            yield loop._replace(transport=_Status(ranks.watch), reports=reports)
+            yield loop._replace(transport=Status(ranks.watch), reports=reports)
+
+
+@contextmanager
+def _in_step(ranks: Ranks) -> Iterator[None]:
+    """Within the block the others wait for an exchange, and not for what comes next."""
+    try:
+        yield
+    except BaseException:
+        ranks.break_off()
+        raise
 
 
 def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
@@ -130,6 +141,9 @@ def _leave(
         state.leave_ranks()
         is_whole = True
 
+    if state.update.under_way and company.ranks is not None:
+        # It raised in the middle of an update, maybe here alone: the others wait for another word.
+        company.ranks.break_off()
     try:
         company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
@@ -137,35 +151,6 @@ def _leave(
     if not is_whole:
         state.update.under_way = True  # a part of the optimizer's state is lost
     crew.stay_alone("the ranks have ended with their training loop: this one has towers")
-
-
-def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
-    """Return what has to be the same on all ranks, in words and hashes."""
-    workers, optimize = crew.recipe.workers, crew.recipe.optimize
-    facts = {
-        **crew.recipe.facts(),
-        "exchange": workers.exchange,
-        "bucket_mb": workers.bucket_mb,
-        "shard_optimizer": optimize.shard_optimizer,
-    }
-    settings = {name: repr(value) for name, value in facts.items()}
-    return {
-        **settings,
-        "the first rows of the dataset": data_fingerprint(source),
-        "the gradient of the first shard": member.fingerprint(),
-    }
-
-
-def _compare(given: list[bytes]) -> None:
-    first, *others = (json.loads(text) for text in given)
-    for rank, other in enumerate(others, start=1):
-        for name, value in first.items():
-            if other[name] != value:
-                raise UserError(
-                    f"rank {rank} differs from rank 0 in {name}: got {other[name]:.40}, expected "
-                    f"{value:.40}; start the same script with the same arguments, data and "
-                    "packages on every rank"
-                )
 
 
 class _Lead:
@@ -210,16 +195,17 @@ class _Lead:
             self._amended = amendments.number
         _, end_rest = self._updates.rests
         try:
-            self._ranks.tell(record)
-            if "amendments" in record:
-                for value in share.values(state):
-                    for rank in range(1, self._ranks.size):
-                        self._ranks.swap([(rank, value.contiguous())], [])
-            parts = member.parts(step, told=partial(_asked, self._stops, self._company))
-            end_rest()
-            applied = member.applied(parts, step, step + 1)
-        except RankError as error:
-            raise self._company.named(error) from error
+            with self._company.naming():
+                self._ranks.tell(record)
+                if "amendments" in record:
+                    for value in share.values(state):
+                        for rank in range(1, self._ranks.size):
+                            self._ranks.swap([(rank, value.contiguous())], [])
+                parts = member.parts(step, hear=self._hear)
+                end_rest()
+                applied = member.applied(parts, step, step + 1)
+        except RankError:
+            raise
         except BaseException as error:
             # What a shard raises is raised on all ranks, and they wait for what comes next.
             if state.update.under_way or not isinstance(error, Exception):
@@ -234,26 +220,9 @@ class _Lead:
         self._mark = share.mark(state)
         return ready, applied
 
-
-class _Status:
-    """The transport of the loop: what all ranks are at. It computes no other job."""
-
-    can_replace = False
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
-        """Return whether its workers have this dataset: they compute nothing but the loop's."""
-        return False
-
-    def open(self, job: Job) -> Channel:
-        """Refuse: see ``can_compute``."""
-        raise RankError(f"the ranks are asked for {job.name}, and compute the loop's steps alone")
-
-    def status(self) -> list[WorkerStatus]:
-        """Return what all ranks are at, the others as of their last beat."""
-        return self._watch.status()
-
-    def close(self) -> None:
-        """Do nothing: the loop ends the ranks."""
+    def _hear(self, rank: int, handed: Handed) -> None:
+        """Hear what another rank has to say beside its gradient."""
+        if handed.stop is not None:
+            _asked(self._stops, self._company, f"rank {rank}: {handed.stop}")
+        for note in handed.notes:
+            self._updates.crew.replicas.notes.put(note, f"rank {rank}")

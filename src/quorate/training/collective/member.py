@@ -12,11 +12,12 @@ from typing import TypeVar, cast
 import torch
 
 from quorate.coordination.ownership import leaves
-from quorate.coordination.tree import Node, TreeSum
+from quorate.coordination.tree import Node, TreeSum, tree_sum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.errors import RankError
 from quorate.replica.buffers import Buffers
+from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
@@ -34,14 +35,29 @@ _Done = tuple[object, BaseException | None]  # the result, or what was raised
 
 
 class OwnedTraining(Training):
-    """Gradients of the shards that a rank owns."""
+    """Gradients of the shards that a rank owns.
 
-    dealt: Callable[[int], Sequence[Node | None]]  # from V to the node that each rank owns
+    Args:
+        dealt: from V to the node that each rank owns.
+    """
+
+    def __init__(
+        self,
+        dealt: Callable[[int], Sequence[Node | None]],
+        source: Source,
+        parameters: Flat,
+        steps: range,
+        *,
+        loader_workers: int,
+        threads: int,
+    ) -> None:
+        super().__init__(source, parameters, steps, loader_workers=loader_workers, threads=threads)
+        self._dealt = dealt
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the shards of a step that a rank owns: those of one subtree."""
         (rank, _), shards = rank_of, self.plan.shards_of(step)
-        node = self.dealt(shards)[rank]
+        node = self._dealt(shards)[rank]
         return range(0) if node is None else leaves(node, shards)
 
 
@@ -73,14 +89,21 @@ class Member:
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
         self._before: list[ShardSum] = []  # of this rank's shards but the last
-        self._job = OwnedTraining(
-            source, state.parameters, steps, loader_workers=loader_workers, threads=threads
-        )
-        self._rank_of = (ranks.rank, ranks.size)
+        self.raised: Exception | None = None  # in shards, on all ranks alike
         assert state.exchange is not None
         self.exchange = state.exchange
         self.exchange.open(state.parameters)
-        self._job.dealt = self.exchange.dealt
+        self._make_job = partial(
+            OwnedTraining,
+            self.exchange.dealt,
+            source,
+            state.parameters,
+            steps,
+            loader_workers=loader_workers,
+            threads=threads,
+        )
+        self._job = self._make_job()
+        self._rank_of = (ranks.rank, ranks.size)
         self._written = writes.layout(state.parameters.views, state.written)
         self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self._feed: Feed | None = None
@@ -100,25 +123,29 @@ class Member:
 
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
+        return self.beside(lambda replica, stream: probe_fingerprint(replica, self._source, stream))
+
+    def beside(self, work: Callable[[Replica, Stream], T]) -> T:
+        """Return what ``work`` computes with the replica beside the training. Blocks."""
+        self._keep_buffers()
         try:
-            return self._thread.do(
-                lambda stream: probe_fingerprint(self._replica, self._source, stream)
-            )
+            return self._thread.do(lambda stream: work(self._replica, stream))
         finally:
             self.restore()
+            self.sheet.tell("waiting")
 
     def parts(
         self,
         step: int,
         *,
-        asked: Callable[[], str | None] = lambda: None,
-        told: Callable[[str], None] = lambda _: None,
+        tell: Callable[[Handed], Handed] = lambda own: own,
+        hear: Callable[[int, Handed], None] = lambda _rank, _handed: None,
     ) -> list[Part]:
         """Compute what this rank owns of a step, and exchange it. Blocks.
 
         Args:
-            asked: returns why this rank was asked to end, if it was: the others hear of it.
-            told: hears why any rank was.
+            tell: called when it has computed: adds what others are to hear of.
+            hear: hears what each rank has handed over.
 
         Raises:
             RankError: another rank is gone.
@@ -129,7 +156,7 @@ class Member:
         if shards := self._job.home_shards(self._rank_of, step):
             exchange.outbox.clear()
             ask = self._thread.begin(partial(self._released, step, shards))
-        v = self._job.plan.shards_of(step)
+        v = self.shards_of(step)
         gradient = exchange.sum(v)
         if ask is not None:
             try:
@@ -139,13 +166,11 @@ class Member:
             except Exception as error:  # of user code: on every rank it is raised as one
                 own = Handed(error=error)
         self.sheet.tell("pushing")
+        own = tell(own)._replace(
+            is_finite=are_finite(gradient), sends_again=exchange.outbox.is_to_go_again
+        )
         try:
-            own = own._replace(
-                stop=asked(),
-                is_finite=are_finite(gradient),
-                sends_again=exchange.outbox.is_to_go_again,
-            )
-            parts, handed = handed_over(exchange.ranks, own, self._written, told)
+            parts, handed = handed_over(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
                 exchange.outbox.go_again()
                 gradient = exchange.sum(v, waits=False)
@@ -153,6 +178,11 @@ class Member:
                 exchange.is_finite = all(each == b"1" for each in found)
             else:
                 exchange.is_finite = all(each.is_finite for each in handed)
+        except RankError:
+            raise
+        except Exception as error:
+            self.raised = error
+            raise
         finally:
             self.sheet.tell("waiting")
             for each in self._before:
@@ -165,8 +195,20 @@ class Member:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
         self.restore()
+        again = partial(self._again, step) if self._state.optimizer.takes_closure else None
         with drawing("update", self._source.plan, n):
-            return self._state.update.apply(parts, shards, n, shards)
+            return self._state.update.apply(parts, shards, n, shards, again)
+
+    def _again(self, step: int, take: Callable[[ShardSum], None]) -> None:
+        """Hand the step's sum at the parameters as they now are to ``take``. Blocks.
+
+        All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
+        asks for the next one on all of them or on none.
+        """
+        self._job = self._make_job()  # parameters are taken anew for each job
+        parts = self.parts(step)
+        self.restore()
+        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
 
     def shards_of(self, step: int) -> int:
         """Return V of a step."""
@@ -178,6 +220,7 @@ class Member:
         trained = self._state.user_changes.trained()
         for name in self._state.written:  # forward has left private copies in their places
             trained[name].data = self._state.parameters.views[name]
+        self._state.user_changes.overlook()
 
     def _keep_buffers(self) -> None:
         buffers = self._state.buffers

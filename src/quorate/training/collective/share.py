@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from quorate.training.state import State
 from quorate.transports.collective.ranks import Ranks, Record
 
 OPTIMIZER = "optimizer.safetensors"
+_ROW = 1024  # words of a sum
+_AT_A_TIME = 16 << 20  # bytes: what is in between takes memory on a GPU
 
 
 def header(contents: Contents) -> Record:
@@ -75,9 +78,9 @@ def values(state: State) -> list[torch.Tensor]:
     return [*named, *(buffer for buffer in state.model.buffers() if buffer.numel())]
 
 
-def mark(state: State) -> tuple[int, ...]:
-    """Return what differs if any of them was changed: one pass over memory."""
-    return tuple(_sum(value) for value in values(state))
+def mark(state: State) -> list[bytes]:
+    """Return what differs if any of them was changed, or exchanged: one pass over memory."""
+    return [_sums(value) for value in values(state)]
 
 
 def groups(state: State) -> list[dict[str, Any]]:
@@ -109,11 +112,29 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(v, (bool, int, float)) for v in value)
 
 
-def _sum(value: torch.Tensor) -> int:
-    words = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    if words.numel() % 4 == 0:
-        words = words.view(torch.int32)
-    return int(words.sum())
+def _sums(value: torch.Tensor) -> bytes:
+    """Return a sum for each row of memory, in which each word has a weight of its own."""
+    plain = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if plain.data_ptr() % 4:
+        plain = plain.clone()
+    rest = torch.zeros(4 * _ROW, dtype=torch.uint8, device=plain.device)
+    cut = plain.numel() - plain.numel() % len(rest)
+    rest[: plain.numel() - cut] = plain[cut:]
+    weights = _weights(plain.device)
+    found = []
+    for stretch in (*torch.split(plain[:cut], _AT_A_TIME), rest):
+        rows = stretch.view(torch.int32).view(-1, _ROW)
+        # It wraps around. GPUs have no product of a matrix and a vector of integers.
+        of_cpu = plain.device.type == "cpu"
+        found.append(rows @ weights if of_cpu else (rows * weights).sum(1, dtype=torch.int32))
+    return torch.cat(found).cpu().numpy().tobytes()
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    """Return odd numbers, so that whatever is changed in one word changes a sum."""
+    numbers = torch.arange(_ROW, dtype=torch.int64) * 0x9E3779B1 * 2 + 1
+    return (numbers & 0x7FFFFFFF).to(device, torch.int32)
 
 
 def _dtype(value: torch.Tensor) -> str:

@@ -62,18 +62,23 @@ def bring_home(homes: Sequence[Home]) -> None:
 
 @contextmanager
 def at_home(homes: Collection[Home]) -> Iterator[None]:
-    """Within the block the homes have the parameters' values, wherever those lie.
+    """Within the block parameters are at home, with the values that they have wherever they lie.
 
-    Afterwards what the block wrote there is in the parameters, and each home is as it was: its
-    memory is still somebody's.
+    Afterwards what the block wrote there is in the parameters, which lie where they did, and each
+    home is as it was: its memory is still somebody's.
     """
     away = left(homes)
     with torch.no_grad():
         before = [home.tensor.clone() for home in away]
+        lay = [home.parameter.data for home in away]
         _copy_in(away)
+        for home in away:  # a rank of a collective computes with these parameters themselves
+            home.parameter.data = home.tensor
         try:
             yield
         finally:
+            for home, there in zip(away, lay, strict=True):
+                home.parameter.data = there
             written = [home.tensor.clone() for home in away]
             for home, value in zip(away, before, strict=True):
                 home.tensor.copy_(value)

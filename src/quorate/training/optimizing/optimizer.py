@@ -149,6 +149,12 @@ class FlatOptimizer:
         """The learning rate of the first group."""
         return float(self.inner.param_groups[0]["lr"])
 
+    def whole_of(self, gradient: Flat) -> Flat:
+        """Return a gradient of all parameters, in memory of its own: sums use theirs again."""
+        whole = gradient.layout.new(gradient.device)
+        whole.copy_(gradient)
+        return whole
+
     def step(
         self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
     ) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import RankError, SettingError
+from quorate.errors import RankError
 from quorate.replica.flat import Flat
-from quorate.training.optimizing.closure import Closure, needs_closure
+from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.known_optimizers import fill_momenta
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.transports.collective.exchange import Exchange
@@ -36,7 +36,7 @@ class SlicedOptimizer(FlatOptimizer):
         is_sharded: whether each rank has the state for its slices alone, where that can be.
 
     Raises:
-        SettingError: it is none, or one that cannot work here.
+        SettingError: it is none, or one that no engine can take.
     """
 
     def __init__(
@@ -49,14 +49,6 @@ class SlicedOptimizer(FlatOptimizer):
         is_sharded: bool,
     ) -> None:
         super().__init__(factory, model, parameters)
-        if needs_closure(self.inner):
-            raise SettingError(
-                "engine",
-                "collective",
-                f"processes or towers, as {type(self.inner).__name__} asks for a step's gradient "
-                "again",
-                "pass engine='processes'",
-            )
         self._exchange, self._slices = exchange, exchange.slices
         self._is_sharded = is_sharded and self.flat
         self._is_alone = False
@@ -64,26 +56,31 @@ class SlicedOptimizer(FlatOptimizer):
         # By the tensor that they are of.
         self._own_pieces: dict[torch.Tensor, list[torch.nn.Parameter]] = {}
 
-    @property
-    def takes_closure(self) -> bool:
-        """Whether ``step`` may be given one: not here."""
-        return False
+    def whole_of(self, gradient: Flat) -> Flat:
+        """Return the whole gradient of which each rank has its slice, in memory of its own. Blocks.
+
+        All ranks call it.
+        """
+        if self._is_alone:
+            return super().whole_of(gradient)
+        whole = self.flat_parameters.layout.new(self.device)
+        self._slices.put(gradient, whole)
+        self._exchange.spread(whole)
+        return whole
 
     def step(
-        self,
-        gradient: Flat,
-        missing: Collection[str] = (),
-        closure: Closure | None = None,  # noqa: ARG002
+        self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
     ) -> None:
-        """Update the parameters of all ranks from this rank's slice of the gradient. Blocks."""
-        if self._is_alone:
-            super().step(gradient, missing)
+        """Update the parameters of all ranks from this rank's slice of the gradient. Blocks.
+
+        Args:
+            closure: with one, the gradient is the whole one that ``whole_of`` gave.
+        """
+        if self._is_alone or closure is not None:
+            super().step(gradient, missing, closure)
             return
         if not self._is_sharded:
-            whole = self.flat_parameters.layout.new(self.device)
-            self._slices.put(gradient, whole)
-            self._exchange.spread(whole)
-            super().step(whole, missing)
+            super().step(self.whole_of(gradient), missing)
             return
         self.require_same_groups()
         if missing:

@@ -30,7 +30,6 @@ from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.extent import Sliced, Whole
-from quorate.training.optimizing.not_finite import is_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
@@ -238,21 +237,21 @@ class Update:
             found = {}
 
             def take(total: ShardSum) -> None:
-                if not is_finite(total):
+                if not self._extent.is_finite(total):
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
                         f"the loss or its gradient is not finite where {name} moved to in update "
                         f"{n}; lower the learning rate, or go on from the newest checkpoint"
                     )
                 mean, _, _ = self._mean(total, present)
-                self.optimizer.take(_copied(mean), total.missing or ())
+                self.optimizer.take(self.optimizer.whole_of(mean), total.missing or ())
                 found["loss"] = total.means()["loss"]
 
             again(take)
             return found["loss"]
 
         optimizer, missing, loss = self.optimizer, total.missing or (), total.means()["loss"]
-        gradient = _copied(gradient)
+        gradient = optimizer.whole_of(gradient)
 
         def known() -> float:
             optimizer.take(_copied(gradient), missing)

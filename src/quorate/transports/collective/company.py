@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -137,6 +137,14 @@ class Company:
             return error
         return RankError(f"{how}; {error if ranks is None else GO_ON}")
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Within the block an error says which rank is gone, where that is known."""
+        try:
+            yield
+        except RankError as error:
+            raise self.named(error) from error
+
     def part(self, why: str) -> None:
         """Tell the others that this process leaves, and does not wait for anybody."""
         if self.ranks is not None:
@@ -169,11 +177,12 @@ class Company:
                 with suppress(RankError):
                     ranks.tell({"kind": END, "code": code})
         finally:
+            # First of all: they may be in an exchange, and leaving it would wait for them.
+            if launched is not None and (ranks is None or ranks.is_broken):
+                launched.kill()
             if ranks is not None:
                 raised = sys.exception()
                 over = "its loop is over"
                 ranks.close(over if raised is None else f"{type(raised).__name__}: {raised}")
             if launched is not None:
-                if ranks is None or ranks.is_broken:
-                    launched.kill()
                 launched.close()

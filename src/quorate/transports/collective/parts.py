@@ -6,13 +6,14 @@ A header in JSON, then the bytes of tensors. Floats come back from JSON as they 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from quorate.coordination.tree import Node
 from quorate.replica.flat import Flat, Layout
+from quorate.replica.notes import Note
 from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import from_json, to_json
 from quorate.transports.collective.ranks import Ranks
@@ -28,24 +29,26 @@ class Handed(NamedTuple):
     stop: str | None = None  # why this rank was asked to end
     is_finite: bool = True  # whether this rank's slices of the gradient are
     sends_again: bool = False  # whether what it has sent was not what it had in the end
+    notes: Sequence[Note] = ()  # that are new on this rank, if it is another than rank 0
 
 
 def to_bytes(handed: Handed) -> bytes:
     """Return what ``from_bytes`` takes, in another process."""
-    common = {
+    beside = {
         "stop": handed.stop,
         "is_finite": handed.is_finite,
         "sends_again": handed.sends_again,
+        "notes": handed.notes,
     }
     if handed.error is not None:
-        return _packed({**common, "error": remote_error.to_json(handed.error)}, [])
+        return _packed({**beside, "error": remote_error.to_json(handed.error)}, [])
     if handed.sum is None:
-        return _packed(common, [])
+        return _packed(beside, [])
     total = handed.sum
     written = [] if total.written is None else total.written.vectors
     tensors = [total.buffers, total.integer_buffers, *written]
     header = {
-        **common,
+        **beside,
         "node": handed.node,
         "weight": total.weight,
         "metrics": total.metrics,
@@ -63,11 +66,16 @@ def from_bytes(packed: bytes, written: Layout) -> Handed:
         written: how what forward wrote lies, see ``writes.layout``.
     """
     header, tensors = _unpacked(packed)
-    common = {name: header[name] for name in ("stop", "is_finite", "sends_again")}
+    beside = Handed(
+        stop=header["stop"],
+        is_finite=header["is_finite"],
+        sends_again=header["sends_again"],
+        notes=[Note(*note) for note in header["notes"]],
+    )
     if "error" in header:
-        return Handed(error=remote_error.from_json(header["error"]), **common)
+        return beside._replace(error=remote_error.from_json(header["error"]))
     if "node" not in header:
-        return Handed(**common)
+        return beside
     buffers, integer_buffers, *vectors = tensors
     level, index = header["node"]
     missing = header["missing"]
@@ -81,26 +89,25 @@ def from_bytes(packed: bytes, written: Layout) -> Handed:
         totals=from_json(header["totals"]),
         written=Flat(written, [v for v in vectors if v is not None]) if vectors else None,
     )
-    return Handed((level, index), total, **common)
+    return beside._replace(node=(level, index), sum=total)
 
 
 def handed_over(
-    ranks: Ranks, own: Handed, written: Layout, stop: Callable[[str], None] = lambda _: None
+    ranks: Ranks, own: Handed, written: Layout, hear: Callable[[int, Handed], None]
 ) -> tuple[list[Part], list[Handed]]:
     """Return the sums of all ranks, and all that they handed over. All ranks call it. Blocks.
 
     Args:
         own: what this rank hands over.
         written: see ``from_bytes``.
-        stop: told why a rank was asked to end.
+        hear: told what each rank handed over, in the order of ranks.
 
     Raises:
         Whatever was raised on the lowest rank that raised, on all ranks.
     """
     handed = [from_bytes(packed, written) for packed in ranks.gather(to_bytes(own))]
     for rank, each in enumerate(handed):
-        if each.stop is not None:
-            stop(f"rank {rank}: {each.stop}")
+        hear(rank, each)
     for each in handed:
         if each.error is not None:
             raise each.error

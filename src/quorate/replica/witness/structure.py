@@ -1,0 +1,32 @@
+"""The structure of a model: which modules are within each, and which hooks each has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import torch
+
+_HOOKS = sorted(name for name in vars(torch.nn.Module()) if name.endswith(("_hooks", "_pre_hooks")))
+
+
+class Tables:
+    """Tables of modules and of hooks: whether any of them has changed, in one pass."""
+
+    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        own = [vars(module) for _, module in modules]
+        self._within = [have["_modules"] for have in own if "_modules" in have]
+        self._hooks = [have[name] for have in own for name in _HOOKS if name in have]
+
+    def outline(self) -> tuple[list[int], list[int]]:
+        """Return which modules are within each, and how many hooks of each kind there are."""
+        within = chain.from_iterable(table.values() for table in self._within)
+        return [*map(id, within)], [*map(len, self._hooks)]
+
+
+def built(module: torch.nn.Module) -> tuple[list[object], list[list[object]]]:
+    """Return the modules within one, and its hooks."""
+    own = vars(module)
+    modules, *hooks = (own.get(name) for name in ("_modules", *_HOOKS))
+    listed = [[*table.values()] if isinstance(table, Mapping) else [] for table in hooks]
+    return [*modules.values()] if isinstance(modules, Mapping) else [], listed

@@ -1,0 +1,33 @@
+"""The status of ranks: what takes the place of a transport in their loop."""
+
+from __future__ import annotations
+
+from quorate.errors import RankError
+from quorate.transports import Channel
+from quorate.transports.collective.watch import Watch
+from quorate.transports.job import Job
+from quorate.transports.worker_status import WorkerStatus
+
+
+class Status:
+    """The transport of the loop: what all ranks are at. It computes no other job."""
+
+    can_replace = False
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
+        """Return whether its workers have this dataset: they compute nothing but the loop's."""
+        return False
+
+    def open(self, job: Job) -> Channel:
+        """Refuse: see ``can_compute``."""
+        raise RankError(f"the ranks are asked for {job.name}, and compute the loop's steps alone")
+
+    def status(self) -> list[WorkerStatus]:
+        """Return what all ranks are at, the others as of their last beat."""
+        return self._watch.status()
+
+    def close(self) -> None:
+        """Do nothing: the loop ends the ranks."""
