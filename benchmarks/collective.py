@@ -2,14 +2,14 @@
 
     sudo python benchmarks/collective.py bytes [--millions 5] [--steps 20] [--json FILE]
 
-Hosts are network namespaces on one switch, each with one rank, so this takes root, on Linux.
+Hosts are network namespaces on one switch, so this takes root, on Linux.
 
-`bytes`: what the interface of each host has sent per update, as the kernel counts it, over what a
-ring all-reduce sends: 2(N-1)/N of the bytes of the parameters. All is in it: gradients and
-parameters, rank 0's records, heartbeats, torchrun's store, acknowledgements, and headers. Nothing
-is subtracted. Namespaces hand over up to 64 KB as one packet with one header: on Ethernet with
-packets of 1,500 bytes headers add 5%, for this and for a ring alike. Counters are read while rank
-0 holds up the ranks between two updates.
+`bytes`: what the interface of each of N hosts has sent per update, as the kernel counts it, over
+what a ring all-reduce of the hosts sends: 2(N-1)/N of the bytes of the parameters. All is in it:
+gradients and parameters, rank 0's records, heartbeats, torchrun's store, acknowledgements, and
+headers. Nothing is subtracted. Namespaces hand over up to 64 KB as one packet with one header: on
+Ethernet with packets of 1,500 bytes headers add 5%, for this and for a ring alike. Counters are
+read while rank 0 holds up the ranks between two updates.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def train(folder: Path, shards: int, parameters: int, steps: int) -> None:
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-def sent(number: int, shards: int, parameters: int, steps: int) -> dict[str, Any]:
+def sent(number: int, per_host: int, shards: int, parameters: int, steps: int) -> dict[str, Any]:
     """Return how many bytes each of so many hosts has sent per update."""
     from support.hosts import end_all, hosts, torchrun
 
     with tempfile.TemporaryDirectory() as name, hosts(number) as made:
         folder = Path(name)
         arguments = map(str, (name, shards, parameters, WARM + steps))
-        words = torchrun(str(number), 1, __file__, "rank", *arguments, at="host-a:29400")
+        words = torchrun(str(number), per_host, __file__, "rank", *arguments, at="host-a:29400")
         log = [(folder / f"{host.name}.log").open("w+") for host in made]
         ranks = [host.start(words, out=out) for host, out in zip(made, log, strict=True)]
         counted = []
@@ -103,28 +103,29 @@ def sent(number: int, shards: int, parameters: int, steps: int) -> dict[str, Any
         count = int((folder / "parameters").read_text())
     each = [(after - before) / steps for before, after in zip(*counted, strict=True)]
     ring = 2 * (number - 1) / number * 4 * count
-    return {"ranks": number, "shards": shards, "parameters": count, "sent": each, "ring": ring}
+    setting = {"hosts": number, "ranks": number * per_host, "shards": shards, "parameters": count}
+    return {**setting, "sent": each, "ring": ring}
 
 
 def on_the_wire(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Print the bytes for 2 and 3 ranks, and 4 and 8 shards."""
+    """Print the bytes for 2 and 3 hosts of one rank, 2 of two, and 4 and 8 shards."""
     from support.hosts import obstacle
 
     if (why := obstacle()) is not None:
         raise SystemExit(f"no hosts can be made here: {why}")
-    print(
-        "ranks  shards  parameters  ring MB  sent MB by each               mean / ring  most / ring"
-    )
+    names = "hosts  ranks  shards  parameters  ring MB"
+    print(f"{names}  sent MB by each               mean / ring  most / ring")
     found = []
-    for number in (2, 3):
+    for number, per_host in ((2, 1), (3, 1), (2, 2)):
         for shards in (4, 8):
-            result = sent(number, shards, int(arguments.millions * 1e6), arguments.steps)
+            result = sent(number, per_host, shards, int(arguments.millions * 1e6), arguments.steps)
             found.append(result)
             ring, each = result["ring"], result["sent"]
             listed = " ".join(f"{one / 1e6:9.3f}" for one in each)
             print(
-                f"{number:5}  {shards:6}  {result['parameters']:10,}  {ring / 1e6:7.3f}  "
-                f"{listed:29} {statistics.mean(each) / ring:11.4f}  {max(each) / ring:11.4f}",
+                f"{number:5}  {result['ranks']:5}  {shards:6}  {result['parameters']:10,}  "
+                f"{ring / 1e6:7.3f}  {listed:29} {statistics.mean(each) / ring:11.4f}  "
+                f"{max(each) / ring:11.4f}",
                 flush=True,
             )
     return found

@@ -56,7 +56,11 @@ def tower(what: str, optimizer: str, references: References) -> str:
 
 
 def test_two_ranks_have_the_bits_of_a_tower(references: References) -> None:
-    assert said_digest(ranks("plain", 2)) == tower("plain", "adam", references)
+    ended = ranks("plain", 2)
+    assert said_digest(ended) == tower("plain", "adam", references)
+    if sys.platform == "linux":
+        met = "2 ranks met by a file; gloo listens on lo, 127.0.0.1: this machine alone"
+        assert met in ended.out
 
 
 @pytest.mark.slow
@@ -258,7 +262,10 @@ def test_torchrun_starts_the_ranks_and_starts_them_anew(
     references: References, tmp_path: Path
 ) -> None:
     expected = tower("plain", "adam", references)
-    assert said_digest(torchrun("plain", "adam")) == expected
+    ended = torchrun("plain", "adam")
+    assert said_digest(ended) == expected
+    if sys.platform == "linux":
+        assert "gloo listens on lo, 127.0.0.1: this machine alone" in ended.out
     ended = torchrun("kill", "adam", str(tmp_path / "run"), number=3, restarts=2)
     assert said_digest(ended) == expected
     assert "resumed step 2" in ended.out + ended.err

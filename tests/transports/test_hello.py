@@ -19,13 +19,14 @@ TORCHRUN = pytest.mark.skipif(not torch.distributed.is_available(), reason="no d
 
 # One rank: computes on the device that is named, and is told of the others.
 MEETS = """
-import sys, torch
+import sys, torch, quorate
 from quorate.coordination.rules import Sync
 from quorate.machine.devices import Group
+from quorate.services.display.uncaught import fold_tracebacks
 from quorate.transports.collective.company import Company
-from quorate.transports.workers import Workers
+fold_tracebacks()  # as a Trainer does
 device = torch.device(sys.argv[1 + int(__import__("os").environ["RANK"])])
-company = Company([Group([device])], Workers(), Sync())
+company = Company([Group([device])], quorate.Workers(), Sync())
 company.meet(device, 60)
 """
 OTHER_BUILD = "import torch\ntorch.__version__ = '2.99.0'\n"
