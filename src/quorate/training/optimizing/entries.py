@@ -1,4 +1,4 @@
-"""Entries of an optimizer's state, as ranks tell each other of them: one for each element, or few."""
+"""Entries of an optimizer's state, as ranks tell each other: one per element, or one for all."""
 
 from __future__ import annotations
 
