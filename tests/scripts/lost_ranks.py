@@ -2,8 +2,8 @@
 
     quorate run --engine collective --workers 3 tests/scripts/lost_ranks.py STOP forward 1 3
 
-The arguments: what happens (a signal, hang, exit, memory, hungry, raise, or nothing), in which
-phase, to which rank, in which step, the run directory, and a folder for the pids of ranks. It
+The arguments: what happens (a signal, hang, exit, memory, hungry, raise, slow, or nothing), in
+which phase, to which rank, in which step, the run directory, and a folder for the pids of ranks. It
 happens in the first start of ranks alone.
 """
 
@@ -28,6 +28,7 @@ from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
 
 kept: list[bytes] = []
+happened: list[str] = []
 WHAT, PHASE, TARGET, STEP, *rest = sys.argv[1:]
 RUN_DIR = rest[0] if rest else None
 PIDS = Path(rest[1]) if rest[1:] else None  # folder
@@ -56,6 +57,9 @@ def here(phase: str, *, by_first: bool = False, or_later: bool = False) -> None:
         pid = os.getpid()
     else:
         return
+    if happened and not or_later:
+        return
+    happened.append(phase)
     if PIDS is not None:
         (PIDS / "happened").write_text(str(time.time()))
     match WHAT:
@@ -113,7 +117,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         here("evaluation", by_first=True)
         return F.cross_entropy(model(x), labels)
     here("forward")
-    time.sleep(PAUSE_S)
+    time.sleep(PAUSE_S * (4 if WHAT == "slow" and int(TARGET) == RANK else 1))
     return F.cross_entropy(Backward.apply(model(x)), labels)
 
 
@@ -153,14 +157,19 @@ Checkpoints.write = written  # type: ignore[method-assign]
 
 
 class Saves(quorate.Callback):
-    """Saves in the foreground, so that a rank can come to grief meanwhile."""
+    """Saves in the foreground, so that a rank can come to grief meanwhile; shows who is there."""
 
     def started(self, run: Any) -> None:
         self.run = run
 
     def updated(self, report: Any) -> None:
-        if report.global_step == 3 and RUN_DIR is not None:
+        if report.global_step == 3 and PHASE == "saving":
             self.run.save()
+        if WHAT == "slow" and report.global_step == STEPS - 1:
+            for each in self.run.workers:
+                print(
+                    "status", each.number, each.pid, each.phase, each.step, each.shards, flush=True
+                )
 
 
 if __name__ == "__main__":
@@ -181,7 +190,7 @@ if __name__ == "__main__":
         Rows(),
         steps=STEPS,
         shuffle=False,
-        validation=quorate.Validation(Rows(), every_steps=2),
-        callbacks=[Saves()] if PHASE == "saving" else [],
+        validation=quorate.Validation(Rows(), every_steps=max(2, STEPS // 40)),
+        callbacks=[Saves()] if WHAT == "slow" or PHASE == "saving" else [],
     )
     print("digest", digest(trainer.model.state_dict().items()), flush=True)

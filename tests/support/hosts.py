@@ -101,16 +101,21 @@ class Host:
     def die(self) -> None:
         """End all of the host's processes at once, as a power cut does, and its link."""
         self.cut()
-        self.close()
+        self.kill()
 
-    def close(self) -> None:
-        """End all of its processes."""
+    def kill(self) -> None:
+        """End all of its processes; what they have printed can still be read."""
         for process in self._processes:
             if process.poll() is None:  # the first of the namespace takes all others with it
                 for child in _children(process.pid):
                     os.kill(child, signal.SIGKILL)
                 process.kill()
             process.wait()
+
+    def close(self) -> None:
+        """End all of its processes."""
+        self.kill()
+        for process in self._processes:
             if process.stdout is not None:
                 process.stdout.close()
         self._processes.clear()

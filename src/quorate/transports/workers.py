@@ -27,7 +27,8 @@ class Workers(Settings):
         threads: intra-op threads of each worker. The bits depend on it.
         timeout_s: seconds after which a worker process that is still at one shard, and has been
             for 3 times its usual time, is replaced, and one that has not reached the training loop
-            by then. Turn it up if a step or the start of the script may take longer.
+            by then. Ranks of a collective end together where one of them is. Turn it up if a step
+            or the start of the script may take longer.
         exchange: how the ranks of a collective add gradients: "ordered", along the tree of shards,
             or "native", by torch.distributed's own reduce-scatter: then the bits depend on the
             number of ranks. It is there to measure what order costs.

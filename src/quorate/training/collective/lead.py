@@ -54,16 +54,11 @@ def leading(
     with ExitStack() as stack:
         stack.callback(_leave, crew, company, state, stops, say)
         ranks.watch.on_asked = partial(_asked, stops, company)
-        try:
+        with company.naming(), _in_step(ranks):
             member = stack.enter_context(closing(_opened(loop, crew, source, facts, ranks)))
             ranks.watch.sheet = member.sheet
             ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
-        except RankError as error:
-            raise company.named(error) from error
-        except BaseException:
-            ranks.break_off()
-            raise
         company.have_met()
         compare(identities)
         if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
@@ -86,6 +81,16 @@ def leading(
         lead = _Lead(member, company, ranks, updates, stops)
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=Status(ranks.watch), reports=reports)
+
+
+@contextmanager
+def _in_step(ranks: Ranks) -> Iterator[None]:
+    """Within the block the others wait for an exchange, and not for what comes next."""
+    try:
+        yield
+    except BaseException:
+        ranks.break_off()
+        raise
 
 
 def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
@@ -143,6 +148,9 @@ def _leave(
         state.leave_ranks()
         is_whole = True
 
+    if state.update.under_way and company.ranks is not None:
+        # It raised in the middle of an update, maybe here alone: the others wait for another word.
+        company.ranks.break_off()
     try:
         company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
@@ -198,18 +206,19 @@ class _Lead:
             self._amended = amendments.number
         _, end_rest = self._updates.rests
         try:
-            if self._optimizer.is_lent:
-                self._optimizer.scatter()  # user code may have changed it
-            self._ranks.tell(record)
-            if "amendments" in record:
-                for value in share.values(state):
-                    for rank in range(1, self._ranks.size):
-                        self._ranks.swap([(rank, value.contiguous())], [])
-            parts = member.parts(step, hear=self._hear)
-            end_rest()
-            applied = member.applied(parts, step, step + 1)
-        except RankError as error:
-            raise self._company.named(error) from error
+            with self._company.naming():
+                if self._optimizer.is_lent:
+                    self._optimizer.scatter()  # user code may have changed it
+                self._ranks.tell(record)
+                if "amendments" in record:
+                    for value in share.values(state):
+                        for rank in range(1, self._ranks.size):
+                            self._ranks.swap([(rank, value.contiguous())], [])
+                parts = member.parts(step, hear=self._hear)
+                end_rest()
+                applied = member.applied(parts, step, step + 1)
+        except RankError:
+            raise
         except BaseException as error:
             # What a shard raises is raised on all ranks, and they wait for what comes next.
             if state.update.under_way or not isinstance(error, Exception):

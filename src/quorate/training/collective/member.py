@@ -17,6 +17,7 @@ from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.errors import RankError
 from quorate.replica.buffers import Buffers
+from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
@@ -34,14 +35,29 @@ _Done = tuple[object, BaseException | None]  # the result, or what was raised
 
 
 class OwnedTraining(Training):
-    """Gradients of the shards that a rank owns."""
+    """Gradients of the shards that a rank owns.
 
-    dealt: Callable[[int], Sequence[Node | None]]  # from V to the node that each rank owns
+    Args:
+        dealt: from V to the node that each rank owns.
+    """
+
+    def __init__(
+        self,
+        dealt: Callable[[int], Sequence[Node | None]],
+        source: Source,
+        parameters: Flat,
+        steps: range,
+        *,
+        loader_workers: int,
+        threads: int,
+    ) -> None:
+        super().__init__(source, parameters, steps, loader_workers=loader_workers, threads=threads)
+        self._dealt = dealt
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the shards of a step that a rank owns: those of one subtree."""
         (rank, _), shards = rank_of, self.plan.shards_of(step)
-        node = self.dealt(shards)[rank]
+        node = self._dealt(shards)[rank]
         return range(0) if node is None else leaves(node, shards)
 
 
@@ -73,20 +89,21 @@ class Member:
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
         self._before: list[ShardSum] = []  # of this rank's shards but the last
+        self.raised: Exception | None = None  # in shards, on all ranks alike
+        assert state.exchange is not None
+        self.exchange = state.exchange
+        self.exchange.open(state.parameters)
         self._make_job = partial(
             OwnedTraining,
+            self.exchange.dealt,
             source,
             state.parameters,
             steps,
             loader_workers=loader_workers,
             threads=threads,
         )
-        self.raised: Exception | None = None  # in shards, on all ranks alike
+        self._job = self._make_job()
         self._rank_of = (ranks.rank, ranks.size)
-        assert state.exchange is not None
-        self.exchange = state.exchange
-        self.exchange.open(state.parameters)
-        self._begin_job()
         self._written = writes.layout(state.parameters.views, state.written)
         self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self._feed: Feed | None = None
@@ -139,7 +156,7 @@ class Member:
         if shards := self._job.home_shards(self._rank_of, step):
             exchange.outbox.clear()
             ask = self._thread.begin(partial(self._released, step, shards))
-        v = self._job.plan.shards_of(step)
+        v = self.shards_of(step)
         gradient = exchange.sum(v)
         if ask is not None:
             try:
@@ -150,11 +167,10 @@ class Member:
                 own = Handed(error=error)
         self.restore()  # first of all: others are about to look at the model
         self.sheet.tell("pushing")
+        own = tell(own)._replace(
+            is_finite=are_finite(gradient), sends_again=exchange.outbox.is_to_go_again
+        )
         try:
-            own = tell(own)._replace(
-                is_finite=are_finite(gradient),
-                sends_again=exchange.outbox.is_to_go_again,
-            )
             parts, handed = handed_over(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
                 exchange.outbox.go_again()
@@ -163,6 +179,8 @@ class Member:
                 exchange.is_finite = all(each == b"1" for each in found)
             else:
                 exchange.is_finite = all(each.is_finite for each in handed)
+        except RankError:
+            raise
         except Exception as error:
             self.raised = error
             raise
@@ -187,13 +205,9 @@ class Member:
         All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
         asks for the next one on all of them or on none.
         """
-        self._begin_job()
-        take(tree_sum(self.parts(step), self.shards_of(step), ShardSum.add))
-
-    def _begin_job(self) -> None:
-        """Compute from parameters that are taken anew, as for each job."""
-        self._job = self._make_job()
-        self._job.dealt = self.exchange.dealt
+        self._job = self._make_job()  # parameters are taken anew for each job
+        parts = self.parts(step)
+        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
 
     def shards_of(self, step: int) -> int:
         """Return V of a step."""

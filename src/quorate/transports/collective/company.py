@@ -131,7 +131,8 @@ class Company:
             return RankError(f"{verdict.text}; {GO_ON}")
         how = None if launched is None else launched.killed()
         how = how or (None if ranks is None else ranks.watch.explained())
-        how = how or (None if launched is None else launched.ended())
+        how = how or (None if launched is None else launched.ended())  # with what it printed
+        how = how or (None if ranks is None else ranks.watch.farewell())
         if how is None or how in str(error):
             return error
         return RankError(f"{how}; {error if ranks is None else GO_ON}")

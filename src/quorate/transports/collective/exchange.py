@@ -8,7 +8,8 @@ whoever adds, and a slice crosses to another host once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -51,6 +52,7 @@ class Exchange:
         self.outbox = Outbox(memory, self.slices.buckets)
         self._near = Near(self.ranks, [memory, parameters])
         self._parameters = parameters
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._total = self.slices.layout.new(device)
         self._pieces = self.slices.pieces(self._total)  # by bucket
         self.dealt = cache(self._near.hosts.deal)  # of V: the node that each rank owns
@@ -81,15 +83,27 @@ class Exchange:
         """
         dealt = self.dealt(shards)
         under_way: deque[_Adding] = deque()
-        for number in self.order:
-            if waits and dealt[self.ranks.rank] is not None:
-                self.outbox.wait(number)
-            under_way.append(self._begin(number, dealt, shards))
-            if len(under_way) > MOST_UNDER_WAY:
-                under_way.popleft().end()
-        for adding in under_way:
-            adding.end()
+        with self._beside():
+            for number in self.order:
+                if waits and dealt[self.ranks.rank] is not None:
+                    self.outbox.wait(number)
+                under_way.append(self._begin(number, dealt, shards))
+                if len(under_way) > MOST_UNDER_WAY:
+                    under_way.popleft().end()
+            for adding in under_way:
+                adding.end()
         return self._total
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Within the block a GPU works beside whatever computes gradients, which goes on."""
+        if self._stream is None:
+            yield
+            return
+        computes = torch.accelerator.current_stream(self.ranks.device)
+        with self._stream:
+            yield
+        computes.wait_stream(self._stream)
 
     def _begin(self, number: int, dealt: Sequence[Node | None], shards: int) -> _Adding:
         """Add what this host has of a bucket, and send it to those that own it."""

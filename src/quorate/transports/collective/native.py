@@ -25,16 +25,17 @@ class NativeExchange(Exchange):
             for vector in self.outbox.vectors:
                 vector.zero_()
         under_way: deque[Swap] = deque()
-        for number in self.order:
-            if waits and owns:
-                self.outbox.wait(number)
-            bucket = self.slices.buckets[number]
-            parts = [bucket.part(self.outbox, rank) for rank in range(self.ranks.size)]
-            under_way.append(self.ranks.begin_sum(parts, self._pieces[number]))
-            if len(under_way) > MOST_UNDER_WAY:
-                under_way.popleft().wait()
-        for swap in under_way:
-            swap.wait()
+        with self._beside():
+            for number in self.order:
+                if waits and owns:
+                    self.outbox.wait(number)
+                bucket = self.slices.buckets[number]
+                parts = [bucket.part(self.outbox, rank) for rank in range(self.ranks.size)]
+                under_way.append(self.ranks.begin_sum(parts, self._pieces[number]))
+                if len(under_way) > MOST_UNDER_WAY:
+                    under_way.popleft().wait()
+            for swap in under_way:
+                swap.wait()
         return self._total
 
     def spread(self, whole: Flat) -> None:

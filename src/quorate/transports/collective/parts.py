@@ -34,21 +34,21 @@ class Handed(NamedTuple):
 
 def to_bytes(handed: Handed) -> bytes:
     """Return what ``from_bytes`` takes, in another process."""
-    common = {
+    beside = {
         "stop": handed.stop,
         "is_finite": handed.is_finite,
         "sends_again": handed.sends_again,
         "notes": handed.notes,
     }
     if handed.error is not None:
-        return _packed({**common, "error": remote_error.to_json(handed.error)}, [])
+        return _packed({**beside, "error": remote_error.to_json(handed.error)}, [])
     if handed.sum is None:
-        return _packed(common, [])
+        return _packed(beside, [])
     total = handed.sum
     written = [] if total.written is None else total.written.vectors
     tensors = [total.buffers, total.integer_buffers, *written]
     header = {
-        **common,
+        **beside,
         "node": handed.node,
         "weight": total.weight,
         "metrics": total.metrics,
@@ -66,12 +66,16 @@ def from_bytes(packed: bytes, written: Layout) -> Handed:
         written: how what forward wrote lies, see ``writes.layout``.
     """
     header, tensors = _unpacked(packed)
-    common = {name: header[name] for name in ("stop", "is_finite", "sends_again")}
-    common["notes"] = [Note(*note) for note in header["notes"]]
+    beside = Handed(
+        stop=header["stop"],
+        is_finite=header["is_finite"],
+        sends_again=header["sends_again"],
+        notes=[Note(*note) for note in header["notes"]],
+    )
     if "error" in header:
-        return Handed(error=remote_error.from_json(header["error"]), **common)
+        return beside._replace(error=remote_error.from_json(header["error"]))
     if "node" not in header:
-        return Handed(**common)
+        return beside
     buffers, integer_buffers, *vectors = tensors
     level, index = header["node"]
     missing = header["missing"]
@@ -85,7 +89,7 @@ def from_bytes(packed: bytes, written: Layout) -> Handed:
         totals=from_json(header["totals"]),
         written=Flat(written, [v for v in vectors if v is not None]) if vectors else None,
     )
-    return Handed((level, index), total, **common)
+    return beside._replace(node=(level, index), sum=total)
 
 
 def handed_over(
@@ -96,7 +100,7 @@ def handed_over(
     Args:
         own: what this rank hands over.
         written: see ``from_bytes``.
-        hear: told what each rank has handed over, in the order of ranks.
+        hear: told what each rank handed over, in the order of ranks.
 
     Raises:
         Whatever was raised on the lowest rank that raised, on all ranks.

@@ -188,7 +188,7 @@ class Ranks:
 
     def group_of(self, lists: Sequence[Sequence[int]]) -> Any:
         """Return the group of those ranks that this one is among, of several. All ranks call it."""
-        with self._lost_is_an_error("to meet"):
+        with self._lost_is_an_error("to meet"), self.watch.links.noting():
             groups = [dist.new_group([*each], backend="gloo") for each in lists]
         return next(g for g, each in zip(groups, lists, strict=True) if self.rank in each)
 

@@ -96,7 +96,8 @@ class Watch:
     def explained(self) -> str | None:
         """Return who is gone, where a connection broke. Blocks until that is known, or likely not.
 
-        A rank that was killed is silent from then on: it takes some beats to know it.
+        A rank that was killed is silent from then on: it takes some beats to know it. One that has
+        left said why: see ``farewell``.
         """
         self._heeded.set()
         until = time.monotonic() + 5 * self._times.beat_s
@@ -106,8 +107,8 @@ class Watch:
             found = None if self.verdict is None else self.verdict.text
             found = found or (None if first is None else first.verdict)
             found = found or (None if ended is None else ended.text)
-            found = found or self._judge.quiet(heard, time.monotonic()) or self.farewell()
-            if found is not None:
+            found = found or self._judge.quiet(heard, time.monotonic())
+            if found is not None or self.farewell() is not None:
                 return found
             time.sleep(self._times.beat_s / 10)
         return None
