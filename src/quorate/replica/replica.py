@@ -110,8 +110,7 @@ class Replica:
         self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
         self._modes = Modes(self.model)
-        modules = self.model.modules()
-        self._is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
+        self._is_scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules())
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
@@ -382,8 +381,7 @@ class Replica:
         if self._spread is not None:
             working = self._spread.working(dict(lowered or trained), self.group)
         else:
-            layout = parameters.layout if lowered is None else Layout(lowered)
-            working = layout.new(self.device)
+            working = (Layout(lowered) if lowered else parameters.layout).new(self.device)
         working.take(parameters)
         return working
 

@@ -24,7 +24,7 @@ def ask(ranks: Ranks, member: Member, job: SpotCheck) -> Mapping[int, Answer]:
     return checked(ranks, member, job)
 
 
-def asked(record: Record, ranks: Ranks, member: Member, state: State, source: Source) -> None:
+def check_asked(record: Record, ranks: Ranks, member: Member, state: State, source: Source) -> None:
     """Compute the check that a record of rank 0 asks for. Blocks."""
     options: dict[str, Any] = {name: value for name, value in record.items() if name != "kind"}
     checked(ranks, member, SpotCheck(source, state.parameters, range(0), **options))

@@ -14,8 +14,9 @@ from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
 from quorate.replica.witness.between import Between
-from quorate.training.collective import checks, share
+from quorate.training.collective import share
 from quorate.training.collective.asked import Asked, end_by_signals
+from quorate.training.collective.checks import CHECK, check_asked
 from quorate.training.collective.identity import identity
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
@@ -111,8 +112,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
                 state.optimizer.gather()
             elif record["kind"] == SCATTER:
                 state.optimizer.take_part(record)
-            elif record["kind"] == checks.CHECK:
-                checks.asked(record, ranks, member, state, source)
+            elif record["kind"] == CHECK:
+                check_asked(record, ranks, member, state, source)
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, between, tell)
     return int(record["code"])
@@ -166,6 +167,7 @@ def _step(
     except Exception as error:
         if error is not member.raised:
             raise  # here alone, maybe: the others notice that this rank has ended
+        member.restore()
         return  # on every rank the same: rank 0 decides
     if applied.not_finite is None:
         state.global_step = step + 1

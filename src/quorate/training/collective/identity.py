@@ -20,9 +20,8 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
         "bucket_mb": workers.bucket_mb,
         "shard_optimizer": optimize.shard_optimizer,
     }
-    settings = {name: repr(value) for name, value in facts.items()}
     return {
-        **settings,
+        **{name: repr(value) for name, value in facts.items()},
         "the first rows of the dataset": data_fingerprint(source),
         "the gradient of the first shard": member.fingerprint(),
     }

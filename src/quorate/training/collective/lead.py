@@ -148,6 +148,9 @@ def _leave(
         state.leave_ranks()
         is_whole = True
 
+    if state.update.under_way and company.ranks is not None:
+        # It raised in the middle of an update, maybe here alone: the others wait for another word.
+        company.ranks.break_off()
     try:
         company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
@@ -203,18 +206,19 @@ class _Lead:
             self._amended = amendments.number
         _, end_rest = self._updates.rests
         try:
-            if self._optimizer.is_lent:
-                self._optimizer.scatter()  # user code may have changed it
-            self._ranks.tell(record)
-            if "amendments" in record:
-                for value in share.values(state):
-                    for rank in range(1, self._ranks.size):
-                        self._ranks.swap([(rank, value.contiguous())], [])
-            parts = member.parts(step, hear=self._hear)
-            end_rest()
-            applied = member.applied(parts, step, step + 1)
-        except RankError as error:
-            raise self._company.named(error) from error
+            with self._company.naming():
+                if self._optimizer.is_lent:
+                    self._optimizer.scatter()  # user code may have changed it
+                self._ranks.tell(record)
+                if "amendments" in record:
+                    for value in share.values(state):
+                        for rank in range(1, self._ranks.size):
+                            self._ranks.swap([(rank, value.contiguous())], [])
+                parts = member.parts(step, hear=self._hear)
+                end_rest()
+                applied = member.applied(parts, step, step + 1)
+        except RankError:
+            raise
         except BaseException as error:
             # What a shard raises is raised on all ranks, and they wait for what comes next.
             if state.update.under_way or not isinstance(error, Exception):

@@ -89,6 +89,7 @@ class Member:
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
         self._before: list[ShardSum] = []  # of this rank's shards but the last
+        self.raised: Exception | None = None  # in shards, on all ranks alike
         assert state.exchange is not None
         self.exchange = state.exchange
         self.exchange.open(state.parameters)
@@ -101,9 +102,8 @@ class Member:
             loader_workers=loader_workers,
             threads=threads,
         )
-        self.raised: Exception | None = None  # in shards, on all ranks alike
+        self._job = self._make_job()
         self._rank_of = (ranks.rank, ranks.size)
-        self._begin_job()
         self._written = writes.layout(state.parameters.views, state.written)
         self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self._feed: Feed | None = None
@@ -169,8 +169,7 @@ class Member:
         self.sheet.tell("pushing")
         try:
             own = tell(own)._replace(
-                is_finite=are_finite(gradient),
-                sends_again=exchange.outbox.is_to_go_again,
+                is_finite=are_finite(gradient), sends_again=exchange.outbox.is_to_go_again
             )
             parts, handed = handed_over(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
@@ -180,6 +179,8 @@ class Member:
                 exchange.is_finite = all(each == b"1" for each in found)
             else:
                 exchange.is_finite = all(each.is_finite for each in handed)
+        except RankError:
+            raise
         except Exception as error:
             self.raised = error
             raise
@@ -204,12 +205,9 @@ class Member:
         All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
         asks for the next one on all of them or on none.
         """
-        self._begin_job()
-        take(tree_sum(self.parts(step), self.shards_of(step), ShardSum.add))
-
-    def _begin_job(self) -> None:
-        """Compute from parameters that are taken anew, as for each job."""
-        self._job = self._make_job()
+        self._job = self._make_job()  # parameters are taken anew for each job
+        parts = self.parts(step)
+        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
 
     def shards_of(self, step: int) -> int:
         """Return V of a step."""
