@@ -134,6 +134,8 @@ class Fit:
             for callback in self._services.callbacks:
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
+            visits = loop.state.visits
+            stack.enter_context(visits.announced())
             for report in loop.reports:
                 if self._saver is not None and report.global_step == first:
                     loop.state.optimizer_state.save()  # what cannot be saved is found out now
@@ -143,6 +145,7 @@ class Fit:
                 if self._log is not None:
                     self._log.update(report, self._taken_slow())
                 for callback in self._services.callbacks:
+                    visits.announce()
                     callback.updated(report)
                 self._evaluate_if_due(loop, supervisor)
                 self._save_if_due(loop.state)
@@ -157,6 +160,7 @@ class Fit:
             return
         if not validation.is_due(n, per_epoch, loop.last_step):
             return
+        state.visits.announce()
         values = self._services.evaluate(self._stops)
         if values is None:
             return

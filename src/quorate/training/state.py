@@ -13,6 +13,7 @@ from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
+from quorate.training.collective.visits import Visits
 from quorate.training.optimizing.extent import Sliced
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
@@ -83,6 +84,7 @@ class State:
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
         )
         self.notes = notes = notes or Notes()
+        self.visits = Visits()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
         self.update = Update(
             self.optimizer,

@@ -200,7 +200,7 @@ class _Lead:
         if (groups := share.groups(state)) != self._groups:
             record["groups"] = self._groups = groups
         amendments = state.user_changes.amendments
-        is_changed = share.mark(state) != self._mark
+        is_changed = state.visits.has_come and share.mark(state) != self._mark
         if is_changed or amendments.number != self._amended:
             record["amendments"] = amendments.to_json()
             self._amended = amendments.number
@@ -230,9 +230,12 @@ class _Lead:
         for each in applied.shares:
             state.tally.applied(each.worker, 0)
         self._updates.took(ready, applied, [])
-        self._mark = share.mark(state)
+        state.visits.updated(self._take_mark)
         self._optimizer.note_state()
         return ready, applied
+
+    def _take_mark(self) -> None:
+        self._mark = share.mark(self._state)
 
     def _hear(self, rank: int, handed: Handed) -> None:
         """Hear what another rank has to say beside its gradient."""
