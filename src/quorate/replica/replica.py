@@ -184,6 +184,7 @@ class Replica:
             The shard's weighted sums.
         """
         at("forward")
+        gradient = into if into is not None and into.device == self._gathers_on else None
 
         def compute(
             reseed: Reseed, loss: Loss, rows_of: FreshBatch
@@ -205,8 +206,8 @@ class Replica:
                 outcome = self._read(loss, fresh, rows, training=True)
                 at("backward")
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
-                    if into is not None and scale == 1.0:
-                        into.expect(self._trainable, outcome.weight)
+                    if gradient is not None and scale == 1.0:
+                        gradient.expect(self._trainable, outcome.weight)
                     torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(scale))
                 grads = self._take_grads()
                 may_rescale = scale != 1.0 and scale > LEAST_SCALE
@@ -223,8 +224,7 @@ class Replica:
             )
         at("pushing")
         written = self.witness.end(self._flat)
-        gradient = into
-        if gradient is None or gradient.device != self._gathers_on:
+        if gradient is None:
             gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
         gradient.fill(grads, outcome.weight / scale)
         if into is not None and gradient is not into:
