@@ -34,6 +34,8 @@ class Optimize(Settings):
             metric of the validation set is noisy.
         nonfinite: what to do before an update whose loss or gradient is not finite: "stop", which
             names step, shards, rows and parameters, or "skip" it, which is said and counted.
+        shard_optimizer: whether each rank of a collective has the optimizer's state of its slices
+            alone, where it works element by element; else all of it, with the same bits.
     """
 
     optimizer: OptimizerFactory = field(
