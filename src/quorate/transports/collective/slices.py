@@ -75,13 +75,6 @@ class Slices:
             for piece in torch.split(vector, [len(part) for part in of[self.ranks.rank]])
         ]
 
-    def take(self, own: Flat, whole: Flat) -> None:
-        """Copy what this rank has of whole vectors into its slices."""
-        for piece, part in zip(
-            self.pieces(own), self.stretches(whole, self.ranks.rank), strict=True
-        ):
-            piece.copy_(part)
-
     def put(self, own: Flat, whole: Flat) -> None:
         """Copy this rank's slices to where they belong in whole vectors."""
         for piece, part in zip(
