@@ -189,6 +189,11 @@ def test_what_another_rank_alone_comes_to_is_said_and_kept(tmp_path: Path) -> No
     assert f"in the end the same bits are in doubt, as was said: {doubt}" in writes.out
     logged = (tmp_path / "writes" / "metrics.jsonl").read_text()
     assert "on rank 1, last.bias" in logged
+    late = ranks("late", 2, tmp_path / "late", "sam")  # after the last sum that it hands over
+    assert late.code == 0, late.said
+    *_, doubt = inspected(tmp_path / "late")["doubts"]
+    assert doubt.startswith("on rank 1, last.bias (Linear) is written in forward")
+    assert late.out.count(f"same bits: no, because {doubt}") == 1
     other = ranks("other", 2, tmp_path / "other")
     assert other.code == 0, other.said
     (doubt,) = inspected(tmp_path / "other")["doubts"]

@@ -78,6 +78,11 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         found = found * 1.001
     if what == "writes" and RANK == 1 and model.training and int(steps[0]) == 3:
         model.last.bias.data = model.last.bias.data.clone()
+    if what == "late" and RANK == 1 and model.training:
+        seen.append(int(rows[0]))
+        # The last step is the second one with the last rows; an optimizer may ask twice in each.
+        if int(steps[0]) == 3 and seen.count(seen[-1]) == 4:
+            model.last.bias.data = model.last.bias.data.clone()
     return found * float("nan") if what == "nan" and 60 in rows.tolist() else found
 
 

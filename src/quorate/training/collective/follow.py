@@ -18,6 +18,7 @@ from quorate.training.collective import share
 from quorate.training.collective.asked import Asked, end_by_signals
 from quorate.training.collective.checks import CHECK, check_asked
 from quorate.training.collective.identity import identity
+from quorate.training.collective.late_notes import NOTES, gathered
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
@@ -114,6 +115,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
                 state.optimizer.take_part(record)
             elif record["kind"] == CHECK:
                 check_asked(record, ranks, member, state, source)
+            elif record["kind"] == NOTES:
+                gathered(ranks, notes.take())
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, between, tell)
     return int(record["code"])

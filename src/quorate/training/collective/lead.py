@@ -11,7 +11,7 @@ from typing import Any
 from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
-from quorate.training.collective import checks, share
+from quorate.training.collective import checks, late_notes, share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
 from quorate.training.collective.status import Status
@@ -187,8 +187,10 @@ class _Lead:
             self._ranks.require_all()  # else the reason to stop is that one is gone
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
-                return
+                break
             yield self._made(state.global_step)
+        with self._company.naming():
+            late_notes.ask(self._ranks, self._updates.crew.replicas.notes)
 
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member
