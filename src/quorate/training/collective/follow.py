@@ -44,9 +44,10 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
         end_by_signals()
         code = _follow(crew, dataset, make_state)
     except RankError as error:
+        named = crew.company.named(error)
         if here() is None:  # else whoever started it says so
-            print(crew.company.named(error).line, file=sys.stderr)
-        why = str(error)
+            print(named.line, file=sys.stderr)
+        why = str(named)
     except QuorateError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UserError) else 1

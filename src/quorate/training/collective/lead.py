@@ -184,7 +184,8 @@ class _Lead:
         """Yield the updates, until there are enough or somebody wants to stop."""
         state = self._state
         while state.global_step < self._updates.last_step:
-            self._ranks.require_all()  # else the reason to stop is that one is gone
+            with self._company.naming():
+                self._ranks.require_all()  # else the reason to stop is that one is gone
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
                 break
