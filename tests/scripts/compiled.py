@@ -1,4 +1,4 @@
-"""Trains with ``compile``, on processes or ranks, on towers, and with a stop between: prints digests.
+"""Trains with ``compile``: processes or ranks, towers, and a stop between; prints digests.
 
     quorate run tests/scripts/compiled.py RUN_DIR [plain | ranks]
 
