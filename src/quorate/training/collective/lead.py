@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
-from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
 from quorate.training.collective import checks, late_notes, share
@@ -61,7 +60,7 @@ def leading(
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
         company.have_met()
         compare(identities)
-        if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
+        if (factor := member.slowest_factor(plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
                 "as many as if all had equally many; a power of two for either gives 1"
