@@ -55,6 +55,17 @@ def test_one_digest_on_processes_towers_and_after_a_resume(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked")
+def test_one_digest_on_ranks_and_towers(tmp_path: Path) -> None:
+    text, digests, _ = run(tmp_path, "ranks", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    assert len(digests) == 1, text
+    assert text.count("digest ") == 2
+    assert "compile is off" not in text
+
+
 # --- without a C++ compiler: graphs run as torch traced them ------------------------------------
 
 

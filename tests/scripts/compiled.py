@@ -1,6 +1,6 @@
-"""Trains with ``compile``, on processes, on towers, and with a stop between: prints digests.
+"""Trains with ``compile``: processes or ranks, towers, and a stop between; prints digests.
 
-    quorate run tests/scripts/compiled.py RUN_DIR [plain]
+    quorate run tests/scripts/compiled.py RUN_DIR [plain | ranks]
 
 One shape of a shard, BatchNorm, draws of several kinds, a weight that is a tensor.
 """
@@ -70,7 +70,8 @@ def trained(engine: str, workers: int, *, steps: int = 6, run_dir: str | None = 
 
 
 if __name__ == "__main__":
-    found = {} if "plain" in sys.argv else {"2 processes": trained("processes", 2)}
+    engine = "collective" if "ranks" in sys.argv else "processes"
+    found = {} if "plain" in sys.argv else {f"2 of {engine}": trained(engine, 2)}
     trained("towers", 1, steps=3, run_dir=sys.argv[1])
     found["3 towers, resumed"] = trained("towers", 3, run_dir=sys.argv[1])
     for name, text in found.items():

@@ -3,7 +3,7 @@
     quorate run --engine collective --workers 3 tests/scripts/ranks.py plain adam
     torchrun --nproc-per-node 3 tests/scripts/ranks.py plain adam
 
-Without ``quorate run`` a third argument is the run directory.
+Without ``quorate run`` a third argument is the run directory, and "fresh" begins anew there.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         found = found * 1.001
     if what == "writes" and RANK == 1 and model.training and int(steps[0]) == 3:
         model.last.bias.data = model.last.bias.data.clone()
+    if what == "late" and RANK == 1 and model.training:
+        seen.append(int(rows[0]))
+        # The last step is the second one with the last rows; an optimizer may ask twice in each.
+        if int(steps[0]) == 3 and seen.count(seen[-1]) == 4:
+            model.last.bias.data = model.last.bias.data.clone()
     return found * float("nan") if what == "nan" and 60 in rows.tolist() else found
 
 
@@ -120,6 +125,12 @@ def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
+def tensor_rates(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Learning rates in tensors, as compiled optimizers want them."""
+    rates = [{"params": params[:2], "lr": torch.tensor(5e-3)}, {"params": params[2:]}]
+    return torch.optim.Adam(rates, lr=torch.tensor(1e-2))
+
+
 class SAM(torch.optim.Optimizer):
     """Sharpness-aware minimisation around SGD: the gradient at one more point of each step."""
 
@@ -149,6 +160,7 @@ OPTIMIZERS = {
     ),
     "adam": lambda params: torch.optim.Adam(params, lr=1e-2),
     "sgd": two_groups,
+    "tensors": tensor_rates,
     "asgd": lambda params: torch.optim.ASGD(params, lr=1e-2),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
 }
@@ -183,7 +195,9 @@ if __name__ == "__main__":
         batch_size=BATCH,
         shards=SHARDS if what != "shards" or RANK == 0 else SHARDS + 1,
         devices="cpu",
-        run_dir=None if run_dir is None else quorate.RunDir(run_dir, save_every_steps=2),
+        run_dir=None
+        if run_dir is None
+        else quorate.RunDir(run_dir, save_every_steps=2, fresh="fresh" in rest),
     )
     if what == "around":  # the loop of the ranks is the first one, and not all there is
         assert trainer.evaluate(data())["loss"] > 0

@@ -17,6 +17,7 @@ from support.runs import Ended, command, inspected, run
 SCRIPT = Path(__file__).parents[1] / "strangers" / "stranger.py"
 TOWERS = ("--engine", "towers", "--workers")
 PROCESSES = ("--engine", "processes", "--workers")
+RANKS = ("--engine", "collective", "--workers")
 
 
 class Part(NamedTuple):
@@ -31,6 +32,7 @@ WAYS = {
     "1 tower": [Part((*TOWERS, "1"))],
     "3 towers": [Part((*TOWERS, "3"))],
     "2 processes": [Part((*PROCESSES, "2"))],
+    "2 ranks": [Part((*RANKS, "2"))],
     "resumed": [Part((*TOWERS, "2"), ("--steps", "5")), Part((*PROCESSES, "3"))],
 }
 

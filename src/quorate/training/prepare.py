@@ -81,8 +81,7 @@ def prepare(
         # 1. The run directory, which is ours from here on; the plan.
         stack.enter_context(prepared.lock.held(say))
         if recipe.run_dir.path is not None:
-            resume.begin(Path(recipe.run_dir.path), say, fresh=prepared.is_fresh)
-            prepared.is_fresh = False
+            prepared.begin(Path(recipe.run_dir.path), say)
         plan = planned(crew, prepared, dataset, shuffle=shuffle)
         prepared.plan, prepared.shards = plan, plan.shards
         last_step = duration.last_step(plan)

@@ -6,6 +6,7 @@ Only a training loop pins the number of shards, where the recipe leaves it open.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,12 @@ from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.services.checkpoints import files
 from quorate.services.run_lock import RunLock
+from quorate.training import resume
 from quorate.training.crew import Crew
 from quorate.training.facts import facts_of
 from quorate.training.recipe import Recipe, too_many_shards
-from quorate.training.resume import require_same_run
 from quorate.training.state import State
+from quorate.transports.collective import once
 
 
 @dataclass
@@ -41,12 +43,30 @@ class Prepared:
         """Return what is ready when only settings are there."""
         path = recipe.run_dir.path
         lock = RunLock(None if path is None else Path(path))
-        return cls(lock, recipe.shards, recipe.run_dir.fresh)
+        is_fresh = recipe.run_dir.fresh
+        if is_fresh and path is not None:
+            is_fresh = not once.is_done(_moving_aside(Path(path)))
+        return cls(lock, recipe.shards, is_fresh)
+
+    def begin(self, run_dir: Path, say: Callable[[str], None]) -> None:
+        """Make sure that a run can be trained in its directory, which is locked; see ``resume``.
+
+        Raises:
+            SettingError: it cannot.
+        """
+        resume.begin(run_dir, say, fresh=self.is_fresh)
+        if self.is_fresh:
+            once.note(_moving_aside(run_dir))
+        self.is_fresh = False
 
     def facts(self, crew: Crew, state: State) -> dict[str, Any]:
         """Return what a checkpoint says of the run, beside what it holds."""
         assert self.plan is not None
         return facts_of(crew, state, self.plan, self.row_sample)
+
+
+def _moving_aside(run_dir: Path) -> str:
+    return f"moving aside what is in {run_dir.absolute()}"
 
 
 def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> Plan:
@@ -85,4 +105,4 @@ def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
         return None
     if crew.recipe.shards is None:
         del facts["shards"]  # it goes on with those of the checkpoint
-    return files.find(Path(path), partial(require_same_run, facts=facts))
+    return files.find(Path(path), partial(resume.require_same_run, facts=facts))

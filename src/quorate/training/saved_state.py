@@ -12,7 +12,7 @@ from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.printable import printable
 from quorate.services.checkpoints.files import Contents, tensors
 from quorate.services.checkpoints.tensor_file import header
-from quorate.training.optimizing.optimizer_state import LoadableOptimizer
+from quorate.training.optimizing.optimizer_state import LoadableOptimizer, is_in_a_tree
 from quorate.training.state import State
 
 
@@ -25,7 +25,8 @@ def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
     files = _files(state)
     tensors, kept = state.optimizer_state.save()
     if not moments:
-        tensors, kept = {}, {**kept, "optimizer_numbers": {}}
+        tensors = {key: value for key, value in tensors.items() if is_in_a_tree(key)}
+        kept = {**kept, "optimizer_numbers": {}}
     files["optimizer.safetensors"] = tensors
     return Contents(files, _record(state, facts, files, kept))
 

@@ -18,6 +18,7 @@ from quorate.training.collective import share
 from quorate.training.collective.asked import Asked, end_by_signals
 from quorate.training.collective.checks import CHECK, check_asked
 from quorate.training.collective.identity import identity
+from quorate.training.collective.late_notes import NOTES, gathered
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
@@ -43,9 +44,10 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
         end_by_signals()
         code = _follow(crew, dataset, make_state)
     except RankError as error:
+        named = crew.company.named(error)
         if here() is None:  # else whoever started it says so
-            print(crew.company.named(error).line, file=sys.stderr)
-        why = str(error)
+            print(named.line, file=sys.stderr)
+        why = str(named)
     except QuorateError as error:
         print(f"quorate: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UserError) else 1
@@ -114,6 +116,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
                 state.optimizer.take_part(record)
             elif record["kind"] == CHECK:
                 check_asked(record, ranks, member, state, source)
+            elif record["kind"] == NOTES:
+                gathered(ranks, notes.take())
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, between, tell)
     return int(record["code"])

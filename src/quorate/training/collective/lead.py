@@ -8,10 +8,9 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
-from quorate.coordination.hosts import slowest_factor
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
-from quorate.training.collective import checks, share
+from quorate.training.collective import checks, late_notes, share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
 from quorate.training.collective.status import Status
@@ -61,7 +60,7 @@ def leading(
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
         company.have_met()
         compare(identities)
-        if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
+        if (factor := member.slowest_factor(plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
                 "as many as if all had equally many; a power of two for either gives 1"
@@ -184,11 +183,14 @@ class _Lead:
         """Yield the updates, until there are enough or somebody wants to stop."""
         state = self._state
         while state.global_step < self._updates.last_step:
-            self._ranks.require_all()  # else the reason to stop is that one is gone
+            with self._company.naming():
+                self._ranks.require_all()  # else the reason to stop is that one is gone
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
-                return
+                break
             yield self._made(state.global_step)
+        with self._company.naming():
+            late_notes.ask(self._ranks, self._updates.crew.replicas.notes)
 
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, member = self._state, self._member

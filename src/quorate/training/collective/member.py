@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 
 import torch
 
+from quorate.coordination.hosts import slowest_factor
 from quorate.coordination.ownership import leaves
 from quorate.coordination.tree import Node, TreeSum, tree_sum
 from quorate.data.feed import Feed
@@ -212,6 +213,10 @@ class Member:
     def shards_of(self, step: int) -> int:
         """Return V of a step."""
         return self._source.plan.shards_of(step)
+
+    def slowest_factor(self, shards: int) -> float:
+        """Return how many times an equal part of a step's shards the busiest rank has."""
+        return slowest_factor(self.exchange.dealt(shards), shards)
 
     def restore(self) -> None:
         """Give the model what it had before its forward passes, which is what the state has."""

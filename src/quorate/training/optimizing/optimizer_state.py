@@ -245,9 +245,9 @@ class OptimizerState:
         """Return state that is saved per parameter, under its name."""
         entries: dict[str, dict[str, Any]] = {name: {} for name in self._optimizer.parameters}
         for key, value in tensors.items():
+            if is_in_a_tree(key):
+                continue
             entry, _, name = key.partition(".")
-            if entry in ("optimizer", "schedule"):
-                continue  # of a tree
             self._require_trainable(path, name)
             entries[name][entry] = value
         for name, values in record["optimizer_numbers"].items():
@@ -352,6 +352,14 @@ class OptimizerState:
             self._optimizer.parameters,
             carried,
         )
+
+
+def is_in_a_tree(key: str) -> bool:
+    """Return whether a saved tensor is one of a group, an attribute or the schedule.
+
+    The others are what is kept of each parameter.
+    """
+    return key.partition(".")[0] in ("optimizer", "schedule")
 
 
 def _values(group: Mapping[str, Any]) -> dict[str, Any]:

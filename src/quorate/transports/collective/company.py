@@ -23,7 +23,6 @@ from quorate.transports.collective.watch import GO_ON
 from quorate.transports.processes.script import Script
 from quorate.transports.workers import NATIVE, Workers
 
-ENDED_S = 2.0  # in which the system tells how a rank has ended that is known to have
 END = "end"  # the kind of the last record that rank 0 tells
 
 
@@ -125,23 +124,24 @@ class Company:
         return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
     def named(self, error: RankError) -> RankError | UserError:
-        """Return an error that names the rank that is gone, or why it is, where that is known."""
-        launched, ranks = self._launched, self.ranks
-        verdict = None if ranks is None else ranks.watch.verdict
-        if verdict is not None and not verdict.has_ended:
-            return RankError(f"{verdict.text}; {GO_ON}")
-        wait_s = TELL_S if verdict is None else GRACE_S  # it has ended
-        how = None if launched is None else launched.killed(wait_s)
-        how = how or (None if ranks is None else ranks.watch.explained())
-        if launched is not None and (why := launched.refused()) is not None:
-            return UserError(why)
-        if launched is not None and verdict is None and how is not None:  # how says more than that
-            how = launched.killed(ENDED_S) or how
-        how = how or (None if launched is None else launched.ended())  # with what it printed
-        how = how or (None if ranks is None else ranks.watch.farewell())
+        """Return an error that names the rank that is gone, or why it is, where that is known.
+
+        Blocks until ranks have seen of each other who is gone, and the system has told of its end.
+        """
+        watch = None if self.ranks is None else self.ranks.watch
+        gone = None if watch is None else watch.explained()
+        if gone is not None and not gone.has_ended:  # it hangs, or is silent: that is all
+            return RankError(f"{gone.text}; {GO_ON}")
+        how = None if gone is None else gone.text
+        if (launched := self._launched) is not None:
+            # Who was killed says most; that a rank has ended, more than what another one printed.
+            how = launched.killed(TELL_S if gone is None else GRACE_S) or how or launched.ended()
+            if (why := launched.refused()) is not None:
+                return UserError(why)
+        how = how or (None if watch is None else watch.farewell())
         if how is None or how in str(error):
             return error
-        return RankError(f"{how}; {error if ranks is None else GO_ON}")
+        return RankError(f"{how}; {error if watch is None else GO_ON}")
 
     @contextmanager
     def naming(self) -> Iterator[None]:

@@ -92,20 +92,27 @@ class Judge:
             number = None if beat is None else beat.number
             if number != self._numbers[rank] or not is_awake:
                 self._numbers[rank], self._fresh_at[rank] = number, now
-        if self._rank > 0 and (first := heard.beats[0]) is not None and first.verdict is not None:
-            return Verdict(first.verdict, first.lost)
+        if (told := self.of_first(heard)) is not None:
+            return told
         if not is_awake:
             return None
         return self._hung(heard) or self._silent(heard, now) or self._cut_off(heard, now)
 
-    def quiet(self, heard: Heard, now: float) -> str | None:
+    def of_first(self, heard: Heard) -> Verdict | None:
+        """Return the verdict of rank 0, as another rank hears it."""
+        first = heard.beats[0]
+        if self._rank == 0 or first is None or first.verdict is None:
+            return None
+        return Verdict(first.verdict, first.lost)
+
+    def quiet(self, heard: Heard, now: float) -> Verdict | None:
         """Return who was silent for some beats: after a connection broke that is the reason."""
         for rank, beat in enumerate(heard.beats):
             silent_s = now - self._fresh_at[rank]
             is_other = rank != self._rank and beat is not None and beat.left is None
             if is_other and silent_s > _QUIET_BEATS * self._times.beat_s:
                 assert beat is not None
-                return _silence(beat, silent_s)
+                return Verdict(_silence(beat, silent_s), rank)
         return None
 
     def _hung(self, heard: Heard) -> Verdict | None:

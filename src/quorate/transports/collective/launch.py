@@ -16,7 +16,8 @@ from quorate.transports.processes.starter import new_starter
 from quorate.transports.processes.worker_process import WorkerProcess
 
 GRACE_S = 5.0  # that ranks have to end
-TELL_S = 0.2  # that the system may need to tell that one has
+TELL_S = 1.0  # that the system may need to tell that one has, if one has
+_LOOK_S = 0.02
 
 
 class Launched:
@@ -54,18 +55,20 @@ class Launched:
         """Return which rank has ended and how, if one has: the one whose end says most."""
         return next((text for _, text in self._endings()), None)
 
-    def killed(self, wait_s: float = TELL_S) -> str | None:
+    def killed(self, wait_s: float) -> str | None:
         """Return the same of one that did not end by itself, as ranks do when another is lost.
 
         Args:
-            wait_s: that the system may take to tell of it.
+            wait_s: that the system may take to tell of it; not needed where it has told of all.
         """
         until = time.monotonic() + wait_s
         while True:
-            found = next((text for is_own, text in self._endings() if not is_own), None)
-            if found is not None or time.monotonic() > until:
+            endings = self._endings()
+            found = next((text for is_own, text in endings if not is_own), None)
+            is_all = len(endings) == len(self._processes)
+            if found is not None or is_all or time.monotonic() > until:
                 return found
-            time.sleep(TELL_S / 4)
+            time.sleep(_LOOK_S)
 
     def refused(self) -> str | None:
         """Return what a rank said that has ended for a mistake of the user's, if one has."""
@@ -77,18 +80,13 @@ class Launched:
     def _endings(self) -> list[tuple[bool, str]]:
         """Return whether it was its own doing, and in words: first those that were not."""
         found: list[tuple[bool, int, str]] = []
-        for wait_s in (0.0, TELL_S):
-            time.sleep(wait_s)
-            for process in self._processes:
-                if not process.has_ended():
-                    continue
+        for process in self._processes:
+            if process.has_ended():
                 ending = process.ending()
                 if ending.is_kill and oom_kills() > self._oom_kills:
                     ending = ending._replace(is_out_of_memory=True)
                 text = f"rank {process.number} {ending.text(had_joined=False)}"
                 found.append((ending.code in (0, 1), process.number, text))
-            if found:
-                break
         return [(is_own, text) for is_own, _, text in sorted(found)]
 
     def close(self) -> None:

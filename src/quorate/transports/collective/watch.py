@@ -93,7 +93,7 @@ class Watch:
         """Note that the main thread knows of the verdict."""
         self._heeded.set()
 
-    def explained(self) -> str | None:
+    def explained(self) -> Verdict | None:
         """Return who is gone, where a connection broke. Blocks until that is known, or likely not.
 
         A rank that was killed is silent from then on: it takes some beats to know it. One that has
@@ -103,10 +103,7 @@ class Watch:
         until = time.monotonic() + 5 * self._times.beat_s
         while time.monotonic() < until and not self._is_closed:
             heard = self._board.heard()
-            first, ended = heard.beats[0], self._ended(heard)
-            found = None if self.verdict is None else self.verdict.text
-            found = found or (None if first is None else first.verdict)
-            found = found or (None if ended is None else ended.text)
+            found = self.verdict or self._judge.of_first(heard) or self._ended(heard)
             found = found or self._judge.quiet(heard, time.monotonic())
             if found is not None or self.farewell() is not None:
                 return found
