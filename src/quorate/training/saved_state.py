@@ -10,7 +10,8 @@ import torch
 
 from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.printable import printable
-from quorate.services.checkpoints.files import Contents, tensors
+from quorate.services.checkpoints.draft import Contents
+from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.state import State
