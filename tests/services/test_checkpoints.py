@@ -298,5 +298,5 @@ def test_a_file_is_laid_out_as_safetensors_itself_would() -> None:
     assert max(place.stop for place in stored.values()) == len(expected)
     at = stored["double"].start
     assert expected[at : at + 24] == named["double"].numpy().tobytes()
-    with pytest.raises(ValueError, match="'x': got dtype complex128, which no .safetensors file"):
+    with pytest.raises(ValueError, match="got dtype complex128, which no"):
         tensor_file.laid_out({"x": ("complex128", (1,))}, {})

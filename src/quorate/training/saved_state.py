@@ -32,7 +32,7 @@ def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
 
 
 def contents(state: State, facts: dict[str, Any], spare: Contents | None = None) -> Contents:
-    """Copy a state, between two updates.
+    """Copy a state, between two updates; or have all ranks write it, where it lies on all.
 
     Args:
         facts: what goes into state.json beside the state's own: shards, seed, devices, ...
@@ -43,6 +43,10 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         CheckpointError: the optimizer keeps what is neither tensor nor number.
     """
     files = _files(state)
+    if state.saves is not None and state.saves.are_by_all:
+        with state.saves.outlined() as fill:
+            files["optimizer.safetensors"], kept = state.optimizer_state.save()
+        return Contents(files, _record(state, facts, files, kept), fill)
     with state.optimizer.whole():
         moments, kept = state.optimizer_state.save()
         files["optimizer.safetensors"] = moments

@@ -13,6 +13,7 @@ from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
+from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
 from quorate.training.optimizing.extent import Sliced
 from quorate.training.optimizing.optimize import Optimize
@@ -83,6 +84,7 @@ class State:
         self.average = (
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
         )
+        self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
         self.notes = notes = notes or Notes()
         self.visits = Visits()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)

@@ -20,6 +20,8 @@ from quorate.training.collective.checks import CHECK, check_asked
 from quorate.training.collective.identity import identity
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
+from quorate.training.collective.saves import KINDS as SAVES
+from quorate.training.collective.saves import Saves
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SCATTER, SlicedOptimizer
 from quorate.training.state import State
@@ -83,7 +85,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     if any(misfits):  # rank 0 says which
         return 2
     share.take(ranks, record["state"], state)
-    if state.optimizer.is_sharded:
+    is_sharded = state.optimizer.is_sharded
+    if is_sharded:
         state.optimizer.take_part(ranks.hear())
     member = Member(
         ranks,
@@ -97,6 +100,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     ranks.watch.sheet = member.sheet
     with closing(member):
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
+        saves = Saves(ranks, state.optimizer, lambda _: None) if is_sharded else None
         if (worker := here()) is not None:
             worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()
@@ -114,6 +118,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
                 state.optimizer.take_part(record)
             elif record["kind"] == CHECK:
                 check_asked(record, ranks, member, state, source)
+            elif record["kind"] in SAVES and saves is not None:
+                saves.hear(record)
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, between, tell)
     return int(record["code"])

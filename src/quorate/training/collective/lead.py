@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from quorate.coordination.hosts import slowest_factor
@@ -14,6 +15,7 @@ from quorate.errors import RankError, UserError
 from quorate.training.collective import checks, share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
+from quorate.training.collective.saves import Saves
 from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
@@ -47,7 +49,9 @@ def leading(
         RankError: a rank is gone.
     """
     state, plan, company = loop.state, loop.plan, crew.company
+    optimizer = state.optimizer
     assert company is not None
+    assert isinstance(optimizer, SlicedOptimizer)
     ranks = company.meet(crew.master_device, crew.timeout_s)
     state.user_changes.look()
     state.user_changes.refuse()
@@ -59,6 +63,10 @@ def leading(
             ranks.watch.sheet = member.sheet
             ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
+            if optimizer.is_sharded:
+                state.saves = saves = Saves(ranks, optimizer, say)
+                if (run_dir := crew.recipe.run_dir.path) is not None and saves.are_by_all:
+                    saves.rehearse(Path(run_dir))
         company.have_met()
         compare(identities)
         if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:
@@ -155,6 +163,7 @@ def _leave(
         company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
         say(f"{error}: go on from the newest checkpoint")
+    state.saves = None
     if not is_whole:
         state.update.under_way = True  # a part of the optimizer's state is lost
     crew.stay_alone("the ranks have ended with their training loop: this one has towers")

@@ -7,20 +7,18 @@ are given the whole gradient on every rank, and do the same there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure
+from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.entries import (
-    copied,
     described,
-    end,
     is_like,
     marks,
     part,
@@ -28,16 +26,15 @@ from quorate.training.optimizing.entries import (
 )
 from quorate.training.optimizing.known_optimizers import fill_momenta
 from quorate.training.optimizing.lent_states import LentStates
-from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
+from quorate.training.optimizing.optimizer import OptimizerFactory
 from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.ranks import Record
-from quorate.transports.collective.slices import Piece
 
 # Kinds of records: all ranks call ``SlicedOptimizer.gather``, or the others ``take``.
 GATHER, SCATTER = "gather", "scatter"
 
 
-class SlicedOptimizer(FlatOptimizer):
+class SlicedOptimizer(CutOptimizer):
     """The user's optimizer; all ranks step it together.
 
     Args:
@@ -60,18 +57,13 @@ class SlicedOptimizer(FlatOptimizer):
         exchange: Exchange,
         is_sharded: bool,
     ) -> None:
-        super().__init__(factory, model, parameters)
-        self._exchange, self._slices = exchange, exchange.slices
+        super().__init__(factory, model, parameters, exchange.slices)
+        self._exchange = exchange
         self.is_sharded = is_sharded and self.flat
         self._is_alone = False
-        self._is_ours = False  # whether this code itself is at the state of ``inner``
         self._noted: list[Any] = []
-        self.is_lent = False  # whether user code has been given all of the state
         if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self._lend)
-        self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
-        # By the tensor that they are of.
-        self._own_pieces: dict[torch.Tensor, list[torch.nn.Parameter]] = {}
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return the whole gradient of which each rank has its slice, in memory of its own. Blocks.
@@ -274,15 +266,6 @@ class SlicedOptimizer(FlatOptimizer):
                 "engine='processes'"
             )
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Within the block nothing is lent: it is this code that is at the state of ``inner``."""
-        before, self._is_ours = self._is_ours, True
-        try:
-            yield
-        finally:
-            self._is_ours = before
-
     def _lend(self) -> None:
         """Have all of the state on rank 0 where user code looks at it there, between updates."""
         if self._is_ours or self.is_lent or self._mine is None or not self._slices.ranks.leads:
@@ -297,65 +280,3 @@ class SlicedOptimizer(FlatOptimizer):
             raise RankError("a rank is gone, and with it its part of the optimizer's state")
         self._slices.ranks.tell({"kind": GATHER})
         self.gather()
-
-    def _cut_own_where(self, kind: Callable[[str], object]) -> None:
-        """Cut tensors, and pieces with their state, where parameters of another kind begin."""
-        before = self._held.keys()
-        self._cut_where(kind)
-        if self._mine is None or self._held.keys() == before:
-            return
-        was, pieces = self._mine, self._all_pieces()
-        self._mine = None
-        now = self._cut_of_this_rank()
-        for piece in self._all_pieces():
-            # A piece lies within the one that it was cut out of.
-            whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < end(w))
-            start = (piece.data_ptr() - whole.data_ptr()) // piece.element_size()
-            now.state[piece] = {
-                entry: value[start : start + piece.numel()].clone()
-                if is_like(value, whole)
-                else copied(value)
-                for entry, value in was.state.get(whole, {}).items()
-            }
-
-    def _cut_of_this_rank(self) -> Optimizer:
-        """Return the optimizer over this rank's pieces; it is made of ``inner`` if it is not there.
-
-        State that ``inner`` has is cut, and leaves it.
-        """
-        if self._mine is not None:
-            return self._mine
-        groups, states = [], {}
-        self._own_pieces = {}
-        for group in self.inner.param_groups:
-            params = []
-            for tensor in group["params"]:
-                pieces = self._own_pieces[tensor] = []
-                for place in self._places(tensor, self._slices.ranks.rank):
-                    piece = torch.nn.Parameter(part(tensor.detach(), place))
-                    pieces.append(piece)
-                    states[piece] = {
-                        entry: part(value, place).clone()
-                        if is_like(value, tensor)
-                        else copied(value)
-                        for entry, value in self.inner.state.get(tensor, {}).items()
-                    }
-                params += pieces
-            options = {name: value for name, value in group.items() if name != "params"}
-            groups.append({**options, "params": params})
-        self._mine = type(self.inner)(groups)  # type: ignore[call-arg]
-        self._mine.state.update({piece: state for piece, state in states.items() if state})
-        self.inner.state.clear()
-        return self._mine
-
-    def _all_pieces(self) -> list[torch.nn.Parameter]:
-        return [piece for pieces in self._own_pieces.values() for piece in pieces]
-
-    def _places(self, tensor: torch.Tensor, rank: int) -> list[Piece]:
-        """Return what of an optimizer's tensor lies in a rank's slice, as stretches of it."""
-        section = self.flat_parameters.layout.sections[self._held[tensor][0]]
-        span = range(section.start, section.start + tensor.numel())
-        return [
-            place._replace(start=place.start - section.start)
-            for place in self._slices.within(span, section.vector, rank)
-        ]
