@@ -2,8 +2,9 @@
 
     quorate run --engine collective --workers 3 tests/scripts/saved_by_ranks.py
 
-The arguments: what happens ("nothing", "KILL", "full", "deny"), at which moment of the save at step
-4, to which rank; and which ranks do not see the run directory, "12" say. It happens once.
+The arguments: what happens ("nothing", "KILL", "full", "deny", "more"), when ("write:7": as a rank has
+written for the seventh time), to which rank; and which ranks do not see the run directory, "12"
+say. It happens once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.replica.digest import digest
 from quorate.services.checkpoints import draft, tensor_file
-from quorate.training.collective import filling, saves
+from quorate.training.collective import filling, rows, saves
+from quorate.training.optimizing import sliced_optimizer
 from quorate.transports.collective.place import own_place
 from quorate.transports.collective.ranks import Ranks
 
@@ -35,12 +37,12 @@ RANK = 0 if place is None else place.rank
 HAPPENED = Path(os.environ["HAPPENED"]) if "HAPPENED" in os.environ else None
 
 if os.environ.get("GATHERED") is None:
-    saves.GATHERED_BYTES = 0
+    rows.GATHERED_BYTES = 0
 counts: dict[str, int] = {}
 
 
 def here(moment: str) -> None:
-    """Let it happen, if this is the moment, in the second save."""
+    """Let it happen, if this is the moment."""
     counts[moment] = counts.get(moment, 0) + 1
     at = int(MOMENT.partition(":")[2] or 1)
     is_now = counts[moment] == at and moment == MOMENT.partition(":")[0]
@@ -83,7 +85,15 @@ def put(path: Path, *words: Any) -> None:
 
 
 def signed_or_not(path: Path, token: bytes, rank: int) -> str:
-    return f"rank {rank} does not see it" if str(rank) in BLIND else signed(path, token, rank)
+    if str(rank) in BLIND:
+        return f"rank {rank} does not see it"
+    if WHAT != "deny" or rank != int(TARGET):
+        return signed(path, token, rank)
+    os.seteuid(65534)  # a user who may do nothing there
+    try:
+        return signed(path, token, rank)
+    finally:
+        os.seteuid(0)
 
 
 hear = saves.Saves.hear
@@ -93,6 +103,8 @@ tensor_file.sha256 = hashed
 filling.File.flush = flushed  # type: ignore[method-assign]
 draft.write_atomically = put  # type: ignore[assignment]
 saves._signed = signed_or_not
+sees = sliced_optimizer.sees
+sliced_optimizer.sees = lambda *words: str(RANK) not in BLIND and sees(*words)
 
 
 class Net(nn.Module):
@@ -156,4 +168,7 @@ if __name__ == "__main__":
         run_dir=quorate.RunDir("unnamed", save_every_steps=2, keep=9),
     )
     trainer.fit(data, steps=STEPS, callbacks=[Said()])
+    if WHAT == "more":  # of a run that was over: the ranks have ended, and rank 0 has all of it
+        print("saved", trainer.save(), flush=True)
+        trainer.fit(data, steps=STEPS + 2)
     print("digest", digest(trainer.model.state_dict().items()), flush=True)

@@ -13,7 +13,9 @@ from quorate.machine.printable import printable
 from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
+from quorate.training.collective.rows import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
 
 
@@ -27,7 +29,7 @@ def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
     tensors, kept = state.optimizer_state.save()
     if not moments:
         tensors, kept = {}, {**kept, "optimizer_numbers": {}}
-    files["optimizer.safetensors"] = tensors
+    files[OPTIMIZER] = tensors
     return Contents(files, _record(state, facts, files, kept))
 
 
@@ -45,11 +47,11 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     files = _files(state)
     if state.saves is not None and state.saves.are_by_all:
         with state.saves.outlined() as fill:
-            files["optimizer.safetensors"], kept = state.optimizer_state.save()
+            files[OPTIMIZER], kept = state.optimizer_state.save()
         return Contents(files, _record(state, facts, files, kept), fill)
     with state.optimizer.whole():
         moments, kept = state.optimizer_state.save()
-        files["optimizer.safetensors"] = moments
+        files[OPTIMIZER] = moments
         memory = {} if spare is None else spare.files
         copies = {name: _copied(part, memory.get(name, {})) for name, part in files.items()}
     return Contents(copies, _record(state, facts, files, kept))
@@ -90,6 +92,7 @@ class Loadable(NamedTuple):
     optimizer: LoadableOptimizer
     record: dict[str, Any]
     lines: list[str]  # for the user
+    file: Path | None = None  # with the values of what is on "meta" of the optimizer's
 
 
 def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
@@ -125,7 +128,10 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
             state.user_changes.require_fitting(amendments)
         except CheckpointError as error:
             raise MisfitError(f"{path}: {error}") from error
-    moments = tensors(path, "optimizer.safetensors")
+    if isinstance(state.optimizer, SlicedOptimizer) and state.optimizer.is_large:
+        moments = tensors(path, OPTIMIZER, state.optimizer.is_by_element)  # ranks read these
+    else:
+        moments = tensors(path, OPTIMIZER)
     return Loadable(
         read["model.safetensors"],
         read.get("averaged.safetensors", {}),
@@ -133,6 +139,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         state.optimizer_state.loadable(moments, record, path),
         record,
         lines,
+        path / OPTIMIZER,
     )
 
 
@@ -149,6 +156,8 @@ def load(saved: Loadable, state: State) -> None:
     for name, value in saved.rest.items():
         targets[name].copy_(value)
     state.optimizer_state.load(saved.optimizer)
+    if isinstance(state.optimizer, SlicedOptimizer) and saved.file is not None:
+        state.optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:
         state.user_changes.load(amendments)
     state.load_account(saved.record["account"])

@@ -31,6 +31,7 @@ from quorate.services.checkpoints.files import (
     checkpoint_of,
     marker,
 )
+from quorate.services.checkpoints.tensor_bytes import write_at
 from quorate.services.checkpoints.tensor_file import Stored
 
 # Whoever begins a draft deletes what other drafts have left. Held from its beginning to its end.
@@ -153,23 +154,6 @@ class Draft:
             reason = f"{error.strerror or error}, in a checkpoint of {self._nbytes:,} bytes"
             place = str(error.filename or self._checkpoints)
             raise OSError(error.errno, reason, place) from error
-
-
-def write_at(descriptor: int, values: torch.Tensor, start: int) -> None:
-    """Write the elements of a tensor, row by row, to an open file from byte ``start`` on.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    left = flat_bytes(values.detach().cpu()).numpy().data
-    while left:
-        done = os.pwrite(descriptor, left, start)  # at most 2 GiB at a time
-        left, start = left[done:], start + done
-
-
-def flat_bytes(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor's elements, row by row: a view where they lie so."""
-    return values.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _write_tensors(

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.most_memory import too_large
-from quorate.machine.regular_file import read_regular
+from quorate.machine.regular_file import open_regular, read_regular
 from quorate.replica.digest import TensorBytes, digest_of_bytes
 from quorate.services.checkpoints import record as records
 from quorate.services.checkpoints import tensor_file
@@ -152,22 +152,38 @@ def record_of(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / RECORD}: {_reason(error)}") from error
 
 
-def tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
+def tensors(
+    path: Path, name: str, elsewhere: Callable[[str], bool] = lambda _: False
+) -> dict[str, torch.Tensor]:
     """Read the tensors in a file of a checkpoint that is sound.
+
+    Args:
+        elsewhere: of which others read the values: they are on "meta".
 
     Raises:
         CheckpointError: it is not any more.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
+    import torch
 
+    from quorate.services.checkpoints.tensor_bytes import read_at
+
+    file = path / name
     try:
-        nbytes = tensor_file.header(path / name).nbytes
-        if reason := too_large(2 * nbytes):  # the file's bytes, and tensors of them
-            raise CheckpointError(f"{path / name}: reading it takes {reason}")
-        return load(read_regular(path / name, nbytes))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path / name}: {_reason(error)}") from error
+        stored = tensor_file.header(file).tensors
+        here = {tensor for tensor in stored if not elsewhere(tensor)}
+        if reason := too_large(sum(stored[t].stop - stored[t].start for t in here)):
+            raise CheckpointError(f"{file}: reading it takes {reason}")
+        read = {}
+        with open_regular(file) as opened:
+            for tensor, (dtype, shape, start, _) in stored.items():
+                device = "cpu" if tensor in here else "meta"
+                kind = getattr(torch, dtype)
+                read[tensor] = torch.empty(shape, dtype=kind, device=device)
+                if tensor in here:
+                    read_at(opened.fileno(), read[tensor], start)
+        return read
+    except (OSError, EOFError) as error:
+        raise CheckpointError(f"{file}: {_reason(error)}") from error
 
 
 def digest_of(path: Path, name: str, order: Iterable[str]) -> str:

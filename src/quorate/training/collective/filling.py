@@ -15,7 +15,7 @@ import torch
 
 from quorate.machine import this_host
 from quorate.replica.flat import Section
-from quorate.services.checkpoints.draft import flat_bytes, write_at
+from quorate.services.checkpoints.tensor_bytes import flat_bytes, write_at
 from quorate.training.collective.rows import OPTIMIZER, Part, Row, chunks, parts
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.runs import Run, is_by_rows

@@ -100,7 +100,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     ranks.watch.sheet = member.sheet
     with closing(member):
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
-        saves = Saves(ranks, state.optimizer, lambda _: None) if is_sharded else None
+        saves = Saves(ranks, state.optimizer) if is_sharded else None
         if (worker := here()) is not None:
             worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()

@@ -64,7 +64,7 @@ def leading(
             ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
             if optimizer.is_sharded:
-                state.saves = saves = Saves(ranks, optimizer, say)
+                state.saves = saves = Saves(ranks, optimizer, say, company.naming)
                 if (run_dir := crew.recipe.run_dir.path) is not None and saves.are_by_all:
                     saves.rehearse(Path(run_dir))
         company.have_met()

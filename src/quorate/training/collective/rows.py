@@ -11,15 +11,25 @@ from typing import NamedTuple
 
 import torch
 
-from quorate.replica.flat import Section
+from quorate.replica.flat import Layout, Section
 from quorate.training.optimizing.runs import Run, is_by_rows
 
 OPTIMIZER = "optimizer.safetensors"
+
+# Bytes of parameters above which the state is not gathered on rank 0. With Adam that takes five
+# times as much: twice for its moments, and three times for a copy of all, so that training goes on.
+# Up to here this is less than what a process takes that has imported torch (0.3 GiB).
+GATHERED_BYTES = 64 << 20
 
 # Several clients of a network file system that write to one page may undo each other's writes, and
 # pages have at most so many bytes. So a block of the file has one writer.
 BLOCK_BYTES = 1 << 16
 PIECE_BYTES = 16 << 20  # that are sent at a time: rank 0 has memory for so much
+
+
+def is_large(layout: Layout) -> bool:
+    """Return whether no rank is to have all of the state of parameters."""
+    return layout.nbytes > GATHERED_BYTES
 
 
 class Row(NamedTuple):

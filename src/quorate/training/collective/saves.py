@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,12 @@ from quorate.machine import this_host
 from quorate.services.checkpoints.draft import Draft, Flush
 from quorate.services.checkpoints.files import TEMPORARY
 from quorate.training.collective.filling import File, answer, fill, require_done, wrong_in
-from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row
+from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row, is_large
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.transports.collective.ranks import Ranks, Record
 
 # Kinds of records: the others hear of them by ``Saves.hear``.
 OUTLINE, FOLDER, SAVE = KINDS = ("outline", "folder", "save")
-
-# Bytes of parameters above which the state is not gathered on rank 0. With Adam that takes five
-# times as much: twice for its moments, and three times for a copy of all, so that training goes on.
-# Up to here this is less than what a process takes that has imported torch (0.3 GiB).
-GATHERED_BYTES = 64 << 20
 
 
 class Saves:
@@ -44,18 +39,25 @@ class Saves:
 
     Args:
         say: shows a line to the user; rank 0's.
+        naming: a context in which an error says which rank is gone.
     """
 
-    def __init__(self, ranks: Ranks, optimizer: CutOptimizer, say: Callable[[str], None]) -> None:
-        self._ranks, self._optimizer, self._say = ranks, optimizer, say
+    def __init__(
+        self,
+        ranks: Ranks,
+        optimizer: CutOptimizer,
+        say: Callable[[str], None] = lambda _: None,
+        naming: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._ranks, self._optimizer = ranks, optimizer
+        self._say, self._naming = say, naming
         self._group = ranks.group_beside()  # for the threads that flush
         self._writes: list[bool] | None = None  # whether each rank can; None: not known yet
 
     @property
     def are_by_all(self) -> bool:
         """Whether all ranks are to write the state."""
-        nbytes = self._optimizer.flat_parameters.layout.nbytes
-        return self._optimizer.is_spread and nbytes > GATHERED_BYTES
+        return self._optimizer.is_spread and is_large(self._optimizer.flat_parameters.layout)
 
     # --- rank 0 -----------------------------------------------------------------------------------
 
@@ -106,12 +108,10 @@ class Saves:
         Yields:
             What fills a draft of it; see ``Contents.fill``.
         """
-        self._ranks.tell({"kind": OUTLINE})
-        described = [
-            each
-            for text in self._ranks.gather(json.dumps(self._optimizer.described()).encode())
-            for each in json.loads(text)
-        ]
+        with self._naming():
+            self._ranks.tell({"kind": OUTLINE})
+            texts = self._ranks.gather(json.dumps(self._optimizer.described()).encode())
+        described = [each for text in texts for each in json.loads(text)]
         with self._optimizer.outlined(described):
             yield partial(self._fill, described)
 
@@ -126,14 +126,15 @@ class Saves:
             Row(number, entry, dtype, [stored[f"{entry}.{name}"].start for name in held[number]])
             for (number, entry), dtype in entries.items()
         ]
-        writes = self._writes or self._rehearse(draft.folder)
         folder = draft.folder.resolve()
-        self._ranks.tell({"kind": SAVE, "folder": str(folder), "writes": writes, "rows": rows})
-        try:
-            file, wrong = fill(self._ranks, self._optimizer, folder, rows, writes)
-        except BaseException:
-            self._ranks.break_off()  # the others are in the midst of it
-            raise
+        with self._naming():
+            writes = self._writes or self._rehearse(folder)
+            self._ranks.tell({"kind": SAVE, "folder": str(folder), "writes": writes, "rows": rows})
+            try:
+                file, wrong = fill(self._ranks, self._optimizer, folder, rows, writes)
+            except BaseException:
+                self._ranks.break_off()  # the others are in the midst of it
+                raise
         file.close()  # all files of the draft are flushed later
         require_done(wrong, draft.folder)
         return partial(self._flush_all, draft.folder)

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.replica.flat import Flat
-from quorate.training.optimizing.entries import copied, end, is_like, part, told
+from quorate.training.optimizing.entries import copied, cut, end, is_like, part, told
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.runs import Run, runs
 from quorate.transports.collective.slices import Piece, Slices
@@ -144,9 +144,7 @@ class CutOptimizer(FlatOptimizer):
                     piece = torch.nn.Parameter(part(tensor.detach(), place))
                     pieces.append(piece)
                     states[piece] = {
-                        entry: part(value, place).clone()
-                        if is_like(value, tensor)
-                        else copied(value)
+                        entry: cut(value, place, piece) if is_like(value, tensor) else copied(value)
                         for entry, value in self.inner.state.get(tensor, {}).items()
                     }
                 params += pieces
