@@ -2,8 +2,8 @@
 
     quorate run --engine collective --workers 3 tests/scripts/saved_by_ranks.py
 
-The arguments: what happens ("nothing", "KILL", "full", "deny", "more"), when ("write:7": as a rank has
-written for the seventh time), to which rank; and which ranks do not see the run directory, "12"
+The arguments: what happens ("nothing", "KILL", "full", "deny", "more"), when ("write:7": as a rank
+has written for the seventh time), to which rank; and which ranks do not see the run directory, "12"
 say. It happens once.
 """
 
