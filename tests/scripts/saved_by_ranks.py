@@ -2,8 +2,8 @@
 
     quorate run --engine collective --workers 3 tests/scripts/saved_by_ranks.py
 
-The arguments: what happens ("nothing", "KILL", "full", "deny", "more"), when ("write:7": as a rank
-has written for the seventh time), to which rank; and which ranks do not see the run directory, "12"
+The arguments: what happens ("nothing", "KILL", "full", "deny", "more"), when ("hash:5": before a rank
+reads a fifth file for its checksum; writes are those of the second save), to which rank; and which ranks do not see the run directory, "12"
 say. It happens once.
 """
 
@@ -27,7 +27,6 @@ from quorate.services.checkpoints import draft, tensor_file
 from quorate.training.collective import filling, rows, saves
 from quorate.training.optimizing import sliced_optimizer
 from quorate.transports.collective.place import own_place
-from quorate.transports.collective.ranks import Ranks
 
 WHAT, MOMENT, TARGET, BLIND, *_ = [*sys.argv[1:], "nothing", "", "0", ""][:4]
 ROWS, BATCH, SHARDS, STEPS, SAVED_AT = 48, 12, 4, 6, 4
@@ -55,7 +54,7 @@ def here(moment: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-write_at, sha256, tell = filling.write_at, tensor_file.sha256, Ranks.tell
+write_at, sha256, fill = filling.write_at, tensor_file.sha256, saves.fill
 flush, atomically, signed = filling.File.flush, draft.write_atomically, saves._signed
 
 
@@ -64,9 +63,15 @@ def heard(self: saves.Saves, record: Any) -> None:
     hear(self, record)
 
 
+def filled(*words: Any) -> Any:
+    counts["saves"] = counts.get("saves", 0) + 1
+    return fill(*words)
+
+
 def written(*words: Any) -> None:
     write_at(*words)
-    here("write")
+    if counts["saves"] == 2:
+        here("write")
 
 
 def hashed(path: Path) -> str:
@@ -75,7 +80,10 @@ def hashed(path: Path) -> str:
 
 
 def flushed(self: filling.File) -> None:
-    here("flush")
+    try:
+        here("flush")
+    except OSError as error:
+        self.error = error
     flush(self)
 
 
@@ -98,7 +106,7 @@ def signed_or_not(path: Path, token: bytes, rank: int) -> str:
 
 hear = saves.Saves.hear
 saves.Saves.hear = heard  # type: ignore[method-assign]
-filling.write_at = written
+filling.write_at, saves.fill = written, filled
 tensor_file.sha256 = hashed
 filling.File.flush = flushed  # type: ignore[method-assign]
 draft.write_atomically = put  # type: ignore[assignment]

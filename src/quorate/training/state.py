@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Average, Update
 from quorate.training.user_changes import UserChanges
 from quorate.transports.collective.exchange import Exchange
+from quorate.transports.collective.ranks import Ranks
 
 
 class State:
@@ -98,6 +100,21 @@ class State:
             extent=None if self.exchange is None else Sliced(self.exchange),
         )
         self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
+
+    def save_with(
+        self,
+        ranks: Ranks,
+        say: Callable[[str], None] = lambda _: None,
+        naming: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Saves | None:
+        """Have all ranks save this together, if each has a part of it. All ranks call it. Blocks.
+
+        Args:
+            say, naming: see ``Saves``.
+        """
+        if isinstance(self.optimizer, SlicedOptimizer) and self.optimizer.is_sharded:
+            self.saves = Saves(ranks, self.optimizer, say, naming)
+        return self.saves
 
     def leave_ranks(self) -> None:
         """Go on without the other ranks: all of the state comes here. Blocks."""

@@ -16,7 +16,7 @@ import torch
 from quorate.machine import this_host
 from quorate.replica.flat import Section
 from quorate.services.checkpoints.tensor_bytes import flat_bytes, write_at
-from quorate.training.collective.rows import OPTIMIZER, Part, Row, chunks, parts
+from quorate.training.collective.rows import OPTIMIZER, Part, Row, chunks, in_turns, parts
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.runs import Run, is_by_rows
 from quorate.transports.collective.ranks import Ranks
@@ -56,18 +56,23 @@ def fill(
         own = parts(rows, runs_of(me), sections, blocks=True, beside=ranks.leads)
         for part in own:
             file.write(values(part), part.at)
+    ranks.arrive()  # one's disk may be much slower, and exchanges have a bound
     # 2. What rank 0 writes for the others.
-    for rank in range(1, ranks.size) if ranks.leads else [me]:
-        theirs = parts(rows, runs_of(rank), sections, blocks=not writes[rank], beside=True)
-        for chunk in chunks(theirs):
-            if not ranks.leads:
-                ranks.swap([(0, torch.cat([flat_bytes(values(part)) for part in chunk]))], [])
-                continue
-            sizes = [part.nbytes for part in chunk]
-            taken = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
-            ranks.swap([], [(rank, taken)])
-            for part, piece in zip(chunk, torch.split(taken, sizes), strict=True):
-                file.write(piece, part.at)
+    theirs = {
+        rank: chunks(
+            parts(rows, runs_of(rank), sections, blocks=not writes[rank], beside=True),
+        )
+        for rank in (range(1, ranks.size) if ranks.leads else [me])
+    }
+    for rank, chunk in in_turns(theirs):
+        if not ranks.leads:
+            ranks.swap([(0, torch.cat([flat_bytes(values(part)) for part in chunk]))], [])
+            continue
+        sizes = [part.nbytes for part in chunk]
+        taken = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
+        ranks.swap([], [(rank, taken)])
+        for part, piece in zip(chunk, torch.split(taken, sizes), strict=True):
+            file.write(piece, part.at)
     # 3. What does not lie row by row in memory, a parameter at a time.
     for row in rows:
         for which, section in enumerate(sections[row.number]):
@@ -75,6 +80,7 @@ def fill(
                 whole = _whole(ranks, row, which, section, runs_of, values)
                 if ranks.leads:
                     file.write(whole.as_strided(section.shape, section.stride), row.starts[which])
+    ranks.arrive()
     nbytes = sum(_numel(s) * row.itemsize for row in rows for s in sections[row.number])
     return file, _wrong(ranks, file, nbytes)
 
@@ -149,12 +155,13 @@ class File:
         self._stack.close()
 
 
-def answer(rank: int, error: OSError | None, nbytes: int = 0) -> bytes:
+def answer(rank: int, error: Exception | None, nbytes: int = 0) -> bytes:
     """Return what a rank says to the others of what it has done."""
     told: dict[str, Any] = {"nbytes": nbytes}
     if error is not None:
-        text = f"rank {rank} on {this_host.name()}: {error.strerror or error}"
-        told |= {"error": text, "errno": error.errno}
+        why = getattr(error, "strerror", None) or error
+        number = getattr(error, "errno", None) or errno.EIO
+        told |= {"error": f"rank {rank} on {this_host.name()}: {why}", "errno": number}
     return json.dumps(told).encode()
 
 

@@ -21,7 +21,6 @@ from quorate.training.collective.identity import identity
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
 from quorate.training.collective.saves import KINDS as SAVES
-from quorate.training.collective.saves import Saves
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SCATTER, SlicedOptimizer
 from quorate.training.state import State
@@ -85,8 +84,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     if any(misfits):  # rank 0 says which
         return 2
     share.take(ranks, record["state"], state)
-    is_sharded = state.optimizer.is_sharded
-    if is_sharded:
+    if state.optimizer.is_sharded:
         state.optimizer.take_part(ranks.hear())
     member = Member(
         ranks,
@@ -100,7 +98,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     ranks.watch.sheet = member.sheet
     with closing(member):
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
-        saves = Saves(ranks, state.optimizer) if is_sharded else None
+        saves = state.save_with(ranks)
         if (worker := here()) is not None:
             worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()

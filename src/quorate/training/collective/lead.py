@@ -15,7 +15,6 @@ from quorate.errors import RankError, UserError
 from quorate.training.collective import checks, share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
-from quorate.training.collective.saves import Saves
 from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
@@ -49,9 +48,7 @@ def leading(
         RankError: a rank is gone.
     """
     state, plan, company = loop.state, loop.plan, crew.company
-    optimizer = state.optimizer
     assert company is not None
-    assert isinstance(optimizer, SlicedOptimizer)
     ranks = company.meet(crew.master_device, crew.timeout_s)
     state.user_changes.look()
     state.user_changes.refuse()
@@ -63,10 +60,9 @@ def leading(
             ranks.watch.sheet = member.sheet
             ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
-            if optimizer.is_sharded:
-                state.saves = saves = Saves(ranks, optimizer, say, company.naming)
-                if (run_dir := crew.recipe.run_dir.path) is not None and saves.are_by_all:
-                    saves.rehearse(Path(run_dir))
+            saves = state.save_with(ranks, say, company.naming)
+            if (path := crew.recipe.run_dir.path) and saves is not None and saves.are_by_all:
+                saves.rehearse(Path(path))
         company.have_met()
         compare(identities)
         if (factor := slowest_factor(member.exchange.dealt(plan.shards), plan.shards)) > 1:

@@ -20,7 +20,7 @@ from quorate.machine.regular_file import open_regular
 from quorate.replica.flat import Section
 from quorate.services.checkpoints import tensor_file
 from quorate.services.checkpoints.tensor_bytes import flat_bytes, read_at
-from quorate.training.collective.rows import Part, Row, chunks, parts
+from quorate.training.collective.rows import Part, Row, chunks, in_turns, parts
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.runs import Run, is_by_rows
 from quorate.transports.collective.ranks import Ranks
@@ -107,28 +107,28 @@ def read(
                 read_at(file, into(part.row, part.run), part.at)
             for row, run, section in strided(me):
                 into(row, run).copy_(_by_memory(file, row, run, section))
+        ranks.arrive()  # one's disk may be much slower, and exchanges have a bound
         # 2. What rank 0 reads for others.
-        for rank in range(1, ranks.size) if ranks.leads else [me]:
-            if reads[rank]:
-                continue
-            for chunk in chunks(all_parts(rank)):
-                sizes = [part.nbytes for part in chunk]
-                data = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
-                pieces = torch.split(data, sizes)
-                if ranks.leads:
-                    for part, piece in zip(chunk, pieces, strict=True):
-                        read_at(file, piece, part.at)
-                    ranks.swap([(rank, data)], [])
-                else:
-                    ranks.swap([], [(0, data)])
-                    for part, piece in zip(chunk, pieces, strict=True):
-                        flat_bytes(into(part.row, part.run)).copy_(piece)
-            for row, run, section in strided(rank):
-                if ranks.leads:
-                    own = _by_memory(file, row, run, section).to(ranks.device)
-                    ranks.swap([(rank, flat_bytes(own))], [])
-                else:
-                    ranks.swap([], [(0, flat_bytes(into(row, run)))])
+        blind = [r for r in range(ranks.size) if not reads[r] and (ranks.leads or r == me)]
+        for rank, chunk in in_turns({rank: chunks(all_parts(rank)) for rank in blind}):
+            sizes = [part.nbytes for part in chunk]
+            data = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
+            pieces = torch.split(data, sizes)
+            if ranks.leads:
+                for part, piece in zip(chunk, pieces, strict=True):
+                    read_at(file, piece, part.at)
+                ranks.swap([(rank, data)], [])
+            else:
+                ranks.swap([], [(0, data)])
+                for part, piece in zip(chunk, pieces, strict=True):
+                    flat_bytes(into(part.row, part.run)).copy_(piece)
+        for rank, (row, run, section) in in_turns({rank: strided(rank) for rank in blind}):
+            if ranks.leads:
+                own = _by_memory(file, row, run, section).to(ranks.device)
+                ranks.swap([(rank, flat_bytes(own))], [])
+            else:
+                ranks.swap([], [(0, flat_bytes(into(row, run)))])
+        ranks.arrive()
 
 
 def read_whole(path: Path, row: Row, section: Section, which: int, into: torch.Tensor) -> None:

@@ -6,13 +6,15 @@ vectors; but for a parameter that does not lie row by row in memory (channels_la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from quorate.replica.flat import Layout, Section
 from quorate.training.optimizing.runs import Run, is_by_rows
+
+T = TypeVar("T")
 
 OPTIMIZER = "optimizer.safetensors"
 
@@ -109,3 +111,15 @@ def chunks(of: Iterator[Part]) -> Iterator[list[Part]]:
         nbytes += part.nbytes
     if chunk:
         yield chunk
+
+
+def in_turns(of: Mapping[int, Iterator[T]]) -> Iterator[tuple[int, T]]:
+    """Yield one of each rank's, and so on until there are no more: so none of them waits long."""
+    left = {**of}
+    while left:
+        for rank in [*left]:
+            for item in left[rank]:
+                yield rank, item
+                break
+            else:
+                del left[rank]

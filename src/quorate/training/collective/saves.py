@@ -171,9 +171,14 @@ class Saves:
             threading.Thread(target=self._flush, args=(file,), name=name, daemon=True).start()
 
     def _flush(self, file: File) -> None:
-        file.flush()
+        error: Exception | None
+        try:
+            file.flush()
+            error = file.error
+        except Exception as raised:  # the edge of the thread: rank 0 waits for a word
+            error = raised
         with suppress(Exception):  # a rank is gone: the main thread hears of it
-            self._ranks.gather(answer(self._ranks.rank, file.error), self._group)
+            self._ranks.gather(answer(self._ranks.rank, error), self._group)
 
 
 def _signed(path: Path, token: bytes, rank: int) -> str:

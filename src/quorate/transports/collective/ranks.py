@@ -209,6 +209,11 @@ class Ranks:
         with self._lost_is_an_error("of its host"):
             dist.barrier(group)
 
+    def arrive(self) -> None:
+        """Return when all ranks have come here, however long one of them takes. Blocks."""
+        with self._lost_is_an_error("to write or read files"):
+            dist.barrier(self._control)
+
     def swap(
         self,
         sends: Sequence[tuple[int, torch.Tensor]],
