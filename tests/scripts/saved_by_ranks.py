@@ -2,9 +2,9 @@
 
     quorate run --engine collective --workers 3 tests/scripts/saved_by_ranks.py
 
-The arguments: what happens ("nothing", "KILL", "full", "deny", "more"), when ("hash:5": before a rank
-reads a fifth file for its checksum; writes are those of the second save), to which rank; and which ranks do not see the run directory, "12"
-say. It happens once.
+The arguments: what happens ("nothing", "KILL", "full", "deny", "more"), when ("hash:5": before a
+rank reads a fifth file for its checksum; writes are those of the second save), to which rank; and
+which ranks do not see the run directory, "12" say. It happens once.
 """
 
 from __future__ import annotations

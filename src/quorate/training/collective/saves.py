@@ -141,10 +141,10 @@ class Saves:
 
     def _flush_all(self, folder: Path, flush: Flush) -> None:
         """Return when the files are on the disk, from whichever rank."""
-        error = None
+        error: Exception | None = None
         try:
             flush()
-        except OSError as raised:
+        except Exception as raised:  # the others wait for a word, whatever it is
             error = raised
         answers = self._ranks.gather(answer(self._ranks.rank, error), self._group)
         require_done(wrong_in(answers), folder)
