@@ -37,8 +37,12 @@ class Unread(NamedTuple):
         Args:
             held: the names of the parameters in each tensor.
             entries: by the numbers of tensors.
+
+        Raises:
+            CheckpointError: it cannot be read.
         """
-        stored = tensor_file.header(self.path).tensors
+        with _readable(self.path):
+            stored = tensor_file.header(self.path).tensors
         return [
             Row(
                 number,
@@ -51,7 +55,7 @@ class Unread(NamedTuple):
 
     def mark(self) -> str:
         """Return what tells this file from all others: it has the checksum of its record."""
-        with open_regular(self.path) as file:
+        with _readable(self.path), open_regular(self.path) as file:
             length = int.from_bytes(file.read(8), "little")
             return hashlib.sha256(file.read(min(length, tensor_file.MOST_HEADER_BYTES))).hexdigest()
 
@@ -60,7 +64,7 @@ def sees(path: Path, mark: str) -> bool:
     """Return whether this rank sees the file that rank 0 does."""
     try:
         return Unread(path).mark() == mark
-    except OSError:
+    except CheckpointError:
         return False
 
 
@@ -156,12 +160,22 @@ def _by_memory(file: int, row: Row, run: Run, section: Section) -> torch.Tensor:
 @contextmanager
 def _opened(path: Path | None) -> Iterator[int]:
     """Open a file within the block, if there is one."""
+    if path is None:
+        yield -1
+        return
+    with _readable(path), open_regular(path) as file:
+        yield file.fileno()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Have what reading raises be one line.
+
+    Raises:
+        CheckpointError: it was raised.
+    """
     try:
-        if path is None:
-            yield -1
-            return
-        with open_regular(path) as file:
-            yield file.fileno()
+        yield
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{path}: {reason}; start again, others may be sound") from error

@@ -242,7 +242,7 @@ class SlicedOptimizer(CutOptimizer):
         It is read when all ranks take their parts of it, or somebody wants all of it here.
         """
         with self._inside():
-            self._unread = Unread(path) if self._unread_entries() else None
+            self._unread = Unread(path.resolve()) if self._unread_entries() else None
 
     def _unread_entries(self) -> list[tuple[int, str]]:
         return [
