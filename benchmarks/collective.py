@@ -1,6 +1,7 @@
 """The collective engine on several hosts: what it puts on the wire.
 
     sudo python benchmarks/collective.py bytes [--millions 5] [--steps 20] [--json FILE]
+    sudo python benchmarks/collective.py messages [--mbit 1000] [--mb 26] [--json FILE]
 
 Hosts are network namespaces on one switch, so this takes root, on Linux.
 
@@ -10,6 +11,9 @@ gradients and parameters, rank 0's records, heartbeats, torchrun's store, acknow
 headers. Nothing is subtracted. Namespaces hand over up to 64 KB as one packet with one header: on
 Ethernet with packets of 1,500 bytes headers add 5%, for this and for a ring alike. Counters are
 read while rank 0 holds up the ranks between two updates.
+
+`messages`: how long two hosts take to send each other as much as that, each way at once, by gloo
+alone, in messages of several sizes of which several are under way. The links are bounded.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +37,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))  # for support
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
 
 WIDTH = 500
+MESSAGE_KB, DEPTHS = (256, 1024, 2048, 8192), (1, 2, 3)
 WARM = 5  # updates before anything is counted
 LIMIT_S = 300.0
 
@@ -131,6 +139,61 @@ def on_the_wire(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+# --- messages -------------------------------------------------------------------------------------
+
+
+def send_messages(out: Path, nbytes: int) -> None:
+    """Be one of two ranks that send each other so much; rank 0 writes down how long it takes."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    dist.init_process_group("gloo")
+    other = 1 - dist.get_rank()
+    given, taken = torch.ones(nbytes, dtype=torch.uint8), torch.empty(nbytes, dtype=torch.uint8)
+    found = []
+    for size, depth in product(MESSAGE_KB, DEPTHS):
+        times = []
+        for _ in range(5):
+            dist.barrier()
+            begun = time.perf_counter()
+            under_way: deque[Any] = deque()
+            for one, two in zip(given.split(size << 10), taken.split(size << 10), strict=True):
+                pair = [dist.P2POp(dist.isend, one, other), dist.P2POp(dist.irecv, two, other)]
+                under_way += dist.batch_isend_irecv(pair)
+                while len(under_way) > 2 * (depth - 1):
+                    under_way.popleft().wait()
+            for work in under_way:
+                work.wait()
+            dist.barrier()  # a send is over when it is in the kernel
+            times.append(time.perf_counter() - begun)
+        found.append({"kb": size, "depth": depth, "ms": 1e3 * statistics.median(times)})
+    dist.destroy_process_group()
+    if os.environ["RANK"] == "0":
+        out.write_text(json.dumps(found))
+
+
+def messages(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print the time by size and number under way."""
+    from support.hosts import end_all, hosts, obstacle, torchrun
+
+    if (why := obstacle()) is not None:
+        raise SystemExit(f"no hosts can be made here: {why}")
+    with tempfile.TemporaryDirectory() as folder, hosts(2) as made:
+        for host in made:
+            host.slow(arguments.mbit)
+        out, nbytes = Path(folder) / "found", int(arguments.mb * 1e6)
+        words = torchrun(
+            "2", 1, __file__, "messages-rank", str(out), str(nbytes), at="host-a:29400"
+        )
+        ended = end_all([host.start(words) for host in made], LIMIT_S)
+        if not out.exists():
+            raise SystemExit("\n".join(each.out for each in ended))
+        found: list[dict[str, Any]] = json.loads(out.read_text())
+    least = 8 * nbytes / arguments.mbit / 1e3
+    print(f"{nbytes / 1e6:g} MB each way at {arguments.mbit} Mbit/s: at least {least:.0f} ms")
+    for each in found:
+        print(f"{each['kb']:6} KB, {each['depth']} under way: {each['ms']:7.1f} ms")
+    return found
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -140,6 +203,9 @@ def main() -> None:
         folder, *numbers = sys.argv[2:]
         train(Path(folder), *map(int, numbers))
         return
+    if sys.argv[1:2] == ["messages-rank"]:
+        send_messages(Path(sys.argv[2]), int(sys.argv[3]))
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -148,6 +214,10 @@ def main() -> None:
     command.add_argument("--millions", type=float, default=5.0, help="of parameters")
     command.add_argument("--steps", type=int, default=20)
     command.set_defaults(measure=on_the_wire)
+    command = commands.add_parser("messages", help="time of messages of several sizes")
+    command.add_argument("--mbit", type=int, default=1000, help="of each link, per second")
+    command.add_argument("--mb", type=float, default=26.0, help="megabytes each way")
+    command.set_defaults(measure=messages)
     for each in commands.choices.values():
         each.add_argument("--json", type=Path, help="where to keep the raw numbers")
     arguments = parser.parse_args()

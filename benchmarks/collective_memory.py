@@ -6,7 +6,8 @@ Linear layers of 25 M parameters each, Adam, two shards of one row: memory is th
 Figures are of the kernel, by process, in GiB: "own" is the proportional share (Pss), in which what
 ranks of a host share is divided among them, and "all" the resident set. "steady" is between two
 updates, the others the most of their time: from the start to the first updates, in a save, and in
-a start from a checkpoint. Sampled five times a second: what is shorter is not seen.
+a start from a checkpoint. Sampled five times a second: what is shorter is not seen. "state" are the
+bytes of the tensors that the optimizer which a rank steps has for its parameters.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import TensorDataset
 
 import quorate
@@ -72,6 +75,7 @@ def train(folder: Path, layers: int, steps: int) -> None:
     place = own_place()
     rank = 0 if place is None else place.rank
     (folder / f"rank-{rank}").write_text(str(os.getpid()))
+    register_optimizer_step_post_hook(partial(note_state, folder, rank))
     torch.manual_seed(0)
     trainer = quorate.Trainer(
         Layers(layers),
@@ -85,6 +89,13 @@ def train(folder: Path, layers: int, steps: int) -> None:
         compute=quorate.Compute(spot_check_every=0),
     )
     trainer.fit(TensorDataset(torch.randn(8, WIDTH)), steps=steps, callbacks=[Phases(folder)])
+
+
+def note_state(folder: Path, rank: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Note the bytes of an optimizer's state, if it has some: after each step."""
+    entries = (entry for own in optimizer.state.values() for entry in own.values())
+    if nbytes := sum(entry.nbytes for entry in entries if isinstance(entry, torch.Tensor)):
+        (folder / f"state-{rank}").write_text(str(nbytes))
 
 
 # --- the measurement ------------------------------------------------------------------------------
@@ -144,10 +155,13 @@ def main() -> None:
             folder = Path(name)
             found = measured(folder, ranks, layers, 3, "start")
             found |= {"resume": measured(folder, ranks, layers, 4, "resume")["resume"]}
-        results[str(ranks)] = found
+            state = [int((folder / f"state-{rank}").read_text()) for rank in range(ranks)]
+        results[str(ranks)] = {**found, "state": state}
         for phase in PHASES:
             each = ", ".join(f"{own:.2f} own {all_:.2f} all" for own, all_ in found[phase])
             print(f"{ranks} rank(s)  {phase:7} {each}", flush=True)
+        each = ", ".join(f"{nbytes / (1 << 30):.3f}" for nbytes in state)
+        print(f"{ranks} rank(s)  state   {each}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1))
 

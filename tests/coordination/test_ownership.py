@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quorate.coordination.ownership import (
     BLOCK,
+    blocks_of_bucket,
     buckets,
     leaves,
     slices,
@@ -66,6 +67,18 @@ def test_slices_cover_a_vector_and_are_whole_blocks(size: int, ranks: int, block
         owned = [-(-len(piece) // BLOCK) for piece in of]
         assert max(owned) - min(owned) <= 1
         assert sum(owned) <= max(1, blocks)
+
+
+@given(size=st.integers(1, 4000 * BLOCK), ranks=st.integers(1, 70), most=st.integers(1, 64))
+def test_buckets_between_hosts_have_something_for_each_rank(
+    size: int, ranks: int, most: int
+) -> None:
+    blocks = blocks_of_bucket(size, ranks, most)
+    assert min(most, ranks) <= blocks <= most
+    messages = max(len(part) for part in slices(buckets(size, blocks)[0], ranks))
+    assert messages <= 4 * BLOCK  # 1 MB of float32
+    if blocks > ranks:
+        assert len(buckets(size, blocks)) >= 8
 
 
 def test_over_many_buckets_all_ranks_have_as_much() -> None:

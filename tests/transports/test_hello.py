@@ -14,7 +14,7 @@ from support.runs import SCRIPTS, Ended
 from quorate.errors import SettingError, UserError
 from quorate.transports.collective.hello import Hello, require_alike
 
-OWN = Hello("10.0.0.1", "cpu", "2.13.0", "ab", None)
+OWN = Hello("10.0.0.1", "host", "cpu", "2.13.0", "ab", None)
 TORCHRUN = pytest.mark.skipif(not torch.distributed.is_available(), reason="no distributed")
 
 # One rank: computes on the device that is named, and is told of the others.

@@ -15,6 +15,8 @@ from __future__ import annotations
 from quorate.coordination.tree import Node
 
 BLOCK = 1 << 16  # elements: 256 KB of float32
+_MESSAGE = 4  # blocks that one rank sends another at a time, at most: 1 MB of float32
+_BUCKETS = 8  # at least, where each rank still has a block of each
 
 
 def subtrees(shards: int, ranks: int, below: Node | None = None) -> list[Node]:
@@ -44,6 +46,20 @@ def buckets(size: int, blocks: int) -> list[range]:
     """Return the buckets of a vector: so many blocks each, but for the last one."""
     span = BLOCK * max(1, blocks)
     return [range(start, min(size, start + span)) for start in range(0, size, span)]
+
+
+def blocks_of_bucket(size: int, ranks: int, most: int) -> int:
+    """Return how many blocks a bucket of a vector has, where its parts go from host to host.
+
+    Vectors of which a large layer is the most are to be on their way while backward makes the rest.
+    And two long messages that share one connection, one each way, take up to twice the time of
+    short ones: see docs/collective.md.
+
+    Args:
+        most: blocks, of any bucket.
+    """
+    blocks = -(-size // BLOCK)
+    return min(most, ranks * min(_MESSAGE, max(1, blocks // (_BUCKETS * ranks))))
 
 
 def slices(bucket: range, ranks: int, turn: int = 0) -> list[range]:

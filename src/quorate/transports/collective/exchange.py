@@ -18,10 +18,9 @@ from quorate.coordination.tree import Node, TreeSum
 from quorate.replica.flat import Flat, Layout
 from quorate.transports.collective.near import Near
 from quorate.transports.collective.outbox import Outbox
-from quorate.transports.collective.ranks import Ranks, Swap
+from quorate.transports.collective.ranks import MOST_UNDER_WAY, Ranks, Swap
 from quorate.transports.collective.slices import Bucket, Slices
 
-MOST_UNDER_WAY = 2  # buckets, so that memory stays bounded
 OUTBOX, PARAMETERS = 0, 1  # what ranks of a host read of each other
 
 _Part = tuple[Node, torch.Tensor]

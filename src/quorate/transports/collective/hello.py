@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import SettingError, UserError
+from quorate.machine import this_host
 from quorate.machine.printable import printable
 from quorate.transports.collective.interface import route
 from quorate.transports.collective.place import Place
@@ -26,6 +27,7 @@ class Hello(NamedTuple):
     """What one rank says."""
 
     address: str  # of its host, on the way to the store
+    host: str  # see ``this_host.mark``
     device: str  # the kind that it computes on
     torch: str  # the build
     script: str  # a hash of its text
@@ -45,7 +47,14 @@ ALIKE = {
 
 def hello(place: Place, device: torch.device, workers: int | None) -> Hello:
     """Return what this rank says."""
-    return Hello(route(place.endpoint), device.type, torch.__version__, _script_hash(), workers)
+    return Hello(
+        route(place.endpoint),
+        this_host.mark(),
+        device.type,
+        torch.__version__,
+        _script_hash(),
+        workers,
+    )
 
 
 def said_by_all(store: Any, place: Place, own: Hello) -> list[Hello]:

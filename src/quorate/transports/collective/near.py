@@ -12,9 +12,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from quorate.coordination.hosts import Hosts
 from quorate.errors import UserError
-from quorate.machine import this_host
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
 from quorate.transports.collective.ranks import Ranks
@@ -23,7 +21,7 @@ KEY_BYTES = 64
 
 
 class Near:
-    """The hosts of all ranks, and the memory of this one's. All ranks make it together. Blocks.
+    """The memory of the ranks of this host. All ranks make it together. Blocks.
 
     Args:
         own: of this rank, that others on its host are to read; all of one layout.
@@ -36,14 +34,13 @@ class Near:
         key.map[:] = text.encode()
         segments = [key, *(flat.segment for flat in own if flat.segment is not None)]
         offer = {
-            "host": this_host.mark(),
             "pid": os.getpid(),
             "fds": [segment.fd for segment in segments],
             "key": text,
             "can": len(segments) == 1 + len(own) and ranks.device.type == "cpu",
         }
         offers = [json.loads(each) for each in ranks.gather(json.dumps(offer).encode())]
-        self.hosts = Hosts([each["host"] for each in offers])
+        self.hosts = ranks.hosts
         self.host = self.hosts.of[ranks.rank]
         self.ranks = self.hosts.ranks[self.host]
         mapped = {rank: _mapped(offers[rank], own) for rank in self.ranks if rank != ranks.rank}

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from quorate.coordination.hosts import Hosts
 from quorate.errors import RankError
 from quorate.machine.environment import gloo_on
 from quorate.transports.collective.hello import Hello, hello, require_alike, said_by_all
@@ -31,6 +34,13 @@ _dist: Any = dist  # documented, and not declared to be exported
 
 _FOR_EVER = timedelta(days=365)  # what rank 0 does between two steps has no bound
 _SMALL = 1024  # bytes of a record that travel with its length
+
+# Two long messages that share one connection, one each way, take up to twice the time of short ones
+# of which a few are under way.
+MESSAGE_BYTES = 1 << 20
+MOST_UNDER_WAY = 2  # others beside the one that is waited for, so that memory stays bounded
+
+_Addressed = list[tuple[int, torch.Tensor]]
 
 
 class Ranks:
@@ -114,6 +124,7 @@ class Ranks:
         """Within the block gloo listens where the others reach this rank, if they all fit."""
         hellos = said_by_all(store, self._place, own)
         require_alike(hellos)
+        self.hosts = Hosts([each.host for each in hellos])
         if sys.platform == "linux":
             addresses = [each.address for each in hellos]
             self._interface = chosen(self._place.endpoint, own.address, addresses)
@@ -223,7 +234,16 @@ class Ranks:
 
         See ``begin_swap``.
         """
-        self.begin_swap(sends, takes).wait()
+        if self.device.type != "cpu":
+            self.begin_swap(sends, takes).wait()
+            return
+        under_way: deque[Swap] = deque()
+        for given, taken in zip_longest(rounds(sends), rounds(takes)):
+            under_way.append(self.begin_swap(given or [], taken or []))
+            if len(under_way) > MOST_UNDER_WAY:
+                under_way.popleft().wait()
+        for swap in under_way:
+            swap.wait()
 
     def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Swap:
         """Begin to add one part for each rank over all ranks, in torch.distributed's own order.
@@ -235,10 +255,11 @@ class Ranks:
             work = dist.reduce_scatter(own, [*parts], async_op=True)
         return Swap([work], self._lost_is_an_error)
 
-    def spread(self, own: torch.Tensor, taken: torch.Tensor) -> None:
-        """Have all ranks get what each has: vectors of one length, one behind the other. Blocks."""
+    def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> Swap:
+        """Begin to have all ranks get what each has: vectors of one length, by rank."""
         with self._lost_is_an_error("to exchange its slices"):
-            dist.all_gather_into_tensor(taken, own)
+            work = dist.all_gather([*taken], own, async_op=True)
+        return Swap([work], self._lost_is_an_error)
 
     def begin_swap(
         self,
@@ -300,6 +321,19 @@ class Swap:
         with self._lost("to exchange its slices"):
             for work in self._works:
                 work.wait()
+
+
+def rounds(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[_Addressed]:
+    """Return short pieces of contiguous tensors: the first for each rank, the second ones, ..."""
+    found: list[_Addressed] = []
+    begun: Counter[int] = Counter()  # pieces by rank
+    for rank, tensor in tensors:
+        for piece in torch.split(tensor.view(-1), MESSAGE_BYTES // tensor.element_size()):
+            if begun[rank] == len(found):
+                found.append([])
+            found[begun[rank]].append((rank, piece))
+            begun[rank] += 1
+    return found
 
 
 def _bytes(text: bytes) -> torch.Tensor:

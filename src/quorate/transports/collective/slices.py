@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from quorate.coordination.ownership import BLOCK, buckets, slices
+from quorate.coordination.ownership import BLOCK, blocks_of_bucket, buckets, slices
 from quorate.replica.flat import Flat, Layout
 from quorate.transports.collective.ranks import Ranks
 
@@ -38,6 +38,7 @@ class Slices:
 
     Args:
         layout: of the whole vectors.
+        bucket_bytes: of a bucket, at most.
     """
 
     def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int) -> None:
@@ -45,7 +46,10 @@ class Slices:
         self.whole = layout
         self.buckets: list[Bucket] = []
         for vector, (size, dtype) in enumerate(zip(layout.sizes, layout.dtypes, strict=True)):
-            spans = buckets(size, bucket_bytes // (BLOCK * dtype.itemsize))
+            blocks = bucket_bytes // (BLOCK * dtype.itemsize)
+            if ranks.device.type == "cpu" and len(ranks.hosts.ranks) > 1:
+                blocks = blocks_of_bucket(size, ranks.size, blocks)
+            spans = buckets(size, blocks)
             self.buckets += [
                 Bucket(vector, span, slices(span, ranks.size, turn))
                 for turn, span in enumerate(spans)
