@@ -142,9 +142,9 @@ def told(self: Ranks, record: Any) -> None:
     tell(self, record)
 
 
-def gathered(self: Ranks, own: bytes) -> list[bytes]:
+def gathered(self: Ranks, own: bytes, group: Any = None) -> list[bytes]:
     here("exchange")
-    return gather(self, own)
+    return gather(self, own, group)
 
 
 def written(self: Checkpoints, contents: Any) -> Path:

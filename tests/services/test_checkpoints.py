@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.digests import digest_of
 from support.small import DATA, trainer
 
@@ -276,3 +277,26 @@ def test_training_goes_on_when_the_directory_becomes_read_only(tmp_path: Path) -
         assert found.record["global_step"] == 2
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# --- files of tensors -----------------------------------------------------------------------------
+
+
+def test_a_file_is_laid_out_as_safetensors_itself_would() -> None:
+    from safetensors.torch import save
+
+    from quorate.services.checkpoints import tensor_file
+
+    named = {"empty": torch.zeros(0, 3), "one": torch.tensor(2.0), "double": torch.ones(3).double()}
+    for number, dtype in enumerate(tensor_file.TORCH_NAMES.values()):
+        for name in ('zé"\n', "a", f"m.{number}"):
+            named[name + dtype] = torch.zeros(2, 3, dtype=getattr(torch, dtype))
+    shapes = {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in named.items()}
+    begin, stored = tensor_file.laid_out(shapes, {"format": "pt"})
+    expected = save(named, {"format": "pt"})
+    assert expected[: len(begin)] == begin
+    assert max(place.stop for place in stored.values()) == len(expected)
+    at = stored["double"].start
+    assert expected[at : at + 24] == named["double"].numpy().tobytes()
+    with pytest.raises(ValueError, match="got dtype complex128, which no"):
+        tensor_file.laid_out({"x": ("complex128", (1,))}, {})

@@ -125,7 +125,7 @@ def test_files_of_two_checkpoints_are_not_taken_for_one(sound: Path, tmp_path: P
     record["files"]["optimizer.safetensors"] = theirs
     text = json.dumps(record).encode()
     (new / "state.json").write_bytes(text)
-    (new / "complete").write_bytes(files._marker(text))
+    (new / "complete").write_bytes(files.marker(text))
     found = files.find(tmp_path / "run")
     assert found is not None
     assert found.path == old

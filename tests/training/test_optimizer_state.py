@@ -368,7 +368,8 @@ def test_optimizers_and_groups_that_cannot_work_are_refused() -> None:
 def test_a_checkpoint_of_before_steps_through_the_schedule(tmp_path: Path) -> None:
     """One without groups and schedule in its record is resumed as it was then."""
     from quorate.services.checkpoints import files
-    from quorate.services.checkpoints.files import Contents, tensors
+    from quorate.services.checkpoints.draft import Contents, write
+    from quorate.services.checkpoints.files import tensors
 
     optimize = quorate.Optimize(
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), schedule=SCHEDULES["one cycle"]
@@ -384,6 +385,6 @@ def test_a_checkpoint_of_before_steps_through_the_schedule(tmp_path: Path) -> No
         or name == "optimizer_numbers"
     }
     names = [name for name in newest.record["files"] if name != "rest.safetensors"]
-    files.write(tmp_path, Contents({n: tensors(newest.path, n) for n in names}, record))
+    write(tmp_path, Contents({n: tensors(newest.path, n) for n in names}, record))
     assert "optimizer_groups" not in json.loads((newest.path / "state.json").read_text())
     assert_equal(values(trained(STEPS, optimize, tmp_path)), through)

@@ -18,7 +18,7 @@ from quorate.errors import cut
 from quorate.machine.standard_streams import steady
 from quorate.replica.totals import Totals
 from quorate.services import Service
-from quorate.services.checkpoints.files import Contents
+from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.device_use import Gauges
 from quorate.services.display.display import display, metrics

@@ -115,10 +115,12 @@ def prepare(
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
         if state.global_step >= last_step:
             say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
+            state.leave_ranks()
             yield loop
             return
         if stops.reason is not None:  # workers take seconds to start
             say(f"stopped after step {state.global_step:,}: {stops.reason}")
+            state.leave_ranks()
             yield loop
             return
         # 4. The workers, and the updates.

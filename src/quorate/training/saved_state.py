@@ -10,9 +10,12 @@ import torch
 
 from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.printable import printable
-from quorate.services.checkpoints.files import Contents, tensors
+from quorate.services.checkpoints.draft import Contents
+from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
+from quorate.training.collective.rows import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, is_in_a_tree
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
 
 
@@ -27,12 +30,12 @@ def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
     if not moments:
         tensors = {key: value for key, value in tensors.items() if is_in_a_tree(key)}
         kept = {**kept, "optimizer_numbers": {}}
-    files["optimizer.safetensors"] = tensors
+    files[OPTIMIZER] = tensors
     return Contents(files, _record(state, facts, files, kept))
 
 
 def contents(state: State, facts: dict[str, Any], spare: Contents | None = None) -> Contents:
-    """Copy a state, between two updates.
+    """Copy a state, between two updates; or have all ranks write it, where it lies on all.
 
     Args:
         facts: what goes into state.json beside the state's own: shards, seed, devices, ...
@@ -43,9 +46,13 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         CheckpointError: the optimizer keeps what is neither tensor nor number.
     """
     files = _files(state)
+    if state.saves is not None and state.saves.are_by_all:
+        with state.saves.outlined() as fill:
+            files[OPTIMIZER], kept = state.optimizer_state.save()
+        return Contents(files, _record(state, facts, files, kept), fill)
     with state.optimizer.whole():
         moments, kept = state.optimizer_state.save()
-        files["optimizer.safetensors"] = moments
+        files[OPTIMIZER] = moments
         memory = {} if spare is None else spare.files
         copies = {name: _copied(part, memory.get(name, {})) for name, part in files.items()}
     return Contents(copies, _record(state, facts, files, kept))
@@ -86,6 +93,7 @@ class Loadable(NamedTuple):
     optimizer: LoadableOptimizer
     record: dict[str, Any]
     lines: list[str]  # for the user
+    file: Path | None = None  # with the values of what is on "meta" of the optimizer's
 
 
 def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
@@ -121,7 +129,10 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
             state.user_changes.require_fitting(amendments)
         except CheckpointError as error:
             raise MisfitError(f"{path}: {error}") from error
-    moments = tensors(path, "optimizer.safetensors")
+    if isinstance(state.optimizer, SlicedOptimizer) and state.optimizer.is_large:
+        moments = tensors(path, OPTIMIZER, state.optimizer.is_by_element)  # ranks read these
+    else:
+        moments = tensors(path, OPTIMIZER)
     return Loadable(
         read["model.safetensors"],
         read.get("averaged.safetensors", {}),
@@ -129,6 +140,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         state.optimizer_state.loadable(moments, record, path),
         record,
         lines,
+        path / OPTIMIZER,
     )
 
 
@@ -145,6 +157,8 @@ def load(saved: Loadable, state: State) -> None:
     for name, value in saved.rest.items():
         targets[name].copy_(value)
     state.optimizer_state.load(saved.optimizer)
+    if isinstance(state.optimizer, SlicedOptimizer) and saved.file is not None:
+        state.optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:
         state.user_changes.load(amendments)
     state.load_account(saved.record["account"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
+from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
 from quorate.training.optimizing.extent import Sliced
 from quorate.training.optimizing.optimize import Optimize
@@ -22,6 +24,7 @@ from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Average, Update
 from quorate.training.user_changes import UserChanges
 from quorate.transports.collective.exchange import Exchange
+from quorate.transports.collective.ranks import Ranks
 
 
 class State:
@@ -83,6 +86,7 @@ class State:
         self.average = (
             None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
         )
+        self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
         self.notes = notes = notes or Notes()
         self.visits = Visits()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
@@ -96,6 +100,21 @@ class State:
             extent=None if self.exchange is None else Sliced(self.exchange),
         )
         self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
+
+    def save_with(
+        self,
+        ranks: Ranks,
+        say: Callable[[str], None] = lambda _: None,
+        naming: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Saves | None:
+        """Have all ranks save this together, if each has a part of it. All ranks call it. Blocks.
+
+        Args:
+            say, naming: see ``Saves``.
+        """
+        if isinstance(self.optimizer, SlicedOptimizer) and self.optimizer.is_sharded:
+            self.saves = Saves(ranks, self.optimizer, say, naming)
+        return self.saves
 
     def leave_ranks(self) -> None:
         """Go on without the other ranks: all of the state comes here. Blocks."""

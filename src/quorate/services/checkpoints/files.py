@@ -14,29 +14,25 @@ cover either: the record is compared with its schema (``record``), tensor files 
 (``tensor_file``), and both with each other. Each tensor file has the checksum of the record in its
 header, so that files of two checkpoints are not taken for one.
 
-What the tensors are to a training is in ``training/saved_state.py``. Nothing here needs torch.
+Here they are read: ``draft`` writes them. What the tensors are to a training is in
+``training/saved_state.py``. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
 import os
-import re
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.errors import CheckpointError, MisfitError
-from quorate.machine.atomic_file import flush_folder, write_atomically
 from quorate.machine.most_memory import too_large
-from quorate.machine.regular_file import read_regular
+from quorate.machine.regular_file import open_regular, read_regular
 from quorate.replica.digest import TensorBytes, digest_of_bytes
 from quorate.services.checkpoints import record as records
 from quorate.services.checkpoints import tensor_file
@@ -49,24 +45,6 @@ TEMPORARY = ".saving-"
 RECORD, MARKER = "state.json", "complete"
 # In the header of each tensor file: the checksum of the record that it was saved with.
 RECORD_SHA256 = "record_sha256"
-
-
-class Contents(NamedTuple):
-    """What goes into a checkpoint: a state after some update, in memory of its own."""
-
-    files: dict[str, dict[str, torch.Tensor]]  # by file, tensors under the user's names
-    record: dict[str, Any]  # state.json but for the checksums
-
-    @property
-    def global_step(self) -> int:
-        """Updates applied to the state."""
-        step: int = self.record["global_step"]
-        return step
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.nbytes for part in self.files.values() for t in part.values())
 
 
 class Sound(NamedTuple):
@@ -90,60 +68,6 @@ class Listed(NamedTuple):
 def checkpoint_of(run_dir: Path, global_step: int) -> Path:
     """Return the directory that the checkpoint of a step has, if there is one."""
     return run_dir / "checkpoints" / f"step-{global_step:012d}"
-
-
-def write(run_dir: Path, saved: Contents) -> Path:
-    """Write a checkpoint and return its directory. Blocks until it is on the disk.
-
-    Raises:
-        OSError: the disk is full, or the directory cannot be written to. It names the path and
-            the bytes; the older checkpoints are as they were.
-        ValueError: the record could not be read again.
-    """
-    folder = run_dir / "checkpoints"
-    try:
-        return _write(folder, saved)
-    except OSError as error:
-        reason = f"{error.strerror or error}, in a checkpoint of {saved.nbytes:,} bytes"
-        raise OSError(error.errno, reason, str(error.filename or folder)) from error
-
-
-def _write(folder: Path, saved: Contents) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    _clear(folder)  # what a kill in an earlier save left
-    final = checkpoint_of(folder.parent, saved.global_step)
-    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder))
-    try:
-        # 1. The files, and a record that has their checksums.
-        record = {"format": records.FORMAT, **saved.record, "saved_at": time.time()}
-        metadata = {"format": "pt", RECORD_SHA256: records.body_sha256(record)}
-        record["files"] = {
-            name: _write_tensors(temporary / name, part, metadata)
-            for name, part in saved.files.items()
-        }
-        text = (json.dumps(record, indent=1) + "\n").encode()
-        records.parsed(text)  # what could not be read again is not saved
-        write_atomically(temporary / RECORD, text)
-        # 2. In its place, as a whole.
-        if final.exists():  # damaged, or of a run that was passed over: out of the way as a whole
-            final.rename(Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder)) / "replaced")
-        temporary.rename(final)
-        flush_folder(folder)
-        # 3. The marker, which has the record's checksum: without it there is no checkpoint.
-        write_atomically(final / MARKER, _marker(text))
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if final.exists() and not (final / MARKER).exists():
-            shutil.rmtree(final, ignore_errors=True)
-        raise
-    _clear(folder)
-    return final
-
-
-def _clear(folder: Path) -> None:
-    """Delete temporary directories."""
-    for temporary in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
@@ -228,22 +152,38 @@ def record_of(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / RECORD}: {_reason(error)}") from error
 
 
-def tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
+def tensors(
+    path: Path, name: str, elsewhere: Callable[[str], bool] = lambda _: False
+) -> dict[str, torch.Tensor]:
     """Read the tensors in a file of a checkpoint that is sound.
+
+    Args:
+        elsewhere: of which others read the values: they are on "meta".
 
     Raises:
         CheckpointError: it is not any more.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
+    import torch
 
+    from quorate.services.checkpoints.tensor_bytes import read_at
+
+    file = path / name
     try:
-        nbytes = tensor_file.header(path / name).nbytes
-        if reason := too_large(2 * nbytes):  # the file's bytes, and tensors of them
-            raise CheckpointError(f"{path / name}: reading it takes {reason}")
-        return load(read_regular(path / name, nbytes))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path / name}: {_reason(error)}") from error
+        stored = tensor_file.header(file).tensors
+        here = {tensor for tensor in stored if not elsewhere(tensor)}
+        if reason := too_large(sum(stored[t].stop - stored[t].start for t in here)):
+            raise CheckpointError(f"{file}: reading it takes {reason}")
+        read = {}
+        with open_regular(file) as opened:
+            for tensor, (dtype, shape, start, _) in stored.items():
+                device = "cpu" if tensor in here else "meta"
+                kind = getattr(torch, dtype)
+                read[tensor] = torch.empty(shape, dtype=kind, device=device)
+                if tensor in here:
+                    read_at(opened.fileno(), read[tensor], start)
+        return read
+    except (OSError, EOFError) as error:
+        raise CheckpointError(f"{file}: {_reason(error)}") from error
 
 
 def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
@@ -342,15 +282,15 @@ def check_named(path: Path) -> dict[str, Any]:
 def _check(path: Path, step: int | None) -> dict[str, Any]:
     # 1. The record: its checksum, then what it says.
     try:
-        expected = read_regular(path / MARKER, len(_marker(b"")))
+        expected = read_regular(path / MARKER, len(marker(b"")))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path}: no file {MARKER!r}: it was cut off while it was saved"
         ) from None
     text = read_regular(path / RECORD, records.MOST_BYTES)
-    if (marker := _marker(text)) != expected:
+    if (found := marker(text)) != expected:
         raise CheckpointError(
-            f"{path / RECORD}: got SHA-256 {marker!r}, expected {expected!r} as {MARKER!r} says"
+            f"{path / RECORD}: got SHA-256 {found!r}, expected {expected!r} as {MARKER!r} says"
         )
     try:
         record = records.parsed(text)
@@ -376,23 +316,8 @@ def _check(path: Path, step: int | None) -> dict[str, Any]:
     return record
 
 
-def _write_tensors(path: Path, part: dict[str, torch.Tensor], metadata: dict[str, str]) -> str:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(part, path, metadata)
-    except SafetensorError as error:  # it has the system's error in its text alone
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else errno.EIO
-        reason = os.strerror(code) if number else str(error)
-        raise OSError(code, reason, str(path)) from error
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return tensor_file.sha256(path)
-
-
-def _marker(record: bytes) -> bytes:
+def marker(record: bytes) -> bytes:
+    """Return what the marker of a record says."""
     return f"{hashlib.sha256(record).hexdigest()}\n".encode()
 
 

@@ -1,7 +1,8 @@
 """The service that saves: a copy of the state between two updates, written in the background.
 
-Training waits for the copy, a pass over the state's memory, and not for the disk. Saves by steps it
-does wait for: no kill costs more steps than were asked for.
+Training waits for the copy, a pass over the state's memory, and not for the disk. A state that lies
+on several ranks is not copied: all write it to its files, which the system brings to the disk
+later. Saves by steps training does wait for: no kill costs more steps than were asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from quorate.services.checkpoints import files
-from quorate.services.checkpoints.files import Contents
+from quorate.services.checkpoints.draft import Contents, Draft, write
 from quorate.services.checkpoints.retention import Saved, surplus
 
 
@@ -57,7 +58,8 @@ class Checkpoints:
         self._took_s = 0.0  # to write it
         self._last: Contents | None = None
         self._asked = False
-        self._waiting: SimpleQueue[Contents | None] = SimpleQueue()
+        # With what was begun of it, where its tensors may change from now on.
+        self._waiting: SimpleQueue[tuple[Contents, Draft | None] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -87,13 +89,21 @@ class Checkpoints:
     def save(self, contents: Contents) -> None:
         """Write these in the background. Waits for an earlier save that is under way."""
         self._idle.wait()
-        self._asked, self._last = False, contents
+        self._asked, self._last = False, contents if contents.fill is None else None
         self._copied_at = time.monotonic()
+        draft = None
+        if contents.fill is not None:
+            try:
+                self._renew()
+                draft = Draft(self._run_dir, contents)
+            except (OSError, ValueError) as error:
+                self._outcomes.put(Outcome(contents.global_step, None, str(error)))
+                return
         self._idle.clear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="quorate-checkpoints")
             self._thread.start()
-        self._waiting.put(contents)
+        self._waiting.put((contents, draft))
         if self._is_due_by_steps(contents.global_step):
             self._idle.wait()
 
@@ -124,7 +134,7 @@ class Checkpoints:
         """
         self.finish()
         self._renew(make=True)  # nobody may come back to save it later
-        path = files.write(self._run_dir, contents)
+        path = write(self._run_dir, contents)
         self._tidy(contents)
         return path
 
@@ -132,13 +142,15 @@ class Checkpoints:
 
     def _write_all(self) -> None:
         _give_way()
-        while (contents := self._waiting.get()) is not None:
-            began = time.monotonic()
+        while (waiting := self._waiting.get()) is not None:
+            contents, draft = waiting
             try:
-                self._renew()
-                path = files.write(self._run_dir, contents)
+                if draft is None:
+                    self._renew()
+                    draft = Draft(self._run_dir, contents)
+                path = draft.finish()
                 self._tidy(contents)
-                self._took_s = time.monotonic() - began
+                self._took_s = time.monotonic() - self._copied_at
                 outcome = Outcome(contents.global_step, path, "")
             except Exception as error:  # the edge of the thread: the loop tells the user
                 outcome = Outcome(contents.global_step, None, str(error))

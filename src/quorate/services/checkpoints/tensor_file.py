@@ -5,14 +5,17 @@
     data      the tensors' elements, one behind the other, row-major, little-endian
 
 So the size of a file follows from its header, and a file of another size is none: a sparse one of a
-terabyte is found before it is read. No torch: its import takes longer than a look at a run.
+terabyte is found before it is read. And where each tensor lies follows from names, dtypes and
+shapes, so that several processes can write one file. No torch: its import takes longer than a look
+at a run.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +41,12 @@ _BYTES = {
     **{"U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4},
     **{"U64": 8, "I64": 8, "F64": 8, "C64": 8},
 }
+_NAMES = {name: stored for stored, name in TORCH_NAMES.items()}
+# As safetensors' own writer has them: the widest first, so that each tensor is aligned.
+_ORDER = (
+    *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
+    *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"),
+)
 
 
 class Stored(NamedTuple):
@@ -55,6 +64,38 @@ class Header(NamedTuple):
     tensors: dict[str, Stored]
     metadata: dict[str, str]
     nbytes: int  # of the file
+
+
+def laid_out(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, Stored]]:
+    """Return how a file of tensors begins, and where each of them lies.
+
+    Args:
+        tensors: dtypes, as torch names them, and shapes by name.
+
+    Raises:
+        ValueError: there is no such dtype in a file.
+    """
+    for name, (dtype, _) in tensors.items():
+        if dtype not in _NAMES:
+            raise ValueError(f"{abridged(name)}: got dtype {dtype}, which no .safetensors file has")
+    entries: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    places, at = {}, 0
+    for name in sorted(tensors, key=lambda n: (_ORDER.index(_NAMES[tensors[n][0]]), n.encode())):
+        dtype, shape = tensors[name]
+        places[name] = at, (end := at + math.prod(shape) * _BYTES[_NAMES[dtype]])
+        offsets = {"data_offsets": [at, end]}
+        entries[name] = {"dtype": _NAMES[dtype], "shape": [*shape], **offsets}
+        at = end
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that data are aligned
+    begin = len(text).to_bytes(8, "little") + text
+    stored = {
+        name: Stored(*tensors[name], len(begin) + start, len(begin) + stop)
+        for name, (start, stop) in places.items()
+    }
+    return begin, stored
 
 
 def header(path: Path) -> Header:

@@ -21,6 +21,7 @@ from quorate.training.collective.identity import identity
 from quorate.training.collective.late_notes import NOTES, gathered
 from quorate.training.collective.lead import OPEN, STEP
 from quorate.training.collective.member import Member
+from quorate.training.collective.saves import KINDS as SAVES
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SCATTER, SlicedOptimizer
 from quorate.training.state import State
@@ -99,6 +100,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     ranks.watch.sheet = member.sheet
     with closing(member):
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
+        saves = state.save_with(ranks)
         if (worker := here()) is not None:
             worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()
@@ -118,6 +120,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
                 check_asked(record, ranks, member, state, source)
             elif record["kind"] == NOTES:
                 gathered(ranks, notes.take())
+            elif record["kind"] in SAVES and saves is not None:
+                saves.hear(record)
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, between, tell)
     return int(record["code"])

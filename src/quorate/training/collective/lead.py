@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from quorate.data.source import Source
@@ -58,6 +59,9 @@ def leading(
             ranks.watch.sheet = member.sheet
             ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
+            saves = state.save_with(ranks, say, company.naming)
+            if (path := crew.recipe.run_dir.path) and saves is not None and saves.are_by_all:
+                saves.rehearse(Path(path))
         company.have_met()
         compare(identities)
         if (factor := member.slowest_factor(plan.shards)) > 1:
@@ -154,6 +158,7 @@ def _leave(
         company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
         say(f"{error}: go on from the newest checkpoint")
+    state.saves = None
     if not is_whole:
         state.update.under_way = True  # a part of the optimizer's state is lost
     crew.stay_alone("the ranks have ended with their training loop: this one has towers")

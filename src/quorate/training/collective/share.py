@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quorate.services.checkpoints.files import Contents
+from quorate.services.checkpoints.draft import Contents
 from quorate.training.saved_state import Loadable, load
 from quorate.training.state import State
 from quorate.transports.collective.ranks import Ranks, Record

@@ -15,6 +15,13 @@ def part(value: torch.Tensor, place: Piece) -> torch.Tensor:
     return value[place.start : place.start + place.length]
 
 
+def cut(value: torch.Tensor, place: Piece, piece: torch.Tensor) -> torch.Tensor:
+    """Return a stretch of an entry in memory of its own; one that is still to be read has none."""
+    if value.is_meta:
+        return torch.empty(place.length, dtype=value.dtype, device=piece.device)
+    return part(value, place).clone()
+
+
 def end(tensor: torch.Tensor) -> int:
     """Return the address behind a vector."""
     return tensor.data_ptr() + tensor.numel() * tensor.element_size()

@@ -368,6 +368,8 @@ class FlatOptimizer:
             # As torch does: counters stay on the host, unless a kernel reads them.
             on_device = entry != "step" or group.get("fused") or group.get("capturable")
             return example.to(tensor.device if on_device else "cpu", copy=True)
+        if example.is_meta:  # each rank reads its part
+            return torch.empty(tensor.shape, dtype=example.dtype, device="meta")
         if not self.flat:
             fits = example.shape == tensor.shape
             target = torch.empty_like(tensor) if fits else torch.empty_like(example)

@@ -7,37 +7,37 @@ are given the whole gradient on every rank, and do the same there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
+from quorate.training.collective.reading import Unread, read, read_whole, sees
+from quorate.training.collective.rows import Row, is_large
 from quorate.training.optimizing.closure import Closure
+from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.entries import (
-    copied,
     described,
-    end,
     is_like,
     marks,
     part,
     told,
 )
-from quorate.training.optimizing.known_optimizers import fill_momenta
+from quorate.training.optimizing.known_optimizers import COUNTERS, fill_momenta
 from quorate.training.optimizing.lent_states import LentStates
-from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
+from quorate.training.optimizing.optimizer import OptimizerFactory
 from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.ranks import Record
-from quorate.transports.collective.slices import Piece
 
 # Kinds of records: all ranks call ``SlicedOptimizer.gather``, or the others ``take``.
 GATHER, SCATTER = "gather", "scatter"
 
 
-class SlicedOptimizer(FlatOptimizer):
+class SlicedOptimizer(CutOptimizer):
     """The user's optimizer; all ranks step it together.
 
     Args:
@@ -60,18 +60,14 @@ class SlicedOptimizer(FlatOptimizer):
         exchange: Exchange,
         is_sharded: bool,
     ) -> None:
-        super().__init__(factory, model, parameters)
-        self._exchange, self._slices = exchange, exchange.slices
+        super().__init__(factory, model, parameters, exchange.slices)
+        self._exchange = exchange
         self.is_sharded = is_sharded and self.flat
         self._is_alone = False
-        self._is_ours = False  # whether this code itself is at the state of ``inner``
         self._noted: list[Any] = []
-        self.is_lent = False  # whether user code has been given all of the state
+        self._unread: Unread | None = None
         if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self._lend)
-        self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
-        # By the tensor that they are of.
-        self._own_pieces: dict[torch.Tensor, list[torch.nn.Parameter]] = {}
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return the whole gradient of which each rank has its slice, in memory of its own. Blocks.
@@ -129,6 +125,7 @@ class SlicedOptimizer(FlatOptimizer):
         """Within the block rank 0 has the state of all, as if it had no others."""
         with self._inside():
             if self._mine is None or self.is_lent:  # no step yet, or all of it is here
+                self._read_all()
                 yield
                 return
             self._ask()
@@ -142,6 +139,7 @@ class SlicedOptimizer(FlatOptimizer):
         with self._inside():
             if self._mine is not None and not self.is_lent:
                 self._ask()
+            self._read_all()
         self._mine, self._own_pieces, self._is_alone = None, {}, True
         self.is_lent = False
 
@@ -157,6 +155,7 @@ class SlicedOptimizer(FlatOptimizer):
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Take what ``loadable`` gave; from the next step on this rank keeps what it owns of it."""
+        self._unread = None
         with self._inside():
             super().load(loadable)
         self._mine, self._own_pieces = None, {}
@@ -164,26 +163,33 @@ class SlicedOptimizer(FlatOptimizer):
     def scatter(self) -> None:
         """Send all other ranks what each owns of the state, which is whole on rank 0. Blocks.
 
-        Rank 0 keeps its own part.
+        Rank 0 keeps its own part. What nobody has read yet each reads that sees the file.
         """
         ranks, tensors = self._slices.ranks, [*self._held]
+        unread, rows = self._unread, list[Row]()
         with self._inside():
             header: list[list[Any]] = []  # of which tensor, which entry
             values: list[tuple[torch.Tensor, torch.Tensor]] = []
             for number, tensor in enumerate(tensors):
                 for entry, value in self.inner.state.get(tensor, {}).items():
                     header.append([number, entry, *told(value, tensor)])
-                    if is_like(value, tensor):
+                    if is_like(value, tensor) and not value.is_meta:
                         values.append((tensor, value))
-            held = [self._held[tensor] for tensor in tensors]
-            ranks.tell({"kind": SCATTER, "held": held, "state": header})
+            record: Record = {"kind": SCATTER, "held": self.held, "state": header}
+            if unread is not None:
+                rows = unread.rows(self.held, self._unread_entries())
+                record["unread"] = {"path": str(unread.path), "mark": unread.mark(), "rows": rows}
+            ranks.tell(record)
+            reads = [each == b"1" for each in ranks.gather(b"1")]
             for tensor, value in values:
                 for rank in range(1, ranks.size):
                     places = self._places(tensor, rank)
                     ranks.swap([(rank, part(value, place)) for place in places], [])
             self._mine = None
             self._cut_of_this_rank()
-        self.is_lent = False
+            if unread is not None:
+                read(ranks, self, unread.path, rows, reads)
+        self.is_lent, self._unread = False, None
 
     def take_part(self, record: Record) -> None:
         """Take what rank 0 sends in ``scatter``, in the place of what there is. Blocks."""
@@ -193,11 +199,17 @@ class SlicedOptimizer(FlatOptimizer):
         self._cut_where(number_of.__getitem__)
         self._mine = None
         own, tensors = self._cut_of_this_rank(), [*self._held]
+        unread = record.get("unread", {"path": "", "mark": "", "rows": []})
+        path, rows = Path(unread["path"]), [Row(*row) for row in unread["rows"]]
+        is_seen = bool(rows) and sees(path, unread["mark"])
+        reads = [each == b"1" for each in ranks.gather(b"1" if is_seen else b"0")]
+        are_unread = {(row.number, row.entry) for row in rows}
         for number, entry, dtype, plain, on in record["state"]:
             pieces = self._own_pieces[tensors[number]]
             if plain == "piece":
                 taken = [torch.empty_like(p.detach(), dtype=getattr(torch, dtype)) for p in pieces]
-                ranks.swap([], [(0, value) for value in taken])
+                if (number, entry) not in are_unread:
+                    ranks.swap([], [(0, value) for value in taken])
                 for piece, value in zip(pieces, taken, strict=True):
                     own.state[piece][entry] = value
                 continue
@@ -211,6 +223,50 @@ class SlicedOptimizer(FlatOptimizer):
                         device=piece.device if on == "device" else "cpu",
                     )
                 )
+        if rows:
+            read(ranks, self, path, rows, reads)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the state is so large that no rank is to have all of it."""
+        return self.is_sharded and is_large(self.flat_parameters.layout)
+
+    def is_by_element(self, key: str) -> bool:
+        """Return whether a tensor that ``OptimizerState.save`` gave has a value per element."""
+        entry, _, name = key.partition(".")
+        return entry not in COUNTERS and name in self.parameters
+
+    def leave_unread(self, path: Path) -> None:
+        """Note the file that has what is on "meta" of the state that was loaded, if anything is.
+
+        It is read when all ranks take their parts of it, or somebody wants all of it here.
+        """
+        with self._inside():
+            self._unread = Unread(path.resolve()) if self._unread_entries() else None
+
+    def _unread_entries(self) -> list[tuple[int, str]]:
+        return [
+            (number, entry)
+            for number, tensor in enumerate(self._held)
+            for entry, value in self.inner.state.get(tensor, {}).items()
+            if is_like(value, tensor) and value.is_meta
+        ]
+
+    def _read_all(self) -> None:
+        """Read what nobody has read yet, all of it."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return
+        sections, tensors = self.flat_parameters.layout.sections, [*self._held]
+        with self._inside():
+            for row in unread.rows(self.held, self._unread_entries()):
+                tensor = tensors[row.number]
+                names = self._held[tensor]
+                whole = torch.zeros_like(tensor, dtype=getattr(torch, row.dtype))
+                for which, name in enumerate(names):
+                    place = self._cut(whole, tensor, names, name)
+                    read_whole(unread.path, row, sections[name], which, place)
+                self.inner.state[tensor][row.entry] = whole
 
     def gather(self) -> None:
         """Send what this rank has to rank 0, which puts it together. All ranks call it."""
@@ -274,17 +330,10 @@ class SlicedOptimizer(FlatOptimizer):
                 "engine='processes'"
             )
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Within the block nothing is lent: it is this code that is at the state of ``inner``."""
-        before, self._is_ours = self._is_ours, True
-        try:
-            yield
-        finally:
-            self._is_ours = before
-
     def _lend(self) -> None:
         """Have all of the state on rank 0 where user code looks at it there, between updates."""
+        if not self._is_ours:
+            self._read_all()
         if self._is_ours or self.is_lent or self._mine is None or not self._slices.ranks.leads:
             return
         with self._inside():
@@ -297,65 +346,3 @@ class SlicedOptimizer(FlatOptimizer):
             raise RankError("a rank is gone, and with it its part of the optimizer's state")
         self._slices.ranks.tell({"kind": GATHER})
         self.gather()
-
-    def _cut_own_where(self, kind: Callable[[str], object]) -> None:
-        """Cut tensors, and pieces with their state, where parameters of another kind begin."""
-        before = self._held.keys()
-        self._cut_where(kind)
-        if self._mine is None or self._held.keys() == before:
-            return
-        was, pieces = self._mine, self._all_pieces()
-        self._mine = None
-        now = self._cut_of_this_rank()
-        for piece in self._all_pieces():
-            # A piece lies within the one that it was cut out of.
-            whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < end(w))
-            start = (piece.data_ptr() - whole.data_ptr()) // piece.element_size()
-            now.state[piece] = {
-                entry: value[start : start + piece.numel()].clone()
-                if is_like(value, whole)
-                else copied(value)
-                for entry, value in was.state.get(whole, {}).items()
-            }
-
-    def _cut_of_this_rank(self) -> Optimizer:
-        """Return the optimizer over this rank's pieces; it is made of ``inner`` if it is not there.
-
-        State that ``inner`` has is cut, and leaves it.
-        """
-        if self._mine is not None:
-            return self._mine
-        groups, states = [], {}
-        self._own_pieces = {}
-        for group in self.inner.param_groups:
-            params = []
-            for tensor in group["params"]:
-                pieces = self._own_pieces[tensor] = []
-                for place in self._places(tensor, self._slices.ranks.rank):
-                    piece = torch.nn.Parameter(part(tensor.detach(), place))
-                    pieces.append(piece)
-                    states[piece] = {
-                        entry: part(value, place).clone()
-                        if is_like(value, tensor)
-                        else copied(value)
-                        for entry, value in self.inner.state.get(tensor, {}).items()
-                    }
-                params += pieces
-            options = {name: value for name, value in group.items() if name != "params"}
-            groups.append({**options, "params": params})
-        self._mine = type(self.inner)(groups)  # type: ignore[call-arg]
-        self._mine.state.update({piece: state for piece, state in states.items() if state})
-        self.inner.state.clear()
-        return self._mine
-
-    def _all_pieces(self) -> list[torch.nn.Parameter]:
-        return [piece for pieces in self._own_pieces.values() for piece in pieces]
-
-    def _places(self, tensor: torch.Tensor, rank: int) -> list[Piece]:
-        """Return what of an optimizer's tensor lies in a rank's slice, as stretches of it."""
-        section = self.flat_parameters.layout.sections[self._held[tensor][0]]
-        span = range(section.start, section.start + tensor.numel())
-        return [
-            place._replace(start=place.start - section.start)
-            for place in self._slices.within(span, section.vector, rank)
-        ]

@@ -178,22 +178,30 @@ class Ranks:
         record: Record = json.loads(text)
         return record
 
-    def gather(self, own: bytes) -> list[bytes]:
-        """Return what each rank has given, in the order of ranks. All ranks call it. Blocks."""
-        heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL)
+    def gather(self, own: bytes, group: Any = None) -> list[bytes]:
+        """Return what each rank has given, in the order of ranks. All ranks call it. Blocks.
+
+        Args:
+            group: from ``group_beside``; a thread beside the main one calls it.
+        """
+        heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL, group)
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
         texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
         if (rest := max(sizes) - _SMALL) > 0:
-            more = self._gathered(own[_SMALL:], rest)
+            more = self._gathered(own[_SMALL:], rest, group)
             texts = [text + each for text, each in zip(texts, more, strict=True)]
         return [text[:size] for text, size in zip(texts, sizes, strict=True)]
 
-    def _gathered(self, own: bytes, size: int) -> list[bytes]:
+    def _gathered(self, own: bytes, size: int, group: Any) -> list[bytes]:
         given = torch.zeros(size, dtype=torch.uint8)
         given[: len(own)] = _bytes(own)
         taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.size)]
-        with self._lost_is_an_error("to end the step"):
-            dist.all_gather(taken, given)
+        if group is None:
+            with self._lost_is_an_error("to end the step"):
+                dist.all_gather(taken, given)
+        else:  # what the watch knows of waiting is of the main thread
+            with _refusing("for the others"):
+                dist.all_gather(taken, given, group=group)
         return [tensor.numpy().tobytes() for tensor in taken]
 
     def group_of(self, lists: Sequence[Sequence[int]]) -> Any:
@@ -202,10 +210,20 @@ class Ranks:
             groups = [dist.new_group([*each], backend="gloo") for each in lists]
         return next(g for g, each in zip(groups, lists, strict=True) if self.rank in each)
 
+    def group_beside(self) -> Any:
+        """Return a group of all ranks for a thread beside the main one. All ranks call it."""
+        with self._lost_is_an_error("to meet"), self.watch.links.noting():
+            return dist.new_group(backend="gloo", timeout=_FOR_EVER)
+
     def wait_for(self, group: Any) -> None:
         """Return when all ranks of a group have come here. Blocks."""
         with self._lost_is_an_error("of its host"):
             dist.barrier(group)
+
+    def arrive(self) -> None:
+        """Return when all ranks have come here, however long one of them takes. Blocks."""
+        with self._lost_is_an_error("to write or read files"):
+            dist.barrier(self._control)
 
     def swap(
         self,

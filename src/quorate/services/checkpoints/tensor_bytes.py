@@ -1,0 +1,42 @@
+"""The bytes of tensors: from memory to a file and back, wherever the memory is."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def write_at(descriptor: int, values: torch.Tensor, start: int) -> None:
+    """Write the elements of a tensor, row by row, to an open file from byte ``start`` on.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    left = flat_bytes(values.detach().cpu()).numpy().data
+    while left:
+        done = os.pwrite(descriptor, left, start)  # at most 2 GiB at a time
+        left, start = left[done:], start + done
+
+
+def read_at(descriptor: int, into: torch.Tensor, start: int) -> None:
+    """Read the elements of a contiguous tensor from byte ``start`` of an open file on.
+
+    Raises:
+        OSError: it cannot be read.
+        EOFError: the file ends before.
+    """
+    here = into.detach() if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
+    left = flat_bytes(here).numpy().data
+    while left:
+        done = os.preadv(descriptor, [left], start)
+        if done == 0:
+            raise EOFError(f"the file ends at byte {start:,}")
+        left, start = left[done:], start + done
+    if here.data_ptr() != into.data_ptr():
+        into.detach().copy_(here)
+
+
+def flat_bytes(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's elements, row by row: a view where they lie so."""
+    return values.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,192 @@
+"""Filling: all ranks write what they own of the optimizer's state into one file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorate.machine import this_host
+from quorate.replica.flat import Section
+from quorate.services.checkpoints.tensor_bytes import flat_bytes, write_at
+from quorate.training.collective.rows import OPTIMIZER, Part, Row, chunks, in_turns, parts
+from quorate.training.optimizing.cut_optimizer import CutOptimizer
+from quorate.training.optimizing.runs import Run, is_by_rows
+from quorate.transports.collective.ranks import Ranks
+
+
+def fill(
+    ranks: Ranks,
+    optimizer: CutOptimizer,
+    folder: Path,
+    rows: Sequence[Row],
+    writes: Sequence[bool],
+) -> tuple[File, list[str]]:
+    """Write, and send to rank 0, what this rank has of some rows. All ranks call it. Blocks.
+
+    Args:
+        folder: of the file, which is there in its full size.
+        writes: whether each rank sees it.
+
+    Returns:
+        The file, and what is wrong, if something is: see ``require_done``. The same on all ranks.
+    """
+    me, layout = ranks.rank, optimizer.flat_parameters.layout
+    sections = [[layout.sections[name] for name in names] for names in optimizer.held]
+    file = File(folder / OPTIMIZER)
+    # Of each tensor by rank: for several entries.
+    found = cache(optimizer.runs_of)
+
+    def runs_of(rank: int) -> Callable[[Row], list[Run]]:
+        return lambda row: found(row.number, rank)
+
+    def values(part: Part) -> torch.Tensor:
+        whole = optimizer.values_of(part.row.number, part.row.entry)[part.run.piece]
+        return whole[part.run.start : part.run.start + part.run.length]
+
+    # 1. What this rank writes itself.
+    if writes[me]:
+        own = parts(rows, runs_of(me), sections, blocks=True, beside=ranks.leads)
+        for part in own:
+            file.write(values(part), part.at)
+    ranks.arrive()  # one's disk may be much slower, and exchanges have a bound
+    # 2. What rank 0 writes for the others.
+    theirs = {
+        rank: chunks(
+            parts(rows, runs_of(rank), sections, blocks=not writes[rank], beside=True),
+        )
+        for rank in (range(1, ranks.size) if ranks.leads else [me])
+    }
+    for rank, chunk in in_turns(theirs):
+        if not ranks.leads:
+            ranks.swap([(0, torch.cat([flat_bytes(values(part)) for part in chunk]))], [])
+            continue
+        sizes = [part.nbytes for part in chunk]
+        taken = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
+        ranks.swap([], [(rank, taken)])
+        for part, piece in zip(chunk, torch.split(taken, sizes), strict=True):
+            file.write(piece, part.at)
+    # 3. What does not lie row by row in memory, a parameter at a time.
+    for row in rows:
+        for which, section in enumerate(sections[row.number]):
+            if not is_by_rows(section):
+                whole = _whole(ranks, row, which, section, runs_of, values)
+                if ranks.leads:
+                    file.write(whole.as_strided(section.shape, section.stride), row.starts[which])
+    ranks.arrive()
+    nbytes = sum(_numel(s) * row.itemsize for row in rows for s in sections[row.number])
+    return file, _wrong(ranks, file, nbytes)
+
+
+def _whole(
+    ranks: Ranks,
+    row: Row,
+    which: int,
+    section: Section,
+    runs_of: Callable[[int], Callable[[Row], list[Run]]],
+    values: Callable[[Part], torch.Tensor],
+) -> torch.Tensor:
+    """Return an entry of a parameter as it lies in memory, on rank 0. Blocks."""
+    numel = _numel(section) if ranks.leads else 0
+    whole = torch.empty(numel, dtype=getattr(torch, row.dtype), device=ranks.device)
+    for rank in range(ranks.size) if ranks.leads else [ranks.rank]:
+        for run in runs_of(rank)(row):
+            if run.name != which:
+                continue
+            if not ranks.leads:
+                ranks.swap([(0, flat_bytes(values(Part(row, run, 0))))], [])
+                continue
+            there = whole[run.at : run.at + run.length]
+            if rank == 0:
+                there.copy_(values(Part(row, run, 0)))
+            else:
+                ranks.swap([], [(rank, flat_bytes(there))])
+    return whole
+
+
+def _numel(section: Section) -> int:
+    return torch.Size(section.shape).numel()
+
+
+class File:
+    """A file that is open for writing. After the first fault nothing more is written.
+
+    Others wait for what this rank sends, or takes: so a fault is told when all is exchanged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.error: OSError | None = None
+        self.nbytes = 0  # that were written
+        self._path = path
+        self._stack = ExitStack()
+        self._descriptor: int | None = None
+
+    def write(self, values: torch.Tensor, at: int) -> None:
+        """Write the elements of a tensor from a byte of the file on."""
+        if self.error is not None:
+            return
+        try:
+            if self._descriptor is None:
+                opened = self._stack.enter_context(self._path.open("r+b", buffering=0))
+                self._descriptor = opened.fileno()
+            write_at(self._descriptor, values, at)
+            self.nbytes += values.nbytes
+        except OSError as error:
+            self.error = error
+
+    def flush(self) -> None:
+        """Bring all to the disk, and close it."""
+        try:
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
+            self.close()
+        except OSError as error:  # some systems say only now that a disk is full
+            self.error = error
+
+    def close(self) -> None:
+        """Close it."""
+        self._stack.close()
+
+
+def answer(rank: int, error: Exception | None, nbytes: int = 0) -> bytes:
+    """Return what a rank says to the others of what it has done."""
+    told: dict[str, Any] = {"nbytes": nbytes}
+    if error is not None:
+        why = getattr(error, "strerror", None) or error
+        number = getattr(error, "errno", None) or errno.EIO
+        told |= {"error": f"rank {rank} on {this_host.name()}: {why}", "errno": number}
+    return json.dumps(told).encode()
+
+
+def require_done(wrong: Sequence[str], path: Path) -> None:
+    """Raise if something is wrong.
+
+    Raises:
+        OSError: it is what the first rank says.
+    """
+    for text in wrong:
+        raise OSError(*json.loads(text), str(path))
+
+
+def wrong_in(answers: Sequence[bytes]) -> list[str]:
+    """Return what ranks could not do, as ``require_done`` takes it."""
+    said = map(json.loads, answers)
+    return [json.dumps([each["errno"], each["error"]]) for each in said if "error" in each]
+
+
+def _wrong(ranks: Ranks, file: File, nbytes: int) -> list[str]:
+    """Return what is wrong, of all ranks: a fault, or bytes that nobody has written. Blocks."""
+    answers = ranks.gather(answer(ranks.rank, file.error, file.nbytes))
+    if wrong := wrong_in(answers):
+        return wrong
+    written = sum(json.loads(each)["nbytes"] for each in answers)
+    if written == nbytes:
+        return []
+    return [json.dumps([errno.EIO, f"ranks have written {written:,} bytes of {nbytes:,}"])]

@@ -1,0 +1,52 @@
+"""Runs: what of each parameter lies in which piece of a rank's slice, as files have parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+from quorate.replica.flat import Section
+from quorate.transports.collective.slices import Piece
+
+
+class Run(NamedTuple):
+    """Elements of one parameter, one behind the other in a piece of a rank's slice."""
+
+    piece: int  # which of the rank's pieces of an optimizer's tensor
+    start: int  # in the piece
+    length: int
+    name: int  # which of the tensor's parameters
+    at: int  # in the parameter, in the order of memory
+
+
+def runs(places: Sequence[Piece], sections: Sequence[Section]) -> Iterator[Run]:
+    """Yield the runs of some pieces of an optimizer's tensor.
+
+    Args:
+        places: of the pieces in the tensor, in order.
+        sections: of the parameters that it holds, in order.
+    """
+    which = 0
+    for name, section in enumerate(sections):
+        begin = section.start - sections[0].start
+        end = begin + prod(section.shape)
+        while which < len(places) and places[which].start + places[which].length <= begin:
+            which += 1
+        for piece in range(which, len(places)):
+            place = places[piece]
+            if place.start >= end:
+                break
+            start, stop = max(begin, place.start), min(end, place.start + place.length)
+            if start < stop:
+                yield Run(piece, start - place.start, stop - start, name, start - begin)
+
+
+def is_by_rows(section: Section) -> bool:
+    """Return whether a parameter's elements lie as files have them: row by row."""
+    expected = 1
+    for size, stride in zip(reversed(section.shape), reversed(section.stride), strict=True):
+        if size != 1 and stride != expected:
+            return prod(section.shape) == 0
+        expected *= size
+    return True
