@@ -68,6 +68,25 @@ def test_one_digest_on_one_to_three_workers_and_across_engines(
     assert inspected(tmp_path / "3")["workers"] == 3
 
 
+def test_what_is_in_no_vector_travels_too(references: References, cluster: RayCluster) -> None:
+    """A step that is computed again at other parameters; what a callback changes in the model."""
+    again = ("lbfgs", "towers", "1")
+    ended = run_all(
+        {
+            "again": command("closures.py", *again, options=cluster.options(2)),
+            "changes": command("user_changes.py", "12", options=cluster.options(2)),
+        },
+        cluster.env,
+    )
+    for name, script, arguments in (
+        ("again", "closures.py", again),
+        ("changes", "user_changes.py", ("12",)),
+    ):
+        assert ended[name].code == 0, ended[name].said
+        expected = references.on_a_tower(script, *arguments).out.splitlines()[-1]
+        assert ended[name].out.splitlines()[-1] == expected
+
+
 def test_the_same_bits_whoever_is_killed(references: References) -> None:
     expected = references.on_a_tower("ray_kills.py", "none", "240", "0").json["digest"]
     for how in ("worker", "actor"):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
+import quorate
 from quorate.errors import SettingError
+from quorate.machine.environment import ray_address
 from quorate.transports import engines
 from quorate.transports.ray.demand import Demand, demanded, groups_of
 from quorate.transports.workers import Workers
@@ -48,6 +51,25 @@ def test_what_a_cluster_lacks_is_said_with_both_figures() -> None:
     demand = Demand(3, {"CPU": 2.0, "GPU": 1.0})
     assert demand.missing({"CPU": 6.0, "GPU": 3.0, "memory": 1.0}) == []
     assert demand.missing({"CPU": 6.0}) == ["3 workers of GPU=1 take 3, and it has 0"]
+
+
+def test_an_address_is_a_ray_clusters() -> None:
+    with pytest.raises(SettingError, match=r"address: got '127\.0\.0\.1:6379'"):
+        quorate.Trainer(
+            torch.nn.Linear(1, 1),
+            lambda model, batch: model(batch).mean(),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            batch_size=2,
+            workers=Workers(2, address="127.0.0.1:6379"),
+        )
+
+
+def test_the_address_of_a_job_is_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (("10.0.0.1:6379", "10.0.0.1:6379"), ("local", None), ("", None)):
+        monkeypatch.setenv("RAY_ADDRESS", value)
+        assert ray_address() == expected
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert ray_address() is None
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,8 @@ def gloo_on(interface: str | None) -> Iterator[None]:
 
 def ray_address() -> str | None:
     """Return the address of the cluster whose job this process is, if it is one."""
-    return os.environ.get("RAY_ADDRESS") or None
+    address = os.environ.get("RAY_ADDRESS", "")
+    return None if address in ("", "local") else address
 
 
 def child_environment(

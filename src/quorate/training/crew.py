@@ -13,7 +13,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.data.source import Source
-from quorate.errors import CopyError
+from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
@@ -78,6 +78,9 @@ class Crew:
         devices, workers = self.recipe.devices, self.recipe.workers
         if workers.engine == engines.RAY:
             return groups_of(demanded(workers), devices)
+        if workers.address is not None:
+            fix = "it is the address of a Ray cluster: add engine='ray', or leave it out"
+            raise SettingError("address", workers.address, "none for another engine", fix)
         return worker_devices(devices, workers.count)
 
     @property

@@ -41,7 +41,7 @@ from quorate.transports.worker_status import Doing
 
 NEWS, ORDERS = "news", "orders"  # threads of an agent
 
-END_S = 5.0  # that Ray may take to tell of the end of an actor that was killed
+END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
 
 
@@ -107,6 +107,7 @@ class RayHand(Hand):
         self._is_cut = False
         self._ending: Ending | None = None
         self._inbox: deque[Message] = deque()
+        self._is_closed = False
         self._bell: Alarm | None = None
         self._actor = actor.remote(number)
         self._tell = self._actor.tell.options(concurrency_group=ORDERS)
@@ -177,6 +178,8 @@ class RayHand(Hand):
         """End it, and wait until nothing of it is to come any more."""
         self.kill()
         self._listener.join(END_S)
+        # After this nobody may call Ray for it: once it is shut down, a call would start another.
+        self._is_closed = True
         if self._bell is not None:
             self._bell.close()
             self._bell = None
@@ -243,6 +246,8 @@ class RayHand(Hand):
         ending = Ending(1, "its agent ended without a word")
         try:
             for ref in news:
+                if self._is_closed:
+                    return
                 text, image = ray.get(ref)
                 told = unpacked(text)
                 if told["doing"] is not None:
@@ -310,7 +315,9 @@ class RayHand(Hand):
             return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))
         lost = "its actor"
         with suppress(RayError):  # the cluster itself may be gone
-            if any(n["NodeID"] == self._node_id and not n["Alive"] for n in ray.nodes()):
+            if not self._is_closed and any(
+                n["NodeID"] == self._node_id and not n["Alive"] for n in ray.nodes()
+            ):
                 lost = "its node"
         return Ending(-signal.SIGKILL, node=self._node, lost=lost)
 
