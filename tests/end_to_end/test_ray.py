@@ -200,15 +200,31 @@ def test_what_user_code_raises_names_worker_node_and_rows(tmp_path: Path) -> Non
     assert re.search(r"quorate: worker . is on \S+ \(node [0-9a-f]{8}\)", ended.err)
 
 
+LONG = """
+import time, torch, quorate
+
+def loss(model, batch):
+    time.sleep(0.01)
+    return model(batch[0]).mean()
+
+trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=4,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+trainer.fit(torch.utils.data.TensorDataset(torch.ones(64, 1)), epochs=10_000)
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
-    words = command("ray_kills.py", "none", "900", "0", options=LOCAL)
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    words = command(script, options=(*LOCAL, "--run-dir", str(tmp_path / "run")))
     with started(tmp_path, words) as (process, mark):
-        wait_for(process, "begun")
+        wait_for(process, "step 1/")
         assert len(processes_of(mark)) > 4  # those of Ray too
         os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
         said = "" if number == signal.SIGKILL else process.communicate(timeout=60)[0]
         assert process.wait(30) == (130 if number == signal.SIGINT else -number), said
+        assert number == signal.SIGKILL or "saved step" in said
         # 1. Workers end at once, 2. what Ray has started when it sees that nobody needs it.
         workers_until, all_until = time.monotonic() + 2.0, time.monotonic() + 20.0
         while any("dies_with" in line for line in processes_of(mark).values()):
