@@ -91,4 +91,5 @@ if __name__ == "__main__":
         shards=4,
         loading=quorate.Loading(processes=int(sys.argv[1]) if len(sys.argv) > 1 else 0),
     )
-    trainer.fit(Sentences(110), epochs=3, validation=Sentences(37))
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else None  # else all 15
+    trainer.fit(Sentences(110), epochs=3, steps=steps, validation=Sentences(37))

@@ -53,7 +53,7 @@ for update in trainer.updates(TensorDataset(data), steps=updates):
     joined = {m.number for m in transport.members if m.state is State.JOINED}
     able = [status.pid for status in transport.status() if status.number in joined]
     if not killed and len(able) == 2 and update.global_step >= updates // 3:
-        used = transport._starter
+        used = transport._site._starter
         forked = isinstance(used, starter.ForkServer)
         killed = 2 if forked else 1
         os.kill(used._popen.pid if forked else able[0], signal.SIGKILL)

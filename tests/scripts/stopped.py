@@ -73,8 +73,8 @@ for update in trainer.updates(data, steps=UPDATES):
             while moment == "lost" and transport.status()[1].pid in (None, pid):
                 losses.append(trainer.evaluate(data)["loss"])
         if moment == "server":
-            assert isinstance(transport._starter, ForkServer)
-            stop([transport._starter._popen.pid])
+            assert isinstance(transport._site._starter, ForkServer)
+            stop([transport._site._starter._popen.pid])
             os.kill(transport.status()[1].pid, signal.SIGKILL)
         losses += [trainer.evaluate(data)["loss"] for _ in range(evaluations)]
     if moment == "end" and update.global_step == UPDATES:

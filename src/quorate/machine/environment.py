@@ -64,6 +64,12 @@ def gloo_on(interface: str | None) -> Iterator[None]:
         del os.environ["GLOO_SOCKET_IFNAME"]
 
 
+def ray_address() -> str | None:
+    """Return the address of the cluster whose job this process is, if it is one."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return None if address in ("", "local") else address
+
+
 def child_environment(
     defaults: Mapping[str, str], changes: Mapping[str, str] | None = None
 ) -> dict[str, str]:

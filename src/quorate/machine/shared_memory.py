@@ -20,6 +20,7 @@ from quorate.errors import UserError
 from quorate.machine import container
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 MIB = 1 << 20
@@ -61,6 +62,12 @@ class Segment:
         if count == 0:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self.map, dtype=dtype, count=count, offset=start)
+
+    def array(self, nbytes: int, start: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return the bytes from byte ``start`` on: they are no copy."""
+        import numpy as np
+
+        return np.frombuffer(self.map, np.uint8, nbytes, start)
 
 
 def require(nbytes: int, purpose: str, fix: str) -> None:

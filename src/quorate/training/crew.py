@@ -13,7 +13,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.data.source import Source
-from quorate.errors import CopyError
+from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
@@ -24,12 +24,12 @@ from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
 from quorate.transports.collective.company import Company
-from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
-from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker import here
+from quorate.transports.ray.demand import demanded, groups_of
 from quorate.transports.spot_checks import Ask, SpotChecks
 from quorate.transports.towers import Towers
+from quorate.transports.worker_processes import Kept, worker_processes
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
 RESULTS_PER_WORKER = 4
@@ -56,7 +56,7 @@ class Crew:
         fold_tracebacks()  # before any code of the user's runs
         require_surroundings()
         self.recipe = recipe
-        self.groups = worker_devices(recipe.devices, recipe.workers.count)
+        self.groups = self._groups()
         engine = engines.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
         self.rule = rules.parse(recipe.update)
         self.company: Company | None = None
@@ -73,10 +73,25 @@ class Crew:
         self.replicas.take(self.model)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
 
+    def _groups(self) -> tuple[Group, ...]:
+        """Return the devices of each worker, as its process sees them."""
+        devices, workers = self.recipe.devices, self.recipe.workers
+        if workers.engine == engines.RAY:
+            return groups_of(demanded(workers), devices)
+        if workers.address is not None:
+            fix = "it is the address of a Ray cluster: add engine='ray', or leave it out"
+            raise SettingError("address", workers.address, "none for another engine", fix)
+        return worker_devices(devices, workers.count)
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether workers are processes that read the host's memory, here or elsewhere."""
+        return self.engine in engines.OF_PROCESSES
+
     @property
     def master_device(self) -> torch.device:
         """Where the coordinator keeps parameters and makes updates."""
-        is_host = self.engine == engines.PROCESSES or self.replicas.spread is not None
+        is_host = self.has_processes or self.replicas.spread is not None
         rank = 0 if self.company is None else self.company.rank
         return torch.device("cpu") if is_host else self.groups[rank][0]
 
@@ -84,7 +99,7 @@ class Crew:
     def shares_parameters(self) -> bool:
         """Whether other processes read the parameters where the coordinator has them."""
         is_rank = self.company is not None and self.company.shares_memory
-        return self.engine == engines.PROCESSES or (is_rank and self.master_device.type == "cpu")
+        return self.has_processes or (is_rank and self.master_device.type == "cpu")
 
     @property
     def most_open(self) -> int:
@@ -187,31 +202,25 @@ class Crew:
                 "and this one is another"
             )
             return self._towers(state, say)
-        arena = Arena.create(
-            state.model,
-            state.parameters,
-            None if state.average is None else state.average.shadow,
+        kept = Kept(
+            model=state.model,
+            parameters=state.parameters,
+            average=None if state.average is None else state.average.shadow,
+            buffers=state.buffers,
             mutable_frozen=state.mutable_frozen,
             written=state.written,
-            results=self.most_open if self.rule.by_shard else source.plan.shards,
             again=state.optimizer.takes_closure,
-            on_snapshots=self.on_snapshots,
-            workers=len(self.groups),
+            original=state.user_changes.original,
         )
-        return Processes(
-            self.script,
-            arena,
-            state.model,
-            state.buffers,
-            partial(self.probe_replica, state),
-            self.groups,
-            datasets,
-            threads=self.recipe.workers.threads,
+        return worker_processes(
+            *(self.script, self.recipe.workers, self.groups, kept, datasets),
+            results=self.most_open if self.rule.by_shard else source.plan.shards,
+            on_snapshots=self.on_snapshots,
             compiles=self.replicas.computing.compile,
             timeout_s=self.timeout_s,
+            probe=partial(self.probe_replica, state),
             say=say,
             notes=self.replicas.notes,
-            original=state.user_changes.original,
         )
 
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:
@@ -226,7 +235,7 @@ class Crew:
             every,
             self.replicas.notes,
             (state.model, self.recipe.loss),
-            alone=self.engine == engines.PROCESSES,
+            alone=self.has_processes,
         )
 
     def evaluators(self, state: State) -> Transport:
@@ -234,7 +243,7 @@ class Crew:
         try:
             return self._towers(state)
         except CopyError:
-            if self.engine not in (engines.PROCESSES, engines.COLLECTIVE):
+            if not self.has_processes and self.engine != engines.COLLECTIVE:
                 raise
             # The state is on the CPU, and nobody else uses the model now.
             make = partial(self.replicas.alone, state)

@@ -137,7 +137,7 @@ def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, 
         # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
         prepared.was_trained, prepared.state = False, None
         state = _probed(crew, source, note, training=True, announce=say)
-        if crew.engine == engines.PROCESSES:
+        if crew.has_processes:
             free_cache(crew.devices)
         _restore(crew, prepared, state, source, note)
         prepared.was_trained, prepared.state = True, state

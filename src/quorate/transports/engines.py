@@ -4,12 +4,14 @@ processes   one per worker on this machine, over shared memory; each runs the sc
 towers      threads of this process
 collective  one process per worker, each with the parameters, on any number of hosts; torchrun
             starts them, or the first of them the others of its machine
+ray         processes on the nodes of a Ray cluster, which run the script again
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -19,7 +21,9 @@ from quorate.replica.shared.copies import FIX, refused
 from quorate.transports.collective.place import own_place
 from quorate.transports.processes.script import Script, current
 
-PROCESSES, TOWERS, COLLECTIVE = "processes", "towers", "collective"
+PROCESSES, TOWERS, COLLECTIVE, RAY = "processes", "towers", "collective", "ray"
+
+OF_PROCESSES = (PROCESSES, RAY)  # workers are processes, and the coordinator has a host's memory
 
 
 class Chosen(NamedTuple):
@@ -39,9 +43,12 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
     Raises:
         SettingError: there is no such engine, or it cannot work here.
     """
-    if name not in (None, PROCESSES, TOWERS, COLLECTIVE):
-        expected = f"{PROCESSES}, {TOWERS} or {COLLECTIVE}"
+    if name not in (None, PROCESSES, TOWERS, COLLECTIVE, RAY):
+        expected = f"{PROCESSES}, {TOWERS}, {COLLECTIVE} or {RAY}"
         raise SettingError("engine", name, expected, "choose one of them")
+    if name == RAY and find_spec("ray") is None:
+        fix = 'pip install "quorate-torch[ray]"'
+        raise SettingError("engine", name, "an engine that is installed", fix)
     script = current() if os.name == "posix" else None
     if (place := own_place()) is not None:
         if name not in (None, COLLECTIVE) and place.size > 1:
@@ -52,10 +59,12 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
             return Chosen(COLLECTIVE, None)
     if name == COLLECTIVE and script is not None:
         return Chosen(COLLECTIVE, script)
-    if name in (PROCESSES, COLLECTIVE) and script is None:
+    if name in (PROCESSES, COLLECTIVE, RAY) and script is None:
         expected = "a script that worker processes can run again"
         fix = "put the program into a file, or use engine='towers'"
         raise SettingError("engine", name, expected, fix)
+    if name == RAY:
+        return Chosen(RAY, script)
     several_cpus = len(devices) > 1 and all(device.type == "cpu" for device in devices)
     if script is None or (name is None and not several_cpus) or name == TOWERS:
         return Chosen(TOWERS, None)
@@ -73,7 +82,7 @@ def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:
     Raises:
         CopyError: towers were asked for, or there is no other way.
     """
-    if engine.name in (PROCESSES, COLLECTIVE):
+    if engine.name in (*OF_PROCESSES, COLLECTIVE):
         return engine
     script = current() if os.name == "posix" else None
     if name == TOWERS:

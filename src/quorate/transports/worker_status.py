@@ -97,8 +97,19 @@ class Timesheet:
         if since:
             seconds[was] += now - since
         shards += phase == "fetching"
-        version += 1
-        entry = _ENTRY.pack(version, number, step, shard, now, shards, *seconds)
+        self._write(version + 1, number, step, shard, now, shards, *seconds)
+
+    def take(self, doing: Doing) -> None:
+        """Note what a sheet elsewhere says; ``since`` by this host's clock. Does not block."""
+        version, *_ = self._newest()
+        took_s = max(0.0, time.monotonic() - doing.since)
+        seconds = [doing.seconds[p] - took_s * (p == doing.phase) for p in PHASES]
+        number = PHASES.index(doing.phase)
+        entry = (number, doing.step, doing.shard, doing.since, doing.shards)
+        self._write(version + 1, *entry, *seconds)
+
+    def _write(self, version: int, *rest: float) -> None:
+        entry = _ENTRY.pack(version, *rest)
         start = self._copies[version % 2]
         # Not pack_into(), which zeroes first.
         self._memory[start + _VERSION.size : start + _ENTRY.size] = entry[_VERSION.size :]

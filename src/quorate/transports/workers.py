@@ -21,7 +21,8 @@ class Workers(Settings):
             named, one per GPU, or one per CPU core and at most 8.
         engine: how workers are reached: "processes" of their own, which run the script again up to
             the first training loop, "towers", threads of this process, or "collective", ranks that
-            make each update together, on one machine or, started by torchrun, on many. Default:
+            make each update together, on one machine or, started by torchrun, on many, or "ray",
+            processes on the nodes of a Ray cluster. Default:
             collective under torchrun, processes for several CPU workers of a script; towers in a
             notebook, at a prompt and on GPUs.
         threads: intra-op threads of each worker. The bits depend on it.
@@ -34,6 +35,10 @@ class Workers(Settings):
             number of ranks. It is there to measure what order costs.
         bucket_mb: how many megabytes of gradients the ranks of a collective exchange at a time,
             while others are still computed.
+        address: of a Ray cluster, "HOST:PORT", or "auto" for the one of this machine. Default: a
+            local one, which ends with the run.
+        worker_resources: what each worker takes of its node in a Ray cluster, by Ray's names:
+            "CPU=1,GPU=1".
         memory_fraction: how much of its device's memory each worker's tensors may take, above 0
             and at most 1: set it where others need the rest. Default: no bound, memory is taken
             as it is needed. It has no effect on a CPU.
@@ -51,7 +56,7 @@ class Workers(Settings):
     _: KW_ONLY
     engine: str | None = field(
         default=None,
-        metadata=about("processes, towers (a thread per worker), or collective", kind=str),
+        metadata=about("processes, towers (a thread per worker), collective, or ray", kind=str),
     )
     threads: int = field(
         default=1,
@@ -86,6 +91,12 @@ class Workers(Settings):
             kind=float,
             check=between(0),
         ),
+    )
+    address: str | None = field(
+        default=None, metadata=about("HOST:PORT of a Ray cluster; without it a local one", kind=str)
+    )
+    worker_resources: str = field(
+        default="CPU=1", metadata=about("what a worker takes of a Ray node: CPU=1,GPU=1", kind=str)
     )
     memory_fraction: float | None = field(
         default=None,

@@ -10,7 +10,8 @@ restarts        whether and when a worker that ended is started again
 ending          how a process ended, in words
 agreement       whether a worker is the same as the coordinator
 alarm           ends a wait for all of them
-worker_process  one process of a worker, and what belongs to it
+site            where processes are started, and what the coordinator has of each
+worker_process  one process of a worker of this machine, and what belongs to it
 starter         how it is started: a new interpreter, or a fork of the fork server
 
 On the worker's side:

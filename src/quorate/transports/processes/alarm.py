@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
 
@@ -12,9 +13,12 @@ class Alarm:
 
     Args:
         selector: its keys' data are called when they are ready.
+        then: called when it was rung, by whoever waited.
     """
 
-    def __init__(self, selector: BaseSelector) -> None:
+    def __init__(self, selector: BaseSelector, then: Callable[[], None] | None = None) -> None:
+        self._selector = selector
+        self._then = then
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -29,9 +33,13 @@ class Alarm:
         """Close the pipe; more than once is no mistake."""
         if self._write >= 0:
             write, self._write = self._write, -1
+            with suppress(KeyError, RuntimeError, ValueError):  # the selector is closed
+                self._selector.unregister(self._read)
             os.close(self._read)
             os.close(write)
 
     def _heard(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._read, 4096)
+        if self._then is not None:
+            self._then()

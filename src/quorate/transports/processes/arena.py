@@ -14,6 +14,7 @@ import struct
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from quorate.errors import UserError
@@ -30,6 +31,7 @@ _PAGE = 4096
 _TICKET = struct.Struct("<q")
 _AHEAD = struct.Struct("<qqq")  # whether anything, step, shard
 _Description = list[list[Any]]
+Image = np.ndarray[tuple[int], np.dtype[np.uint8]]  # bytes as they lie in a segment
 
 
 class Arena:
@@ -67,6 +69,7 @@ class Arena:
         segment: Segment | None = None,
     ) -> None:
         self.parameters, self.average, self.frozen = parameters, average, frozen
+        self.published = 0  # how often what workers read may have changed, but for snapshots
         self.slots = slots - snapshots
         self.snapshots = range(slots - snapshots, slots)
         self.mutable_frozen, self.written = frozenset(mutable_frozen), frozenset(written)
@@ -84,7 +87,8 @@ class Arena:
         # From the front: buffers; workers' timesheets, which ticket they may leave off, and what
         # they load ahead; then the slots, each on pages of its own: those never used cost nothing.
         integer_buffers_at = 8 * floats
-        sheets_at = _up(integer_buffers_at + integer_buffers, 64)
+        self._buffers_bytes = integer_buffers_at + integer_buffers
+        sheets_at = _up(self._buffers_bytes, 64)
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
         self._ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
         self._slots_at = _up(self._ahead_at + workers * _AHEAD.size, _PAGE)
@@ -211,7 +215,8 @@ class Arena:
         return segment
 
     def publish(self, buffers: Buffers) -> None:
-        """Show workers the coordinator's buffers."""
+        """Show workers the coordinator's buffers, and its parameters as they are now."""
+        self.published += 1
         self.current.take_buffers(buffers)
 
     def cancel(self, worker: int, ticket: int) -> None:
@@ -251,6 +256,33 @@ class Arena:
         arena = cls(layout.over(first), average, frozen_there, **description, segment=rest)
         arena._bind_frozen(model)
         return arena
+
+    # --- a node's side, where workers do not see the coordinator's memory -------------------------
+
+    @classmethod
+    def like(cls, description: dict[str, Any], *, average: bool) -> Arena:
+        """Return one of the same layout, in memory of its own.
+
+        Args:
+            description: as of ``handed_over``, perhaps with other numbers of slots.
+            average: whether parameters are averaged.
+        """
+        rest = dict(description)
+        parameters, frozen = _layout(rest.pop("parameters")), _layout(rest.pop("frozen"))
+        mean = parameters.shared() if average else None
+        return cls(parameters.shared(), mean, frozen.shared(), **rest)
+
+    def take_doing(self, worker: int, doing: Doing) -> None:
+        """Note what a worker of another memory is at."""
+        self._sheets[worker].take(doing)
+
+    def slot_image(self, number: int) -> Image:
+        """Return the bytes of a slot, as they lie here."""
+        return self._segment.array(self.slot_bytes, self._slots_at + number * self.slot_bytes)
+
+    def buffers_image(self) -> Image:
+        """Return the bytes of the buffers, as they lie here."""
+        return self._segment.array(self._buffers_bytes)
 
     def read(self, buffers: Buffers) -> None:
         """Take the coordinator's buffers."""

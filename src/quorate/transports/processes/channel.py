@@ -48,6 +48,9 @@ class Owner(Protocol):
     def tell(self, worker: int, message: Message) -> None:
         """Send a worker a message. Does not block."""
 
+    def cancel(self, worker: int, ticket: int) -> None:
+        """Let a worker leave off what it was given with this ticket. Does not block."""
+
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker, and start another in its place."""
 
@@ -103,7 +106,7 @@ class ProcessesChannel:
                 self._give_back(self._pending.pop((worker, step, shard)))
             case Cancel(worker):
                 if (running := self._running.get(worker)) is not None:
-                    self._transport.arena.cancel(worker, running.ticket)
+                    self._transport.cancel(worker, running.ticket)
             case Replace(worker, reason):
                 self._transport.replace(worker, reason)
 

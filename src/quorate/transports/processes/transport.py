@@ -1,6 +1,6 @@
-"""Worker processes of one machine: shared memory for what is large, a wire each for the rest.
+"""Worker processes: shared memory for what is large, a wire each for the rest.
 
-The coordinator starts the script again in each of them. A worker's end is seen by its exit; what it
+A site starts the script again in each of them. A worker's end is seen by its exit; what it
 had computed is in shared memory and stays. A new one is started in its place.
 
 Here are the processes, wires and the clock. What becomes of a worker is decided in ``members.py``,
@@ -20,7 +20,6 @@ import torch
 
 from quorate.errors import WorkerError
 from quorate.machine.container import oom_kills
-from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
@@ -46,9 +45,8 @@ from quorate.transports.processes.decisions import (
 )
 from quorate.transports.processes.members import GATHER_S, Members
 from quorate.transports.processes.script import Script
-from quorate.transports.processes.starter import new_starter
+from quorate.transports.processes.site import Hand, Site
 from quorate.transports.processes.wire import Message
-from quorate.transports.processes.worker_process import WorkerProcess
 from quorate.transports.worker_status import WorkerStatus
 
 # How long workers may take to end when they are told to; then they are killed.
@@ -63,6 +61,7 @@ class Processes:
 
     Args:
         script: what they run.
+        site: where they are started; this object closes it.
         arena: what they share.
         model: the coordinator's.
         buffers: of it.
@@ -78,7 +77,6 @@ class Processes:
         original: the coordinator's model, whose changes by user code are followed.
 
     Raises:
-        UserError: there are too few descriptors.
         WorkerError: a process cannot be started.
     """
 
@@ -87,6 +85,7 @@ class Processes:
     def __init__(
         self,
         script: Script,
+        site: Site,
         arena: Arena,
         model: torch.nn.Module,
         buffers: Buffers,
@@ -101,12 +100,12 @@ class Processes:
         notes: Notes,
         original: Original = UNCHANGED,
     ) -> None:
-        require_descriptors(len(groups))
+        self._site = site
         self.arena = arena
         self.buffers = buffers
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s)
-        self._processes: list[WorkerProcess | None] = [None] * len(groups)
+        self._processes: list[Hand | None] = [None] * len(groups)
         told: Any = {"threads": threads, "say": say, "changes": original.changes}
         self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
         self._script = script
@@ -122,7 +121,6 @@ class Processes:
         self._description, self._fds = arena.described()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
-        self._starter = new_starter(script, threads=threads * len(groups))
         try:
             for number in range(len(groups)):
                 self._start(number)
@@ -162,7 +160,8 @@ class Processes:
             process = self._processes[member.number]  # read once: another thread may end it
             pid = None if process is None else process.pid
             doing = self.arena.doing(member.number)
-            rows.append(WorkerStatus(member.number, member.devices, pid, None, *doing))
+            where = (None, False) if process is None else (process.host, process.is_elsewhere)
+            rows.append(WorkerStatus(member.number, member.devices, pid, None, *doing, *where))
         return rows
 
     def forget(self, channel: ProcessesChannel) -> None:
@@ -176,6 +175,13 @@ class Processes:
         process = self._processes[worker]
         if process is not None:  # else it has ended, and the coordinator will hear of it
             process.post_with(self._amendments(), message)
+
+    def cancel(self, worker: int, ticket: int) -> None:
+        """Let a worker leave off what it was given with this ticket. Does not block."""
+        self.arena.cancel(worker, ticket)
+        process = self._processes[worker]
+        if process is not None:
+            process.cancel(ticket)
 
     def replace(self, worker: int, reason: str) -> None:
         """Kill a worker; its end is reported, and another started, when it is gone."""
@@ -215,7 +221,7 @@ class Processes:
                 process.wait(max(0.0, deadline - time.monotonic()))
         for number in range(len(self._processes)):
             self._release(number)
-        self._starter.close()
+        self._site.close()
         self._selector.close()
         self._alarm.close()
 
@@ -250,18 +256,18 @@ class Processes:
                 case Fail(error):
                     raise error
 
-    def _process(self, number: int) -> WorkerProcess:
+    def _process(self, number: int) -> Hand:
         process = self._processes[number]
         assert process is not None
         return process
 
     def _start(self, number: int) -> None:
-        process = WorkerProcess(number, self._script, self._starter)
+        process = self._site.start(number)
         self._processes[number] = process
         hear, look = lambda: self._hear(number), lambda: self._look(number)
         process.watch(self._selector, hear, look)
         self.arena.loads_ahead(number, None)
-        self.members[number].started(time.monotonic(), tells_exit=process.exit is not None)
+        self.members[number].started(time.monotonic(), tells_exit=process.tells_exit)
 
     def _restart(self, number: int) -> None:
         try:
@@ -271,14 +277,14 @@ class Processes:
             now = time.monotonic()
             self._do(self.members.cannot_start(number, str(error), now, changed=changed))
 
-    def _ask(self, process: WorkerProcess, channel: ProcessesChannel) -> None:
+    def _ask(self, process: Hand, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
         name = self._agreement.name_of(channel.job.source.dataset)
         checks, fds = self._agreement.checks(channel.job, process.agreed)
         message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
         process.post_with(self._amendments(), message, *fds)
 
-    def _close_job(self, process: WorkerProcess, job: int) -> None:
+    def _close_job(self, process: Hand, job: int) -> None:
         # To a worker that is stopped, job after job may be opened and closed: of those that it was
         # not told of it need not know, so that what waits for it does not grow.
         if process.withdraw(kind="open", job=job):
@@ -307,14 +313,14 @@ class Processes:
         if process is None or self.members[number].is_silent:
             return  # its exit was handled in the same round
         process.flush()
-        for message in process.wire.arrived():
+        for message in process.arrived():
             self._handle(number, process, message)
-        if process.wire.is_cut:
+        if process.is_cut:
             # Its process is about to end, and its exit code says why.
             process.deaf()
             self.members[number].wire_cut(time.monotonic())
 
-    def _handle(self, number: int, process: WorkerProcess, message: Message) -> None:
+    def _handle(self, number: int, process: Hand, message: Message) -> None:
         member, now = self.members[number], time.monotonic()
         member.heard(now)
         channel = self._channels.get(message.get("job", 0))
@@ -350,7 +356,7 @@ class Processes:
         process = self._processes[number]
         if process is None:
             return
-        for message in process.wire.arrived():  # what it sent before it ended counts
+        for message in process.arrived():  # what it sent before it ended counts
             self._handle(number, process, message)
         ending, doing = process.ending(), self.arena.doing(number)
         if ending.is_kill and self.members[number].is_wanted and oom_kills() > self._oom_kills:
@@ -377,7 +383,7 @@ class Processes:
         )
 
     def _tick(self) -> None:
-        self._starter.flush()
+        self._site.flush()
         now, computing = time.monotonic(), self._computing()
         self._do(self.members.tick(now))
         for member in self.members:

@@ -9,18 +9,19 @@ from dataclasses import asdict
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from typing import IO
 
-from quorate.transports.amendments import Amendments
+from quorate.machine.descriptors import require_descriptors
 from quorate.transports.collective.place import Place
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
-from quorate.transports.processes.starter import Starter
+from quorate.transports.processes.site import Hand
+from quorate.transports.processes.starter import Starter, new_starter
 from quorate.transports.processes.wire import Message, Wire
 
 _TAIL = 2000  # characters of its output that are shown
 
 
-class WorkerProcess:
-    """A worker's process. ``close`` it when it has ended, or to end it.
+class WorkerProcess(Hand):
+    """A worker's process on this machine. ``close`` it when it has ended, or to end it.
 
     Args:
         number: of the worker.
@@ -35,9 +36,7 @@ class WorkerProcess:
     def __init__(
         self, number: int, script: Script, starter: Starter, *, place: Place | None = None
     ) -> None:
-        self.number = number
-        self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
-        self._amended = 0  # the number of the newest ``Amendments`` that it has
+        super().__init__(number)
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  up to the training loop
         self.wire, theirs = Wire.pair()
         try:
@@ -73,22 +72,25 @@ class WorkerProcess:
         self.wire.post(message, fds)
         self._look_at_wire()
 
-    def post_with(self, amendments: Amendments, message: Message, *fds: int) -> None:
-        """Send it a message, and with it what user code changed, if it has not been told."""
-        if amendments.number != self._amended:
-            self._amended = amendments.number
-            message = {**message, "amendments": amendments.to_json()}
-        self.post(message, *fds)
-
-    def withdraw(self, **named: object) -> bool:
-        """Take back a message that waits; see ``Wire``."""
-        self._amended = -1  # perhaps it was to be told with that
-        return self.wire.withdraw(**named)
+    def cancel(self, ticket: int) -> None:
+        """Do nothing: it looks into the arena itself."""
 
     def flush(self) -> None:
         """Send what waits, as far as it takes it. Does not block."""
         self.wire.flush()
         self._look_at_wire()
+
+    def arrived(self) -> list[Message]:
+        """Return all messages that are here. Does not block."""
+        return self.wire.arrived()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing more will come from it."""
+        return self.wire.is_cut
+
+    def _withdraw(self, **named: object) -> bool:
+        return self.wire.withdraw(**named)
 
     def _look_at_wire(self) -> None:
         key = None
@@ -107,6 +109,11 @@ class WorkerProcess:
     def exit(self) -> int | None:
         """A descriptor, readable when ``has_ended`` knows more; None where there is no such."""
         return self._process.exit
+
+    @property
+    def tells_exit(self) -> bool:
+        """Whether there is such a descriptor."""
+        return self.exit is not None
 
     def has_ended(self) -> bool:
         """Return whether it is gone. Does not block."""
@@ -142,3 +149,33 @@ class WorkerProcess:
         self._output.seek(0)
         text = self._output.read().decode(errors="replace").strip()
         return text[-_TAIL:] or "it printed nothing"
+
+
+class ThisMachine:
+    """The site of processes of this machine, in memory that the coordinator shares with them.
+
+    Args:
+        script: what they run.
+        workers: how many.
+        threads: intra-op threads of each.
+
+    Raises:
+        UserError: there are too few descriptors.
+    """
+
+    def __init__(self, script: Script, workers: int, threads: int) -> None:
+        require_descriptors(workers)
+        self._script = script
+        self._starter = new_starter(script, threads=threads * workers)
+
+    def start(self, number: int) -> WorkerProcess:
+        """Start a process; it may be forked later. Does not block for long."""
+        return WorkerProcess(number, self._script, self._starter)
+
+    def flush(self) -> None:
+        """Ask for the forks that there was no room to be asked for. Does not block."""
+        self._starter.flush()
+
+    def close(self) -> None:
+        """End the fork server."""
+        self._starter.close()

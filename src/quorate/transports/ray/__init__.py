@@ -1,0 +1,18 @@
+"""Workers on the nodes of a Ray cluster: worker processes that an actor each starts and passes on.
+
+Ray places actors, moves what is large, and tells when an actor or a node is gone. Which worker
+computes what, and what becomes of a worker, is decided as for processes of this machine.
+
+On the coordinator's side:
+demand      what a run asks of a cluster
+cluster     the cluster: one that is there, or a local one that ends with the run
+site        starts workers there
+published   what workers compute from, in the object store once
+hand        one worker: what is sent to its agent, and what comes from there
+
+On a node:
+agent       an actor: one worker process, its memory, and what is passed on
+
+On both:
+relayed     what travels
+"""

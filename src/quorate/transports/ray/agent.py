@@ -1,0 +1,268 @@
+"""An agent: an actor that has one worker process on its node, and passes on what goes to and fro.
+
+The worker is a process of its own, as on the coordinator's machine: the script, and all that it
+loads, has a main thread and no threads of Ray's, so that it may fork. What a coordinator and its
+workers have in shared memory an agent and its worker have here, and copies travel: of parameters
+with the shard that they are for, of a shard's result with the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+
+from quorate.machine import this_host
+from quorate.machine.container import oom_kills
+from quorate.machine.cores import usable_cores
+from quorate.machine.shared_memory import Segment
+from quorate.transports.processes.alarm import Alarm
+from quorate.transports.processes.arena import Arena, Image
+from quorate.transports.processes.ending import Ending
+from quorate.transports.processes.script import Script
+from quorate.transports.processes.starter import Spawner
+from quorate.transports.processes.wire import Message
+from quorate.transports.processes.worker_process import WorkerProcess
+from quorate.transports.ray.guess import Guess, guessed
+from quorate.transports.ray.relayed import (
+    Part,
+    arena_like,
+    image_of,
+    packed,
+    same_everywhere,
+    unpacked,
+)
+
+BEAT_S = 0.2  # how often it tells what its worker is at
+
+ANSWERS = ("done", "failed", "left off")  # to a shard
+
+Order = tuple[Message, tuple[Image, ...]]
+News = tuple[bytes, Image | None]
+
+
+class Agent:
+    """One worker of this node. Ray calls ``serve`` and ``tell`` in a thread each.
+
+    Args:
+        number: of the worker.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._raylet = os.getppid()
+        self._selector = selectors.DefaultSelector()
+        self._alarm = Alarm(self._selector)
+        self._told: dict[int, Order] = {}  # by number; taken out in their order
+        self._taken = 0
+        self._orders: deque[Order] = deque()  # that wait until its worker has answered
+        self._computing: tuple[Message, int] | None = None  # order, slot: not answered yet
+        self._guess: Guess | None = None
+        self._slot = 0  # of its arena, for the newest result; there are two
+        self._cancelled: int | None = None  # ticket
+        self._arena: Arena | None = None
+        self._is_cut = False
+        self._told_at = 0.0
+
+    def __repr__(self) -> str:
+        """Return what Ray writes before each line that the worker prints."""
+        return f"quorate worker {self._number}"
+
+    def tell(self, number: int, message: bytes, *images: Image) -> None:
+        """Take an order, whose number says when its turn is: calls may overtake each other."""
+        self._told[number] = unpacked(message), images
+        self._alarm.ring()
+
+    def serve(self, start: bytes) -> Iterator[News]:
+        """Start the worker, and yield its news until it has ended; the last says how.
+
+        Args:
+            start: the fields of a script, and the worker's intra-op threads.
+        """
+        told = unpacked(start)
+        script = Script(**told["script"])
+        here = ray.get_runtime_context().get_node_id()
+        facts = {"host": this_host.name(), "mark": this_host.mark(), "node": here}
+        yield self._news({"kind": "hello", "same": same_everywhere(script), **facts})
+        kills = oom_kills()
+        try:
+            starter = Spawner(script, spins=told["threads"] <= usable_cores())
+            process = WorkerProcess(self._number, script, starter)
+        except OSError as error:
+            yield self._news({"kind": "ended", **Ending(1, str(error))._asdict()})
+            return
+        try:
+            process.watch(self._selector, _nothing, _nothing)
+            yield self._news({"kind": "started", "pid": process.pid})
+            while not process.has_ended():
+                if os.getppid() != self._raylet:
+                    os._exit(1)  # Ray on this node is gone; it may take this process seconds to see
+                for key, _ in self._selector.select(BEAT_S):
+                    key.data()
+                yield from self._round(process)
+            yield from self._round(process)  # what it sent before it ended counts
+            ending = process.ending()
+            if ending.is_kill and oom_kills() > kills:
+                ending = ending._replace(is_out_of_memory=True)
+            yield self._news({"kind": "ended", **ending._asdict()})
+        finally:
+            process.close()
+
+    def _round(self, process: WorkerProcess) -> Iterator[News]:
+        """Pass on what has come, in both directions."""
+        process.flush()
+        for message in process.arrived():
+            yield from self._passed_on(process, message)
+        if process.is_cut and not self._is_cut:
+            self._is_cut = True
+            process.deaf()
+            yield self._news({"kind": "cut"})
+        while self._taken in self._told:
+            self._take(process, self._told.pop(self._taken))
+            self._taken += 1
+        yield from self._ordered(process)
+        if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
+            yield self._news(None)
+
+    def _passed_on(self, process: WorkerProcess, message: Message) -> Iterator[News]:
+        """Yield what a message of the worker's is for the coordinator."""
+        if message["kind"] not in ANSWERS or self._computing is None:
+            yield self._news(message)
+            return
+        (order, slot), self._computing = self._computing, None
+        guess = self._guess
+        if guess is None or guess.ticket != message["ticket"]:
+            yield from self._answered(process, message, order, slot)
+        elif guess.is_wrong:
+            self._guess = None
+        else:
+            guess.answer = message
+            yield from self._replied(process, guess)
+
+    def _ordered(self, process: WorkerProcess) -> Iterator[News]:
+        """Carry out what was ordered, as far as the worker is free for it."""
+        while self._orders:
+            order, images = self._orders[0]
+            guess = self._guess
+            if guess is not None and guess.ordered is None and not guess.is_wrong:
+                if guess.is_for(order):
+                    guess.ordered = order
+                    self._orders.popleft()
+                    if order["ticket"] == self._cancelled:
+                        self._cancel(order["ticket"])
+                    yield from self._replied(process, guess)
+                    continue
+                if guess.answer is not None:
+                    self._guess = None
+                else:
+                    guess.is_wrong = True
+                    self._cancel(guess.ticket)
+            if self._computing is not None:
+                return
+            self._orders.popleft()
+            self._carry_out(process, order, images)
+
+    def _replied(self, process: WorkerProcess, guess: Guess) -> Iterator[News]:
+        """Yield the answer to an order that was guessed, once both are there."""
+        reply = guess.reply()
+        if reply is not None:
+            assert guess.ordered is not None
+            self._guess = None
+            yield from self._answered(process, reply, guess.ordered, guess.slot)
+
+    def _answered(
+        self, process: WorkerProcess, answer: Message, order: Message, slot: int
+    ) -> Iterator[News]:
+        """Yield the answer to an order, while the worker goes on with what is likely to follow."""
+        following = guessed(order) if answer["kind"] == "done" and not self._orders else None
+        if following is not None:
+            self._guess = Guess(following, self._give(process, following))
+        has_result = answer["kind"] == "done" and order["slot"] is not None
+        # Ray copies the image before it asks for the next piece of news.
+        yield self._news(answer, self._image_of_result(slot) if has_result else None)
+
+    def _take(self, process: WorkerProcess, order: Order) -> None:
+        """Take the next order; some are for now, the others for when the worker has answered."""
+        message, _ = order
+        match message["kind"]:
+            case "cancel":
+                self._cancel(message["ticket"])
+            case "end":
+                process.post(message)
+            case _:
+                self._orders.append(order)
+
+    def _carry_out(
+        self, process: WorkerProcess, message: Message, images: tuple[Image, ...]
+    ) -> None:
+        """Pass an order on to the worker; it reads nothing meanwhile that the images go to."""
+        given = dict(zip(message.pop("images", ()), images, strict=True))
+        if message["kind"] == "arena":
+            self._arena = arena_like(message)
+        arena = self._arena
+        assert arena is not None
+        fds: list[int] = []
+        owned: list[Segment] = []  # until they are sent
+        for part, image in given.items():
+            if part == Part.START:
+                owned.append(Segment(image.nbytes))
+                owned[-1].array(image.nbytes)[:] = image
+                fds.append(owned[-1].fd)
+            else:
+                slot = arena.snapshots[0] if part == Part.SNAPSHOT else None
+                image_of(arena, part, slot)[:] = image
+        if message["kind"] == "arena":
+            description, shared = arena.described()
+            owned.append(description)
+            fds = [description.fd, *shared]
+            message = {"kind": "arena", "compile": message["compile"], "fds": len(fds)}
+        elif message["kind"] == "compute":
+            self._give(process, message)
+            if message["ticket"] == self._cancelled:
+                self._cancel(message["ticket"])
+            return
+        process.post(message, *fds)
+
+    def _give(self, process: WorkerProcess, order: Message) -> int:
+        """Have the worker compute a shard; return the slot that the result is written to."""
+        assert self._arena is not None
+        self._slot = 1 - self._slot
+        self._computing = (order, self._slot)
+        snapshot = order["snapshot"] and [self._arena.snapshots[0], order["snapshot"][1]]
+        slot = None if order["slot"] is None else self._slot
+        process.post({**order, "slot": slot, "snapshot": snapshot})
+        return self._slot
+
+    def _cancel(self, ticket: int) -> None:
+        """Let the worker leave off a shard that it computes, or will be given."""
+        guess = self._guess
+        if guess is not None and guess.ordered is not None and guess.ordered["ticket"] == ticket:
+            ticket = guess.ticket
+        elif ticket >= 0:
+            self._cancelled = ticket
+        if self._arena is not None:
+            self._arena.cancel(self._number, ticket)
+
+    def _image_of_result(self, slot: int) -> Image:
+        assert self._arena is not None
+        return image_of(self._arena, Part.RESULT, slot)
+
+    def _news(self, message: Message | None, image: Image | None = None) -> News:
+        """Return a piece of news: a message of the worker's, and what it is at."""
+        self._told_at = time.monotonic()
+        news: dict[str, Any] = {"message": message, "doing": None, "ahead": None}
+        if self._arena is not None:
+            doing = self._arena.doing(self._number)
+            age_s = time.monotonic() - doing.since  # clocks of two hosts have nothing in common
+            news["doing"] = doing._replace(since=age_s)
+            news["ahead"] = self._arena.loaded_ahead(self._number)
+        return packed(news), image
+
+
+def _nothing() -> None:
+    """Its wire and its end only wake the agent, which then looks at everything."""

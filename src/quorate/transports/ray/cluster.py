@@ -1,0 +1,141 @@
+"""The cluster: one that is there, or a local one that is started for a run and ends with it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import ray
+
+from quorate.errors import SettingError, UserError
+from quorate.machine.environment import ray_address
+from quorate.transports.ray.demand import CPU, GPU, Demand
+
+CONNECT_S = 5.0  # how long whoever is at an address may take to answer
+
+# Where Ray keeps the token that a local cluster asks for, since 2.59 by itself: whoever can reach
+# the ports of one without can run programs there.
+TOKEN = Path(".ray", "auth_token")
+
+LEAST_STORE_BYTES = 128 << 20  # of a local cluster; Ray takes no less than 75 MiB
+
+
+class Cluster:
+    """This process as a driver of Ray's. ``close`` it.
+
+    Args:
+        address: of a cluster, "HOST:PORT", or "auto" for the one of this machine; None starts a
+            local one, unless this process is connected already, or the environment says where
+            (that of a Ray job does).
+        demand: what the run takes of it.
+        store_bytes: what a local one has to have for objects.
+
+    Raises:
+        UserError: there is none, it is of other versions, or lacks what is asked for.
+    """
+
+    def __init__(self, address: str | None, demand: Demand, store_bytes: int) -> None:
+        self._closing = ExitStack()
+        try:
+            if not ray.is_initialized():
+                self._connect(address or ray_address(), demand, store_bytes)
+                self._closing.callback(ray.shutdown)
+            self._require(demand)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the cluster; a local one ends. One that the script is connected to stays."""
+        with _signals_kept():
+            self._closing.close()
+
+    def _connect(self, address: str | None, demand: Demand, store_bytes: int) -> None:
+        if address is not None:
+            _require_somebody(address)
+        with _signals_kept(), _hooks_kept():
+            try:
+                if address is not None:
+                    ray.init(address, configure_logging=False, log_to_driver=True)
+                    return
+                ray.init(
+                    "local",
+                    num_cpus=max(1, round(demand.workers * demand.resources.get(CPU, 0.0) + 0.5)),
+                    num_gpus=round(demand.workers * demand.resources.get(GPU, 0.0)) or None,
+                    object_store_memory=max(LEAST_STORE_BYTES, store_bytes),
+                    include_dashboard=False,
+                    configure_logging=False,
+                    logging_level=logging.ERROR,
+                    log_to_driver=True,
+                )
+                with suppress(OSError, RuntimeError):  # Ray leaves that to the umask
+                    (Path.home() / TOKEN).chmod(0o600)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise _refused(address, error) from error
+
+    def _require(self, demand: Demand) -> None:
+        there = {name: float(number) for name, number in ray.cluster_resources().items()}
+        if missing := demand.missing(there):
+            raise UserError(
+                f"the Ray cluster has too little: {'; '.join(missing)}; use fewer workers, or "
+                "smaller worker_resources"
+            )
+
+
+def _require_somebody(address: str) -> None:
+    """Find out soon whether anybody is there: Ray itself tries for a minute, and says a page."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        expected = "HOST:PORT of a cluster's head, or auto"
+        raise SettingError("address", address, expected, "`ray start --head` prints it")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"no Ray cluster is at {address} ({error}); start one with `ray start --head`, or "
+            "leave the address out for a local one"
+        ) from error
+
+
+def _refused(address: str | None, error: Exception) -> UserError:
+    where = "a local Ray cluster cannot be started" if address is None else f"Ray at {address}"
+    # Ray's messages are long; the first sentences say what it is.
+    text = " ".join(str(error).split())
+    return UserError(f"{where}: {text[:500]}")
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Within the block signals may be given other handlers: Ray takes SIGTERM for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _hooks_kept() -> Iterator[None]:
+    """Within the block Ray may show exceptions its own way, and say what it does by the way."""
+    hook: Callable[..., object] = sys.excepthook
+    log = logging.getLogger("ray")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
+        log.setLevel(level)

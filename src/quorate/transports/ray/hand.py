@@ -1,0 +1,327 @@
+"""A hand: one worker of a Ray cluster, as the coordinator has it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from selectors import BaseSelector
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+
+from quorate.coordination.plan import Plan, from_json
+from quorate.errors import cut
+from quorate.machine import this_host
+from quorate.machine.shared_memory import Segment
+from quorate.transports.job import Evaluation, Job, Training, class_of
+from quorate.transports.processes.alarm import Alarm
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.ending import Ending
+from quorate.transports.processes.script import Script
+from quorate.transports.processes.site import Hand
+from quorate.transports.processes.wire import Message
+from quorate.transports.ray.guess import likely_next
+from quorate.transports.ray.published import Published, Ref
+from quorate.transports.ray.relayed import (
+    Part,
+    described,
+    difference,
+    image_of,
+    packed,
+    unpacked,
+)
+from quorate.transports.worker_status import Doing
+
+NEWS, ORDERS = "news", "orders"  # threads of an agent
+
+END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
+MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
+
+
+class _Job(NamedTuple):
+    """What a hand knows of a job that is open."""
+
+    averaged: bool  # whether it computes from averaged parameters
+    plan: Plan
+    steps: range
+    kind: type[Job]
+
+    @staticmethod
+    def of(message: Message) -> _Job:
+        """Return what the message says that asks a worker to join."""
+        plan = {**message["plan"], "is_ordered": False}  # which rows a shard has does not matter
+        steps = range(*message["steps"])
+        return _Job(message["averaged"], from_json(plan), steps, class_of(message["work"]))
+
+    def next(self, compute: Message) -> list[int] | None:
+        """Return step and shard of what is likely to be asked for next, of the same parameters."""
+        if compute["snapshot"] or self.kind not in (Training, Evaluation):
+            return None
+        goes_on = self.kind is Evaluation
+        at, rank_of = (compute["step"], compute["shard"]), tuple(compute["rank_of"])
+        return likely_next(self.plan, self.steps, rank_of, at, goes_on=goes_on)
+
+
+class RayHand(Hand):
+    """A worker's agent. A thread listens to it; all else is the coordinator's thread's.
+
+    Args:
+        number: of the worker.
+        actor: makes the agent.
+        script: what the worker runs.
+        same: what has to be the same on its node as here, see ``same_everywhere``.
+        arena: the coordinator's.
+        published: what workers compute from.
+        threads: intra-op threads of the worker.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        actor: Any,
+        script: Script,
+        same: Mapping[str, str],
+        arena: Arena,
+        published: Published,
+        threads: int,
+    ) -> None:
+        super().__init__(number)
+        self._same = same
+        self._arena = arena
+        self._published = published
+        self._ordered = 0
+        self._orders: dict[int, int | None] = {}  # ticket -> slot, of shards not answered yet
+        self._jobs: dict[int, _Job] = {}
+        self._has: dict[tuple[Part, ...], int] = {}  # the versions that its node has
+        self._frozen = 0  # the number of the newest values of frozen parameters asked for
+        self._pid: int | None = None
+        self._node = ""
+        self._node_id = ""
+        self._is_cut = False
+        self._ending: Ending | None = None
+        self._inbox: deque[Message] = deque()
+        self._is_closed = False
+        self._bell: Alarm | None = None
+        self._actor = actor.remote(number)
+        self._tell = self._actor.tell.options(concurrency_group=ORDERS)
+        serve = self._actor.serve.options(num_returns="streaming", concurrency_group=NEWS)
+        news = serve.remote(packed({"script": asdict(script), "threads": threads}))
+        self._listener = threading.Thread(
+            target=self._listen, args=(news,), name=f"quorate-listens-to-{number}", daemon=True
+        )
+        self._listener.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process, if that is one of this host."""
+        return None if self.is_elsewhere else self._pid
+
+    @property
+    def tells_exit(self) -> bool:
+        """Whether its end is told: it is, by Ray."""
+        return True
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing more will come from it."""
+        return self._is_cut
+
+    def watch(
+        self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
+    ) -> None:
+        """Have a selector tell when it was heard from, and when it ended."""
+
+        def both() -> None:
+            hear()
+            look()
+
+        self._bell = Alarm(selector, both)
+        self._bell.ring()  # it may have been heard from before
+
+    def deaf(self) -> None:
+        """Do nothing: there is nothing to hear any more."""
+
+    def flush(self) -> None:
+        """Do nothing: Ray has what waits."""
+
+    def arrived(self) -> list[Message]:
+        """Return all messages that are here. Does not block."""
+        return [self._inbox.popleft() for _ in range(len(self._inbox))]
+
+    def has_ended(self) -> bool:
+        """Return whether it is gone, and all it said is here. Does not block."""
+        return self._ending is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it ends in time. Blocks."""
+        self._listener.join(timeout_s)
+        return self.has_ended()
+
+    def kill(self) -> None:
+        """End its actor, and so its process. Does not block."""
+        with suppress(RayError, ValueError):
+            ray.kill(self._actor, no_restart=True)
+
+    def ending(self) -> Ending:
+        """Return how it ended. It must have ended."""
+        assert self._ending is not None
+        return self._ending
+
+    def close(self) -> None:
+        """End it, and wait until nothing of it is to come any more."""
+        self.kill()
+        self._listener.join(END_S)
+        # After this nobody may call Ray for it: once it is shut down, a call would start another.
+        self._is_closed = True
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
+
+    # --- what is sent -----------------------------------------------------------------------------
+
+    def post(self, message: Message, *fds: int) -> None:
+        """Send it a message, with images of what the message is about. Does not block for long."""
+        parts, refs = list[Part](), list[Ref]()
+        if "amendments" in message and message["amendments"]["frozen"] != self._frozen:
+            self._frozen = message["amendments"]["frozen"]
+            parts, refs = [Part.FROZEN], self._published.refs([Part.FROZEN], self._frozen)
+        match message["kind"]:
+            case "arena":
+                message = {**message, **described(self._arena)}
+                parts, refs = [Part.FROZEN], self._published.refs([Part.FROZEN], self._frozen)
+            case "open":
+                self._jobs[message["job"]] = _Job.of(message)
+                if fds:
+                    start = Segment(self._arena.slot_bytes, os.dup(fds[0]))
+                    parts = [*parts, Part.START]
+                    refs = [*refs, ray.put(start.array(start.nbytes))]
+            case "close":
+                self._jobs.pop(message["job"], None)
+            case "compute":
+                self._orders[message["ticket"]] = message["slot"]
+                message = {**message, "next": self._jobs[message["job"]].next(message)}
+                own, values = self._values(message)
+                parts, refs = [*parts, *own], [*refs, *values]
+        self._order({**message, "images": parts}, refs)
+
+    def cancel(self, ticket: int) -> None:
+        """Tell its agent of a ticket that is cancelled."""
+        self._order({"kind": "cancel", "ticket": ticket})
+
+    def _withdraw(self, **named: object) -> bool:  # noqa: ARG002
+        """Return False: what was sent is Ray's."""
+        return False
+
+    def _values(self, compute: Message) -> tuple[list[Part], list[Ref]]:
+        """Return what a shard is computed from, unless its node has it."""
+        if compute["snapshot"]:
+            slot, version = compute["snapshot"]
+            parts = [Part.SNAPSHOT]
+        else:
+            slot, version = None, self._arena.published
+            which = Part.AVERAGE if self._jobs[compute["job"]].averaged else Part.PARAMETERS
+            parts = [which, Part.BUFFERS]
+        if self._has.get(key := tuple(parts)) == version:
+            return [], []
+        if Part.BUFFERS in parts:  # both kinds of values come with buffers
+            self._has = {known: n for known, n in self._has.items() if Part.BUFFERS not in known}
+        self._has[key] = version
+        return parts, self._published.refs(parts, version, slot)
+
+    def _order(self, message: Message, refs: list[Ref] | None = None) -> None:
+        number, self._ordered = self._ordered, self._ordered + 1
+        with suppress(RayError):  # it is gone, and the listener says so
+            self._tell.remote(number, packed(message), *(refs or ()))
+
+    # --- what comes: in the listener's thread -----------------------------------------------------
+
+    def _listen(self, news: Any) -> None:
+        ending = Ending(1, "its agent ended without a word")
+        try:
+            for ref in news:
+                if self._is_closed:
+                    return
+                text, image = ray.get(ref)
+                told = unpacked(text)
+                if told["doing"] is not None:
+                    self._note(Doing(*told["doing"]), told["ahead"])
+                message = told["message"]
+                if message is not None and message["kind"] == "ended":
+                    del message["kind"]
+                    ending = Ending(**{**message, "node": self._node})
+                elif message is not None:
+                    self._hear(message, image)
+                del ref, image  # the object: its memory is for the next one
+        except OutOfMemoryError:
+            ending = Ending(-signal.SIGKILL, is_out_of_memory=True, node=self._node)
+        except RayError as error:
+            ending = self._lost(error)
+        except Exception as error:  # the edge of the thread
+            ending = Ending(1, f"{type(error).__name__}: {error}", node=self._node)
+        self._ending = ending
+        self._ring()
+
+    def _hear(self, message: Message, image: Any) -> None:
+        match message["kind"]:
+            case "hello":
+                self._meet(message)
+                return
+            case "started":
+                self._pid = message["pid"]
+                return
+            case "cut":
+                self._is_cut = True
+                self._ring()
+                return
+            case "done" | "failed" | "left off":
+                slot = self._orders.pop(message["ticket"])
+                if image is not None:
+                    image_of(self._arena, Part.RESULT, slot)[:] = image
+        if "error" in message:
+            message["error"]["notes"].append(f"quorate: worker {self.number} is on {self._node}")
+        self._inbox.append(message)
+        self._ring()
+
+    def _meet(self, hello: Message) -> None:
+        """Take note of where it is, and refuse a node that would compute something else."""
+        self._node_id = hello["node"]
+        self._node = f"{hello['host']} (node {hello['node'][:8]})"
+        self.is_elsewhere = hello["mark"] != this_host.mark()
+        self.host = hello["host"] if self.is_elsewhere else None
+        differs = difference(self._same, hello["same"])
+        if differs is not None:
+            fix = "every node needs the same, at the same path"
+            self._inbox.append(
+                {"kind": "refuses", "message": f"on {self._node} differs {differs}; {fix}"}
+            )
+            self._ring()
+            self.kill()
+
+    def _note(self, doing: Doing, ahead: list[int] | None) -> None:
+        here = doing._replace(since=time.monotonic() - doing.since)
+        self._arena.take_doing(self.number, here)
+        self._arena.loads_ahead(self.number, None if ahead is None else (ahead[0], ahead[1]))
+
+    def _lost(self, error: RayError) -> Ending:
+        """Return the ending of a worker whose agent ended otherwise than by itself."""
+        if isinstance(error, ActorDiedError) and error.actor_init_failed:
+            return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))
+        lost = "its actor"
+        with suppress(RayError):  # the cluster itself may be gone
+            if not self._is_closed and any(
+                n["NodeID"] == self._node_id and not n["Alive"] for n in ray.nodes()
+            ):
+                lost = "its node"
+        return Ending(-signal.SIGKILL, node=self._node, lost=lost)
+
+    def _ring(self) -> None:
+        bell = self._bell  # read once: the other thread may close it
+        if bell is not None:
+            bell.ring()

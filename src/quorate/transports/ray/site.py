@@ -1,0 +1,59 @@
+"""The site of workers of a Ray cluster: an actor each, wherever Ray has room for it."""
+
+from __future__ import annotations
+
+import ray
+
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.script import Script
+from quorate.transports.ray.agent import Agent
+from quorate.transports.ray.cluster import Cluster
+from quorate.transports.ray.demand import Demand
+from quorate.transports.ray.hand import NEWS, ORDERS, RayHand
+from quorate.transports.ray.published import Published
+from quorate.transports.ray.relayed import same_everywhere
+
+
+class RaySite:
+    """The cluster, with a place for each worker. ``close`` it.
+
+    Args:
+        script: what workers run.
+        arena: the coordinator's.
+        demand: what the run takes.
+        address: of the cluster; see ``Cluster``.
+        threads: intra-op threads of each worker.
+
+    Raises:
+        UserError: there is no such cluster, or it lacks what is asked for.
+    """
+
+    def __init__(
+        self, script: Script, arena: Arena, demand: Demand, address: str | None, threads: int
+    ) -> None:
+        # Of parameters as many versions as workers may read, and of results one each.
+        store_bytes = (2 * demand.workers + 4) * arena.slot_bytes
+        self._cluster = Cluster(address, demand, store_bytes)
+        self._script = script
+        self._same = same_everywhere(script)
+        self._arena = arena
+        self._published = Published(arena)
+        self._threads = threads
+        self._actor = ray.remote(
+            max_restarts=0,  # another is made in its place, when that is decided
+            scheduling_strategy="SPREAD",
+            concurrency_groups={NEWS: 1, ORDERS: 1},
+            **demand.options(),
+        )(Agent)
+
+    def start(self, number: int) -> RayHand:
+        """Ask for a worker. It waits until there is room for it. Does not block."""
+        told = (self._script, self._same, self._arena, self._published, self._threads)
+        return RayHand(number, self._actor, *told)
+
+    def flush(self) -> None:
+        """Do nothing: Ray has what waits."""
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._cluster.close()

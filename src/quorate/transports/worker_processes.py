@@ -1,0 +1,108 @@
+"""Worker processes for one training loop: of this machine, or on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.machine.devices import Group
+from quorate.replica.buffers import Buffers
+from quorate.replica.flat import Flat
+from quorate.replica.notes import Notes
+from quorate.replica.replica import Replica
+from quorate.transports import engines
+from quorate.transports.job import Original
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.script import Script
+from quorate.transports.processes.site import Site
+from quorate.transports.processes.transport import Processes
+from quorate.transports.processes.worker_process import ThisMachine
+from quorate.transports.ray.demand import demanded
+from quorate.transports.workers import Workers
+
+
+class Kept(NamedTuple):
+    """What a coordinator has of a model, and workers compute from."""
+
+    model: torch.nn.Module
+    parameters: Flat
+    average: Flat | None
+    buffers: Buffers
+    mutable_frozen: Collection[int]
+    written: Collection[str]
+    again: bool  # whether a step is computed again while the results of its first time wait
+    original: Original
+
+
+def worker_processes(
+    script: Script,
+    workers: Workers,
+    groups: Sequence[Group],
+    kept: Kept,
+    datasets: Mapping[str, Any],
+    *,
+    results: int,
+    on_snapshots: bool,
+    compiles: bool,
+    timeout_s: float,
+    probe: Callable[[], Replica],
+    say: Callable[[str], None],
+    notes: Notes,
+) -> Processes:
+    """Return new worker processes; the caller closes them.
+
+    Args:
+        script: what they run.
+        workers: as they were asked for.
+        groups: the devices of each.
+        kept: what they compute from.
+        datasets: what the loop was called with, by the names that workers know it by.
+        results: how many shards' results may wait for others of their step, or to be applied.
+        on_snapshots: whether they compute from snapshots.
+        compiles: whether they compile, as the coordinator found it could.
+        timeout_s: how long one may take to reach the training loop, and to answer there.
+        probe: makes a replica of the model, which workers are compared with.
+        say: shows a line to the user.
+        notes: those of workers go there.
+
+    Raises:
+        UserError: the machine or the cluster has not what they need.
+        WorkerError: a process cannot be started.
+    """
+    arena = Arena.create(
+        kept.model,
+        kept.parameters,
+        kept.average,
+        mutable_frozen=kept.mutable_frozen,
+        written=kept.written,
+        results=results,
+        again=kept.again,
+        on_snapshots=on_snapshots,
+        workers=len(groups),
+    )
+    return Processes(
+        script,
+        _site(script, arena, workers, len(groups)),
+        arena,
+        kept.model,
+        kept.buffers,
+        probe,
+        groups,
+        datasets,
+        threads=workers.threads,
+        compiles=compiles,
+        timeout_s=timeout_s,
+        say=say,
+        notes=notes,
+        original=kept.original,
+    )
+
+
+def _site(script: Script, arena: Arena, workers: Workers, count: int) -> Site:
+    if workers.engine != engines.RAY:
+        return ThisMachine(script, count, workers.threads)
+    from quorate.transports.ray.site import RaySite  # imports Ray, which is an extra
+
+    return RaySite(script, arena, demanded(workers), workers.address, workers.threads)

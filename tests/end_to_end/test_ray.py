@@ -1,0 +1,235 @@
+"""Workers of a Ray cluster: the same bits, whoever is killed; the rules' books; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.clusters import RayCluster, ray_cluster
+from support.references import References
+from support.runs import (
+    LIMIT_S,
+    command,
+    digests,
+    inspected,
+    last_json,
+    processes_of,
+    run,
+    run_all,
+    started,
+    wait_for,
+)
+
+pytest.importorskip("ray", reason="quorate's extra ray is not installed")
+pytestmark = pytest.mark.slow
+
+LOCAL = ("--engine", "ray", "--workers", "2")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """Two nodes, of two CPUs and of one."""
+    with ray_cluster(tmp_path_factory.mktemp("cluster"), 2, 1) as running:
+        yield running
+
+
+def test_one_digest_on_one_to_three_workers_and_across_engines(
+    tmp_path: Path, references: References, cluster: RayCluster
+) -> None:
+    def words(name: str, *options: str, arguments: tuple[str, ...] = ()) -> list[str]:
+        run_dir = ("--run-dir", str(tmp_path / name))
+        return command("everything.py", *arguments, options=(*run_dir, *options))
+
+    # 1. As many workers as there are, and fewer; V = 4 and V = 5; half of a run, on a local one.
+    ended = run_all(
+        {
+            "1": words("1", *cluster.options(1)),
+            "3": words("3", *cluster.options(3)),
+            "of 5": words("of 5", *cluster.options(2), "--shards", "5"),
+            "resumed": words("resumed", *LOCAL, arguments=("0", "7")),
+        },
+        cluster.env,
+    )
+    assert {name: end.code for name, end in ended.items()} == dict.fromkeys(ended, 0), ended
+    # 2. The other half: on towers of one process.
+    assert inspected(tmp_path / "resumed")["global_step"] == 7
+    rest = run(words("resumed", "--engine", "towers", "--workers", "2"))
+    assert rest.code == 0, rest.said
+    of_four = references.on_a_tower("everything.py").digests
+    of_five = references.on_a_tower("everything.py", options=("--shards", "5")).digests
+    assert digests(tmp_path / "1") == digests(tmp_path / "3") == of_four
+    assert digests(tmp_path / "of 5") == of_five
+    assert digests(tmp_path / "resumed") == of_four
+    assert inspected(tmp_path / "3")["workers"] == 3
+
+
+def test_what_is_in_no_vector_travels_too(references: References, cluster: RayCluster) -> None:
+    """A step that is computed again at other parameters; what a callback changes in the model."""
+    again = ("lbfgs", "towers", "1")
+    ended = run_all(
+        {
+            "again": command("closures.py", *again, options=cluster.options(2)),
+            "changes": command("user_changes.py", "12", options=cluster.options(2)),
+        },
+        cluster.env,
+    )
+    for name, script, arguments in (
+        ("again", "closures.py", again),
+        ("changes", "user_changes.py", ("12",)),
+    ):
+        assert ended[name].code == 0, ended[name].said
+        expected = references.on_a_tower(script, *arguments).out.splitlines()[-1]
+        assert ended[name].out.splitlines()[-1] == expected
+
+
+def test_the_same_bits_whoever_is_killed(references: References) -> None:
+    expected = references.on_a_tower("ray_kills.py", "none", "240", "0").json["digest"]
+    for how in ("worker", "actor"):
+        ended = run(command("ray_kills.py", how, "240", "2", options=LOCAL))
+        assert ended.code == 0, ended.said
+        found = last_json(ended.out)
+        assert len(found["killed"]) == 2, ended.said
+        assert found["digest"] == expected
+        assert "another is starting" in ended.said
+
+
+def test_a_node_is_killed_and_another_is_added(tmp_path: Path, references: References) -> None:
+    expected = references.on_a_tower("ray_kills.py", "none", "600", "0").json["digest"]
+    with ray_cluster(tmp_path, 1, 1) as cluster:
+        words = command("ray_kills.py", "none", "600", "0", options=cluster.options(2))
+        for name, value in cluster.env.items():
+            os.environ[name] = value
+        try:
+            with started(tmp_path, words) as (process, _):
+                said = wait_for(process, "begun")
+                cluster.kill(1)
+                cluster.add(1)
+                rest, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            for name in cluster.env:
+                del os.environ[name]
+    assert process.returncode == 0, said + rest
+    assert last_json(rest)["digest"] == expected
+    assert "is lost with its" in rest, rest  # actor, or node: Ray may tell of the one first
+    assert "is back after" in rest, rest
+
+
+def test_rules_keep_their_books(tmp_path: Path, cluster: RayCluster) -> None:
+    for name in ("async", "bounded:2"):
+        (tmp_path / name).mkdir()
+    ended = run_all(
+        {
+            name: command(
+                "exactly_once.py",
+                *("random", "120", "1", "0", str(tmp_path / name)),
+                options=(
+                    *cluster.options(3)[:-1],
+                    "2",
+                    *("--update", name, "--shards", "4", "--run-dir", str(tmp_path / name / "run")),
+                ),
+            )
+            for name in ("async", "bounded:2")
+        },
+        cluster.env,
+    )
+    for name, end in ended.items():
+        assert end.code == 0, end.said
+        assert inspected(tmp_path / name / "run")["global_step"] == 120
+    torn = run(
+        command(
+            "torn.py",
+            "150",
+            options=(*cluster.options(3), "--shards", "6", "--update", "bounded:2"),
+        ),
+        cluster.env,
+    )
+    assert torn.code == 0, torn.said
+    found = last_json(torn.out)
+    assert found["updates"] == 150
+    assert max(dict(found["staleness"])) <= 2
+
+
+def test_wrong_set_ups_are_one_line_each(tmp_path: Path, cluster: RayCluster) -> None:
+    nobody = ("--engine", "ray", "--address", "127.0.0.1:1", "--workers", "2")
+    ended = run_all(
+        {
+            "nobody": command("everything.py", options=nobody),
+            "too many": command("everything.py", options=cluster.options(4)),
+            "client": command("everything.py", options=(*nobody[:3], "ray://here", *nobody[4:])),
+        },
+        cluster.env,
+    )
+    for end in ended.values():
+        assert end.code == 2, end.said
+        assert "Traceback" not in end.said
+    assert "no Ray cluster is at 127.0.0.1:1" in ended["nobody"].err
+    assert "4 workers of CPU=1 take 4, and it has 3" in ended["too many"].err
+    assert "expected HOST:PORT" in ended["client"].err
+
+
+RAISES = """
+import torch, quorate
+
+data = torch.arange(64.0).reshape(64, 1)
+
+def loss(model, batch):
+    if (batch[0] == 50.0).any():
+        raise ValueError("row 50")
+    return model(batch[0]).mean()
+
+trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=4,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+trainer.fit(torch.utils.data.TensorDataset(data), shuffle=False)
+"""
+
+
+def test_what_user_code_raises_names_worker_node_and_rows(tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(RAISES)
+    ended = run(command(script, options=LOCAL))
+    assert ended.code == 1, ended.said
+    assert "ValueError: row 50" in ended.err
+    assert re.search(
+        r"quorate: worker (.) \(cpu\), step 3, shard 0, rows .48, 49, 50, 51.", ended.err
+    )
+    assert re.search(r"quorate: worker . is on \S+ \(node [0-9a-f]{8}\)", ended.err)
+
+
+LONG = """
+import time, torch, quorate
+
+def loss(model, batch):
+    time.sleep(0.01)
+    return model(batch[0]).mean()
+
+trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=4,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+trainer.fit(torch.utils.data.TensorDataset(torch.ones(64, 1)), epochs=10_000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    words = command(script, options=(*LOCAL, "--run-dir", str(tmp_path / "run")))
+    with started(tmp_path, words) as (process, mark):
+        wait_for(process, "step 1/")
+        assert len(processes_of(mark)) > 4  # those of Ray too
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
+        said = "" if number == signal.SIGKILL else process.communicate(timeout=60)[0]
+        assert process.wait(30) == (130 if number == signal.SIGINT else -number), said
+        assert number == signal.SIGKILL or "saved step" in said
+        # 1. Workers end at once, 2. what Ray has started when it sees that nobody needs it.
+        workers_until, all_until = time.monotonic() + 2.0, time.monotonic() + 20.0
+        while any("dies_with" in line for line in processes_of(mark).values()):
+            assert time.monotonic() < workers_until, processes_of(mark)
+            time.sleep(0.05)
+        while processes_of(mark):
+            assert time.monotonic() < all_until, processes_of(mark)
+            time.sleep(0.05)

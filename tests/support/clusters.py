@@ -1,0 +1,72 @@
+"""Ray clusters for tests: nodes of this machine, reached with a token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "ray_cluster.py"
+START_S = 120  # that nodes may take on a busy machine
+
+
+class RayCluster:
+    """A cluster that runs. What runs on it needs ``env``."""
+
+    def __init__(self, process: subprocess.Popen[str], env: dict[str, str]) -> None:
+        self._process = process
+        self.env = env
+        self.address = self._answer()
+
+    def options(self, workers: int) -> tuple[str, ...]:
+        """Return the options of ``quorate run`` that run a script on it."""
+        return ("--engine", "ray", "--address", self.address, "--workers", str(workers))
+
+    def kill(self, node: int) -> None:
+        """Kill a node; 0 is the head."""
+        self._tell(f"kill {node}")
+
+    def add(self, cpus: int) -> None:
+        """Add a node."""
+        self._tell(f"add {cpus}")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        assert self._answer() == "done"
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@contextmanager
+def ray_cluster(folder: Path, *cpus: int) -> Iterator[RayCluster]:
+    """Run a cluster with nodes of so many CPUs each; it has ended afterwards.
+
+    Args:
+        folder: gets a file with what its processes say.
+    """
+    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    with (
+        (folder / "cluster.txt").open("w") as said,
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), *map(str, cpus)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env={**os.environ, **env},
+        ) as process,
+    ):
+        try:
+            yield RayCluster(process, env)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(START_S)
