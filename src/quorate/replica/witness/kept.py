@@ -130,7 +130,8 @@ class _Look:
         """Note what an object's class keeps and names, and the functions that it has."""
         self._class(type(value))
         for name, own in [*vars(value).items()]:
-            items = own.values() if isinstance(own, dict) else own
+            # Not as a dict's own class gives them: that of an optimizer's states asks all ranks.
+            items = dict.values(own) if isinstance(own, dict) else own
             for function in items if isinstance(own, (dict, list, tuple)) else (own,):
                 if isinstance(function, _FUNCTIONS):
                     self._function(f"{type(value).__name__}.{name}", function)
