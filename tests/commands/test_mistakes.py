@@ -155,6 +155,19 @@ def test_more_shards_than_rows_of_the_dataset(capsys: pytest.CaptureFixture[str]
     assert "shards: got 21, expected at most the 20 rows of the dataset" in the_line(capsys)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked")
+def test_a_loop_of_ranks_that_is_to_be_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As verify and bench do: the ranks' part of it would have been lost, and not a word said."""
+    options = ["--devices", "cpu", "--engine", "collective", "--workers", "2"]
+    options += ["--record", str(tmp_path), "--record-updates", "2"]
+    assert main(["run", *options, BROKEN, "vector-loss"]) == 2
+    said = capsys.readouterr().err
+    assert "got 'collective', expected processes or towers here" in said
+    assert len(said.splitlines()) == 1
+
+
 def test_no_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "nowhere.py"]) == 2
     assert "script: got 'nowhere.py'" in the_line(capsys)

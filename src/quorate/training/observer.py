@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from quorate.errors import SettingError
+
 if TYPE_CHECKING:
     from quorate.training.state import State
     from quorate.transports import Transport
@@ -30,6 +32,18 @@ def observing(observe: Observe) -> Iterator[None]:
         yield
     finally:
         _observers.reset(token)
+
+
+def refuse_ranks() -> None:
+    """Refuse a collective where there are observers: its ranks have no transport to look at.
+
+    Raises:
+        SettingError: there are some.
+    """
+    if _observers.get():
+        expected = "processes or towers here: ranks exchange gradients past whoever looks at a loop"
+        fix = "take engine='processes', which has the same bits"
+        raise SettingError("engine", "collective", expected, fix)
 
 
 def observed(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:

@@ -20,6 +20,7 @@ from quorate.training.collective.lead import leading
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
+from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
 from quorate.training.optimizing.update import intra_op_threads
 from quorate.training.prepared import Prepared, planned
@@ -91,6 +92,7 @@ def prepare(
         # 2. The state, tried on one shard and restored.
         if crew.company is not None:
             stack.callback(crew.company.leave)
+            refuse_ranks()
             crew.company.meet(crew.master_device, crew.timeout_s)
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset)
