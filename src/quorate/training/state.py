@@ -107,7 +107,7 @@ class State:
         say: Callable[[str], None] = lambda _: None,
         naming: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Saves | None:
-        """Have all ranks save this together, if each has a part of it. All ranks call it. Blocks.
+        """Have all ranks save this together, if each has a part of it. All ranks call it.
 
         Args:
             say, naming: see ``Saves``.

@@ -35,7 +35,7 @@ OUTLINE, FOLDER, SAVE = KINDS = ("outline", "folder", "save")
 
 
 class Saves:
-    """This rank's part in saves. All ranks make it together. Blocks.
+    """This rank's part in saves. All ranks have one.
 
     Args:
         say: shows a line to the user; rank 0's.
@@ -51,7 +51,6 @@ class Saves:
     ) -> None:
         self._ranks, self._optimizer = ranks, optimizer
         self._say, self._naming = say, naming
-        self._group = ranks.group_beside()  # for the threads that flush
         self._writes: list[bool] | None = None  # whether each rank can; None: not known yet
 
     @property
@@ -146,7 +145,7 @@ class Saves:
             flush()
         except Exception as raised:  # the others wait for a word, whatever it is
             error = raised
-        answers = self._ranks.gather(answer(self._ranks.rank, error), self._group)
+        answers = self._ranks.gather(answer(self._ranks.rank, error), beside=True)
         require_done(wrong_in(answers), folder)
 
     # --- the others -------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class Saves:
         except Exception as raised:  # the edge of the thread: rank 0 waits for a word
             error = raised
         with suppress(Exception):  # a rank is gone: the main thread hears of it
-            self._ranks.gather(answer(self._ranks.rank, error), self._group)
+            self._ranks.gather(answer(self._ranks.rank, error), beside=True)
 
 
 def _signed(path: Path, token: bytes, rank: int) -> str:

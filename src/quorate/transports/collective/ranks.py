@@ -89,7 +89,10 @@ class Ranks:
                         world_size=place.size,
                         timeout=timeout,
                     )
+                # Here, where gloo listens on the right interface, and what the ranks meet by is
+                # sure to be there until the last of them has its connections.
                 self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+                self._beside = dist.new_group(backend="gloo", timeout=_FOR_EVER)
         except BaseException as error:
             self.watch.close(f"{type(error).__name__} while ranks were connected")
             raise
@@ -178,30 +181,30 @@ class Ranks:
         record: Record = json.loads(text)
         return record
 
-    def gather(self, own: bytes, group: Any = None) -> list[bytes]:
+    def gather(self, own: bytes, *, beside: bool = False) -> list[bytes]:
         """Return what each rank has given, in the order of ranks. All ranks call it. Blocks.
 
         Args:
-            group: from ``group_beside``; a thread beside the main one calls it.
+            beside: whether a thread beside the main one calls it, of which there is one.
         """
-        heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL, group)
+        heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL, beside)
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
         texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
         if (rest := max(sizes) - _SMALL) > 0:
-            more = self._gathered(own[_SMALL:], rest, group)
+            more = self._gathered(own[_SMALL:], rest, beside)
             texts = [text + each for text, each in zip(texts, more, strict=True)]
         return [text[:size] for text, size in zip(texts, sizes, strict=True)]
 
-    def _gathered(self, own: bytes, size: int, group: Any) -> list[bytes]:
+    def _gathered(self, own: bytes, size: int, beside: bool) -> list[bytes]:
         given = torch.zeros(size, dtype=torch.uint8)
         given[: len(own)] = _bytes(own)
         taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.size)]
-        if group is None:
+        if not beside:
             with self._lost_is_an_error("to end the step"):
                 dist.all_gather(taken, given)
         else:  # what the watch knows of waiting is of the main thread
             with _refusing("for the others"):
-                dist.all_gather(taken, given, group=group)
+                dist.all_gather(taken, given, group=self._beside)
         return [tensor.numpy().tobytes() for tensor in taken]
 
     def group_of(self, lists: Sequence[Sequence[int]]) -> Any:
@@ -209,11 +212,6 @@ class Ranks:
         with self._lost_is_an_error("to meet"), self.watch.links.noting():
             groups = [dist.new_group([*each], backend="gloo") for each in lists]
         return next(g for g, each in zip(groups, lists, strict=True) if self.rank in each)
-
-    def group_beside(self) -> Any:
-        """Return a group of all ranks for a thread beside the main one. All ranks call it."""
-        with self._lost_is_an_error("to meet"), self.watch.links.noting():
-            return dist.new_group(backend="gloo", timeout=_FOR_EVER)
 
     def wait_for(self, group: Any) -> None:
         """Return when all ranks of a group have come here. Blocks."""
