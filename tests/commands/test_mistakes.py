@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.runs import command, run
 
 from quorate.commands.main import main
 
@@ -156,16 +157,14 @@ def test_more_shards_than_rows_of_the_dataset(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked")
-def test_a_loop_of_ranks_that_is_to_be_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_of_ranks_that_is_to_be_looked_at(tmp_path: Path) -> None:
     """As verify and bench do: the ranks' part of it would have been lost, and not a word said."""
-    options = ["--devices", "cpu", "--engine", "collective", "--workers", "2"]
-    options += ["--record", str(tmp_path), "--record-updates", "2"]
-    assert main(["run", *options, BROKEN, "vector-loss"]) == 2
-    said = capsys.readouterr().err
-    assert "got 'collective', expected processes or towers here" in said
-    assert len(said.splitlines()) == 1
+    engine = ("--engine", "collective", "--workers", "2")  # of a process's first loop
+    record = ("--record", str(tmp_path), "--record-updates", "2")
+    ended = run(command(BROKEN, "vector-loss", options=(*engine, *record)))
+    assert ended.code == 2
+    assert "got 'collective', expected processes or towers here" in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 def test_no_script(capsys: pytest.CaptureFixture[str]) -> None:
