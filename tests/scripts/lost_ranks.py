@@ -142,9 +142,9 @@ def told(self: Ranks, record: Any) -> None:
     tell(self, record)
 
 
-def gathered(self: Ranks, own: bytes, group: Any = None) -> list[bytes]:
+def gathered(self: Ranks, own: bytes, **how: Any) -> list[bytes]:
     here("exchange")
-    return gather(self, own, group)
+    return gather(self, own, **how)
 
 
 def written(self: Checkpoints, contents: Any) -> Path:
