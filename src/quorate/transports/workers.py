@@ -93,7 +93,8 @@ class Workers(Settings):
         ),
     )
     address: str | None = field(
-        default=None, metadata=about("HOST:PORT of a Ray cluster; without it a local one", kind=str)
+        default=None,
+        metadata=about("of a Ray cluster, HOST:PORT; without it a local one", kind=str),
     )
     worker_resources: str = field(
         default="CPU=1", metadata=about("what a worker takes of a Ray node: CPU=1,GPU=1", kind=str)

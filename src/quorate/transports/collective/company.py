@@ -51,6 +51,10 @@ class Company:
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
         self._count = workers.count
+        # With what all ranks leave when a signal asked one of them to; None: as it comes. torchrun
+        # takes ranks that leave with 0 for done, and would not start them anew where only a host of
+        # theirs is to go. The watch may ask while they leave.
+        self.stop_code = None if place is None else 128 + signal.SIGTERM
         if place is not None:
             self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
@@ -155,15 +159,6 @@ class Company:
         """Tell the others that this process leaves, and does not wait for anybody."""
         if self.ranks is not None:
             self.ranks.watch.close(why)
-
-    @property
-    def stop_code(self) -> int | None:
-        """With what all ranks leave when a signal asked one of them to; None: as it comes.
-
-        torchrun takes ranks that leave with 0 for done, and would not start them anew where only a
-        host of theirs is to go.
-        """
-        return None if self._launched is not None else 128 + signal.SIGTERM
 
     def leave(self, before: Callable[[], None] = lambda: None, code: int = 0) -> None:
         """End the other ranks.
