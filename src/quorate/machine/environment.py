@@ -1,4 +1,4 @@
-"""The environment: read here and nowhere else, and never written, but for one variable."""
+"""The environment: read here and nowhere else, and never written, but for two variables."""
 
 from __future__ import annotations
 
@@ -68,6 +68,16 @@ def ray_address() -> str | None:
     """Return the address of the cluster whose job this process is, if it is one."""
     address = os.environ.get("RAY_ADDRESS", "")
     return None if address in ("", "local") else address
+
+
+@contextmanager
+def marked(mark: str) -> Iterator[None]:
+    """Within the block processes that are started, by whatever library, have a word with them."""
+    os.environ["QUORATE_MARK"] = mark
+    try:
+        yield
+    finally:
+        del os.environ["QUORATE_MARK"]
 
 
 def child_environment(

@@ -6,6 +6,7 @@ computes what, and what becomes of a worker, is decided as for processes of this
 On the coordinator's side:
 demand      what a run asks of a cluster
 cluster     the cluster: one that is there, or a local one that ends with the run
+sweeper     a process that ends what a local cluster leaves, also after the run was killed
 site        starts workers there
 published   what workers compute from, in the object store once
 hand        one worker: what is sent to its agent, and what comes from there

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +16,8 @@ from pathlib import Path
 import ray
 
 from quorate.errors import SettingError, UserError
-from quorate.machine.environment import ray_address
+from quorate.machine.environment import marked, ray_address
+from quorate.transports.ray import sweeper
 from quorate.transports.ray.demand import CPU, GPU, Demand
 
 CONNECT_S = 5.0  # how long whoever is at an address may take to answer
@@ -44,8 +47,11 @@ class Cluster:
         self._closing = ExitStack()
         try:
             if not ray.is_initialized():
-                self._connect(address or ray_address(), demand, store_bytes)
-                self._closing.callback(ray.shutdown)
+                address = address or ray_address()
+                if address is None:
+                    self._start(demand, store_bytes)
+                else:
+                    self._join(address)
             self._require(demand)
         except BaseException:
             self.close()
@@ -56,28 +62,34 @@ class Cluster:
         with _signals_kept():
             self._closing.close()
 
-    def _connect(self, address: str | None, demand: Demand, store_bytes: int) -> None:
-        if address is not None:
-            _require_somebody(address)
-        with _signals_kept(), _hooks_kept():
-            try:
-                if address is not None:
-                    ray.init(address, configure_logging=False, log_to_driver=True)
-                    return
-                ray.init(
-                    "local",
-                    num_cpus=max(1, round(demand.workers * demand.resources.get(CPU, 0.0) + 0.5)),
-                    num_gpus=round(demand.workers * demand.resources.get(GPU, 0.0)) or None,
-                    object_store_memory=max(LEAST_STORE_BYTES, store_bytes),
-                    include_dashboard=False,
-                    configure_logging=False,
-                    logging_level=logging.ERROR,
-                    log_to_driver=True,
-                )
-                with suppress(OSError, RuntimeError):  # Ray leaves that to the umask
-                    (Path.home() / TOKEN).chmod(0o600)
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                raise _refused(address, error) from error
+    def _join(self, address: str) -> None:
+        _require_somebody(address)
+        with _signals_kept(), _hooks_kept(), _refusals(f"Ray at {address}"):
+            ray.init(address, configure_logging=False, log_to_driver=True)
+        self._closing.callback(ray.shutdown)
+
+    def _start(self, demand: Demand, store_bytes: int) -> None:
+        mark = secrets.token_hex(16)
+        self._closing.enter_context(_swept(mark))
+        with (
+            _signals_kept(),
+            _hooks_kept(),
+            _refusals("a local Ray cluster cannot be started"),
+            marked(mark),
+        ):
+            ray.init(
+                "local",
+                num_cpus=max(1, round(demand.workers * demand.resources.get(CPU, 0.0) + 0.5)),
+                num_gpus=round(demand.workers * demand.resources.get(GPU, 0.0)) or None,
+                object_store_memory=max(LEAST_STORE_BYTES, store_bytes),
+                include_dashboard=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+                log_to_driver=True,
+            )
+        self._closing.callback(ray.shutdown)
+        with suppress(OSError, RuntimeError):  # Ray leaves that to the umask
+            (Path.home() / TOKEN).chmod(0o600)
 
     def _require(self, demand: Demand) -> None:
         there = {name: float(number) for name, number in ray.cluster_resources().items()}
@@ -105,11 +117,33 @@ def _require_somebody(address: str) -> None:
         ) from error
 
 
-def _refused(address: str | None, error: Exception) -> UserError:
-    where = "a local Ray cluster cannot be started" if address is None else f"Ray at {address}"
-    # Ray's messages are long; the first sentences say what it is.
-    text = " ".join(str(error).split())
-    return UserError(f"{where}: {text[:500]}")
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Within the block what Ray raises is a user's mistake, or a machine's state."""
+    try:
+        yield
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        # Ray's messages are long; the first sentences say what it is.
+        raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from error
+
+
+@contextmanager
+def _swept(mark: str) -> Iterator[None]:
+    """After the block, or this process, nothing lives that was started with a mark."""
+    if sys.platform != "linux":  # there Ray's own looking after is what there is
+        yield
+        return
+    with subprocess.Popen(
+        [sys.executable, "-S", sweeper.__file__, mark],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # nobody's Ctrl-C ends it
+    ) as process:
+        try:
+            yield
+        finally:
+            # By a word: whoever was forked meanwhile holds the pipe too.
+            with suppress(BrokenPipeError):
+                process.communicate(b"end")
 
 
 @contextmanager
