@@ -172,6 +172,53 @@ def test_wrong_set_ups_are_one_line_each(tmp_path: Path, cluster: RayCluster) ->
     assert "expected HOST:PORT" in ended["client"].err
 
 
+TRAVELS = """
+import os, sys
+from pathlib import Path
+import torch, quorate
+from sizes import SHARDS
+
+here = Path(__file__).parent
+data = torch.tensor([float(word) for word in (here / "data" / "rows.txt").read_text().split()])
+
+def loss(model, batch):
+    Path(sys.argv[1], f"{os.getpid()}").write_text(f"{here}")
+    return model(batch[0]).mean()
+
+trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=SHARDS,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+trainer.fit(torch.utils.data.TensorDataset(data.reshape(-1, 1)))
+"""
+
+
+def test_a_folder_travels_with_what_the_script_needs(tmp_path: Path, cluster: RayCluster) -> None:
+    folder = tmp_path / "app"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "rows.txt").write_text(" ".join(map(str, range(64))))
+    (folder / "sizes.py").write_text("SHARDS = 4")
+    (script := folder / "train.py").write_text(TRAVELS)
+    (where := tmp_path / "where").mkdir()
+    travels = (*cluster.options(2), "--working-dir")
+    there = ("--run-dir", str(tmp_path / "there"))
+    ended = run_all(
+        {
+            "there": command(script, str(where), options=(*travels, str(tmp_path), *there)),
+            "elsewhere": command(script, str(where), options=(*travels, str(folder / "data"))),
+        },
+        cluster.env,
+    )
+    assert ended["there"].code == 0, ended["there"].said
+    folders = {Path(file.read_text()) for file in where.iterdir()}
+    assert folder in folders  # of the coordinator, which compares the workers with itself
+    assert {copy.name for copy in folders} == {"app"}
+    assert len(folders) > 1
+    on_towers = ("--engine", "towers", "--workers", "1", "--run-dir", str(tmp_path / "here"))
+    assert run(command(script, str(where), options=on_towers)).code == 0
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+    assert ended["elsewhere"].code == 2
+    assert "expected a folder that" in ended["elsewhere"].err
+
+
 RAISES = """
 import torch, quorate
 

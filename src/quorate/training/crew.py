@@ -78,9 +78,10 @@ class Crew:
         devices, workers = self.recipe.devices, self.recipe.workers
         if workers.engine == engines.RAY:
             return groups_of(demanded(workers), devices)
-        if workers.address is not None:
-            fix = "it is the address of a Ray cluster: add engine='ray', or leave it out"
-            raise SettingError("address", workers.address, "none for another engine", fix)
+        for name in ("address", "working_dir"):
+            if (value := getattr(workers, name)) is not None:
+                fix = "it is for a Ray cluster: add engine='ray', or leave it out"
+                raise SettingError(name, value, "none for another engine", fix)
         return worker_devices(devices, workers.count)
 
     @property

@@ -105,4 +105,5 @@ def _site(script: Script, arena: Arena, workers: Workers, count: int) -> Site:
         return ThisMachine(script, count, workers.threads)
     from quorate.transports.ray.site import RaySite  # imports Ray, which is an extra
 
-    return RaySite(script, arena, demanded(workers), workers.address, workers.threads)
+    where = workers.address, workers.working_dir
+    return RaySite(script, arena, demanded(workers), *where, workers.threads)

@@ -39,6 +39,8 @@ class Workers(Settings):
             local one, which ends with the run.
         worker_resources: what each worker takes of its node in a Ray cluster, by Ray's names:
             "CPU=1,GPU=1".
+        working_dir: a folder that Ray copies to every node, and that workers run in: the script's,
+            or one above it. Default: the script is at the same path on every node.
         memory_fraction: how much of its device's memory each worker's tensors may take, above 0
             and at most 1: set it where others need the rest. Default: no bound, memory is taken
             as it is needed. It has no effect on a CPU.
@@ -98,6 +100,10 @@ class Workers(Settings):
     )
     worker_resources: str = field(
         default="CPU=1", metadata=about("what a worker takes of a Ray node: CPU=1,GPU=1", kind=str)
+    )
+    working_dir: str | None = field(
+        default=None,
+        metadata=about("folder with the script that Ray copies to every node", kind=str),
     )
     memory_fraction: float | None = field(
         default=None,

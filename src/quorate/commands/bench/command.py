@@ -51,7 +51,10 @@ is the script's, and so is all that follows it; after -- all is.
 @click.option(
     "--out", metavar="DIR", default=OUT, help=f"for results.json and speed-up.png ({OUT})"
 )
-@setting_options("shards", "engine", "threads", "update", "precision", "compile")
+@setting_options(
+    *("shards", "engine", "threads", "address", "worker_resources"),
+    *("update", "precision", "compile"),
+)
 def command(
     script: str,
     arguments: tuple[str, ...],

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,16 @@ class Script:
                 self._run()
         finally:
             _running = before
+
+    def within(self, folder: Path, copy: Path) -> Script:
+        """Return it as it is in a copy of a folder; it is started there if it was not within."""
+
+        def moved(path: str) -> str:
+            return str(copy / Path(path).resolve().relative_to(folder))
+
+        is_within = Path(self.folder).resolve().is_relative_to(folder)
+        started_in = moved(self.folder) if is_within else str(copy)
+        return replace(self, path=moved(self.path), folder=started_in)
 
     def _prepare(self) -> None:
         if self.options is None:

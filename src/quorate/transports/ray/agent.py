@@ -13,6 +13,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -82,13 +83,16 @@ class Agent:
         """Start the worker, and yield its news until it has ended; the last says how.
 
         Args:
-            start: the fields of a script, and the worker's intra-op threads.
+            start: the fields of a script, the folder that travelled with it, if one did, and the
+                worker's intra-op threads.
         """
         told = unpacked(start)
-        script = Script(**told["script"])
+        script = there = Script(**told["script"])
+        if told["folder"] is not None:  # Ray has put its copy into this process's folder
+            script = there.within(Path(told["folder"]), Path.cwd())
         here = ray.get_runtime_context().get_node_id()
         facts = {"host": this_host.name(), "mark": this_host.mark(), "node": here}
-        yield self._news({"kind": "hello", "same": same_everywhere(script), **facts})
+        yield self._news({"kind": "hello", "same": same_everywhere(there, script), **facts})
         kills = oom_kills()
         try:
             starter = Spawner(script, spins=told["threads"] <= usable_cores())

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -38,13 +39,19 @@ class Cluster:
             (that of a Ray job does).
         demand: what the run takes of it.
         store_bytes: what a local one has to have for objects.
+        folder: that travels to every node, into the folder that actors are in.
 
     Raises:
         UserError: there is none, it is of other versions, or lacks what is asked for.
     """
 
-    def __init__(self, address: str | None, demand: Demand, store_bytes: int) -> None:
+    def __init__(
+        self, address: str | None, demand: Demand, store_bytes: int, folder: Path | None
+    ) -> None:
         self._closing = ExitStack()
+        self._travels: dict[str, Any] = (
+            {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
+        )
         try:
             if not ray.is_initialized():
                 address = address or ray_address()
@@ -52,6 +59,11 @@ class Cluster:
                     self._start(demand, store_bytes)
                 else:
                     self._join(address)
+            elif folder is not None:
+                raise UserError(
+                    "working_dir: the script is connected to Ray already; give it to ray.init, "
+                    "runtime_env={'working_dir': ...}, or let quorate connect with address="
+                )
             self._require(demand)
         except BaseException:
             self.close()
@@ -65,7 +77,7 @@ class Cluster:
     def _join(self, address: str) -> None:
         _require_somebody(address)
         with _signals_kept(), _hooks_kept(), _refusals(f"Ray at {address}"):
-            ray.init(address, configure_logging=False, log_to_driver=True)
+            ray.init(address, configure_logging=False, log_to_driver=True, **self._travels)
         self._closing.callback(ray.shutdown)
 
     def _start(self, demand: Demand, store_bytes: int) -> None:
@@ -86,6 +98,7 @@ class Cluster:
                 configure_logging=False,
                 logging_level=logging.ERROR,
                 log_to_driver=True,
+                **self._travels,
             )
         self._closing.callback(ray.shutdown)
         with suppress(OSError, RuntimeError):  # Ray leaves that to the umask

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from selectors import BaseSelector
 from typing import Any, NamedTuple
 
@@ -76,6 +77,7 @@ class RayHand(Hand):
         number: of the worker.
         actor: makes the agent.
         script: what the worker runs.
+        folder: that travels, with the script; None: the script is where it is here.
         same: what has to be the same on its node as here, see ``same_everywhere``.
         arena: the coordinator's.
         published: what workers compute from.
@@ -87,6 +89,7 @@ class RayHand(Hand):
         number: int,
         actor: Any,
         script: Script,
+        folder: Path | None,
         same: Mapping[str, str],
         arena: Arena,
         published: Published,
@@ -112,7 +115,8 @@ class RayHand(Hand):
         self._actor = actor.remote(number)
         self._tell = self._actor.tell.options(concurrency_group=ORDERS)
         serve = self._actor.serve.options(num_returns="streaming", concurrency_group=NEWS)
-        news = serve.remote(packed({"script": asdict(script), "threads": threads}))
+        told = {"script": asdict(script), "folder": folder and str(folder), "threads": threads}
+        news = serve.remote(packed(told))
         self._listener = threading.Thread(
             target=self._listen, args=(news,), name=f"quorate-listens-to-{number}", daemon=True
         )

@@ -80,13 +80,19 @@ def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
     return flat.segment.array(flat.segment.nbytes)
 
 
-def same_everywhere(script: Script) -> dict[str, str]:
-    """Return what has to be the same on every node, in words -> which one it is here."""
+def same_everywhere(script: Script, copy: Script | None = None) -> dict[str, str]:
+    """Return what has to be the same on every node, in words -> which one it is here.
+
+    Args:
+        script: as it is where the run was started.
+        copy: as it is here, if that is elsewhere.
+    """
+    here = copy or script
     return {
         "the torch build": torch.__version__,
         "quorate": _package_hash(),
-        f"the script {script.path}": _hash([Path(script.path)]),
-        f"the folder {script.folder}": "is there" if Path(script.folder).is_dir() else "not there",
+        f"the script {script.path}": _hash([Path(here.path)]),
+        f"the folder {script.folder}": "is there" if Path(here.folder).is_dir() else "not there",
     }
 
 

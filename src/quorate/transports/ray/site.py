@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ray
 
+from quorate.errors import SettingError
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.script import Script
 from quorate.transports.ray.agent import Agent
@@ -22,19 +25,30 @@ class RaySite:
         arena: the coordinator's.
         demand: what the run takes.
         address: of the cluster; see ``Cluster``.
+        working_dir: a folder with the script that travels to every node. None: the script is at
+            the same path there.
         threads: intra-op threads of each worker.
 
     Raises:
         UserError: there is no such cluster, or it lacks what is asked for.
+        SettingError: the script is not in the folder that is to travel.
     """
 
     def __init__(
-        self, script: Script, arena: Arena, demand: Demand, address: str | None, threads: int
+        self,
+        script: Script,
+        arena: Arena,
+        demand: Demand,
+        address: str | None,
+        working_dir: str | None,
+        threads: int,
     ) -> None:
+        folder = None if working_dir is None else _folder_of(script, working_dir)
         # Of parameters as many versions as workers may read, and of results one each.
         store_bytes = (2 * demand.workers + 4) * arena.slot_bytes
-        self._cluster = Cluster(address, demand, store_bytes)
+        self._cluster = Cluster(address, demand, store_bytes, folder)
         self._script = script
+        self._folder = folder
         self._same = same_everywhere(script)
         self._arena = arena
         self._published = Published(arena)
@@ -48,7 +62,7 @@ class RaySite:
 
     def start(self, number: int) -> RayHand:
         """Ask for a worker. It waits until there is room for it. Does not block."""
-        told = (self._script, self._same, self._arena, self._published, self._threads)
+        told = (self._script, self._folder, self._same, self._arena, self._published, self._threads)
         return RayHand(number, self._actor, *told)
 
     def flush(self) -> None:
@@ -57,3 +71,11 @@ class RaySite:
     def close(self) -> None:
         """Leave the cluster."""
         self._cluster.close()
+
+
+def _folder_of(script: Script, working_dir: str) -> Path:
+    folder = Path(script.folder, working_dir).resolve()
+    if not folder.is_dir() or not Path(script.path).resolve().is_relative_to(folder):
+        expected = f"a folder that {script.path} is in"
+        raise SettingError("working_dir", working_dir, expected, "name the script's own folder")
+    return folder
