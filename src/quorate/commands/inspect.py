@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quorate.commands.command import Command
+from quorate.errors import SettingError
 
 if TYPE_CHECKING:
     from quorate.services.checkpoints.files import Listed
@@ -21,19 +22,30 @@ HIDDEN = (
 MOST_CHARACTERS = 2000  # of a line: a record may hold anything
 HELP = """Show the state of a run, and which of its checkpoints are sound.
 
-RUN_DIR is as given to Trainer or --run-dir.
+RUN_DIR is as given to Trainer or --run-dir. With --address it is that of a detached run on a Ray
+cluster; without RUN_DIR all of those are listed.
 """
 
 
 @click.command("inspect", cls=Command, help=HELP, short_help="show a run's state")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
-def command(run_dir: Path, as_json: bool) -> int:
+@click.option("--address", metavar="HOST:PORT", help="of a Ray cluster with detached runs")
+def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
     """Print the state's facts and digests, computed from the saved tensors.
 
     Raises:
         CheckpointError: there is no sound checkpoint.
+        UserError: there is no such cluster or run.
     """
+    if address is not None:
+        from quorate.commands import detached
+
+        if run_dir is None:
+            return detached.listed(address)
+        return detached.inspected(address, run_dir, ["--json"] if as_json else [])
+    if run_dir is None:
+        raise SettingError("RUN_DIR", None, "a run directory", "name one, or a cluster: --address")
     from quorate.coordination.tally import Tally
     from quorate.errors import CheckpointError
     from quorate.machine.columns import aligned

@@ -54,6 +54,11 @@ follows it; after -- all is.
     default=RECORD_UPDATES,
     help=f"how many updates to record ({RECORD_UPDATES})",
 )
+@click.option(
+    "--detached",
+    is_flag=True,
+    help="on a Ray cluster's head node, which goes on without this command; see docs/ray.md",
+)
 @click.option("--record-kill", type=int, metavar="UPDATE", hidden=True)
 @click.option("--dies-with", type=int, metavar="PID", hidden=True)
 def command(
@@ -63,6 +68,7 @@ def command(
     profile_s: float,
     record: str | None,
     record_updates: int,
+    detached: bool,
     record_kill: int | None,
     dies_with: int | None,
     **settings: Any,
@@ -84,8 +90,16 @@ def command(
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
 
+        program = Script(str(file.resolve()), None, arguments, str(Path.cwd()), given(settings))
+        if detached:
+            if profile is not None or record is not None:
+                fix = "leave out --profile and --record, or run it here"
+                raise SettingError("detached", True, "a run that nothing is measured of", fix)
+            from quorate.commands.detached import run_detached
+
+            return run_detached(program, given(settings))
         fold_tracebacks()
-        Script(str(file.resolve()), None, arguments, str(Path.cwd()), given(settings)).run()
+        program.run()
     return 0
 
 

@@ -46,9 +46,8 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
     if name not in (None, PROCESSES, TOWERS, COLLECTIVE, RAY):
         expected = f"{PROCESSES}, {TOWERS}, {COLLECTIVE} or {RAY}"
         raise SettingError("engine", name, expected, "choose one of them")
-    if name == RAY and find_spec("ray") is None:
-        fix = 'pip install "quorate-torch[ray]"'
-        raise SettingError("engine", name, "an engine that is installed", fix)
+    if name == RAY:
+        require_ray()
     script = current() if os.name == "posix" else None
     if (place := own_place()) is not None:
         if name not in (None, COLLECTIVE) and place.size > 1:
@@ -69,6 +68,17 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
     if script is None or (name is None and not several_cpus) or name == TOWERS:
         return Chosen(TOWERS, None)
     return Chosen(PROCESSES, script)
+
+
+def require_ray() -> None:
+    """Raise if Ray is not installed: it is an extra.
+
+    Raises:
+        SettingError: it is not.
+    """
+    if find_spec("ray") is None:
+        fix = 'pip install "quorate-torch[ray]"'
+        raise SettingError("engine", RAY, "an engine that is installed", fix)
 
 
 def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:

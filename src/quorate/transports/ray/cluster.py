@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from quorate.errors import SettingError, UserError
+from quorate.errors import UserError
 from quorate.machine.environment import marked, ray_address
 from quorate.transports.ray import sweeper
+from quorate.transports.ray.connection import connected, hooks_kept, refusals, signals_kept
 from quorate.transports.ray.demand import CPU, GPU, Demand
-
-CONNECT_S = 5.0  # how long whoever is at an address may take to answer
 
 # Where Ray keeps the token that a local cluster asks for, since 2.59 by itself: whoever can reach
 # the ports of one without can run programs there.
@@ -58,7 +54,8 @@ class Cluster:
                 if address is None:
                     self._start(demand, store_bytes)
                 else:
-                    self._join(address)
+                    connection = connected(address, log_to_driver=True, **self._travels)
+                    self._closing.enter_context(connection)
             elif folder is not None:
                 raise UserError(
                     "working_dir: the script is connected to Ray already; give it to ray.init, "
@@ -71,22 +68,16 @@ class Cluster:
 
     def close(self) -> None:
         """Leave the cluster; a local one ends. One that the script is connected to stays."""
-        with _signals_kept():
+        with signals_kept():
             self._closing.close()
-
-    def _join(self, address: str) -> None:
-        _require_somebody(address)
-        with _signals_kept(), _hooks_kept(), _refusals(f"Ray at {address}"):
-            ray.init(address, configure_logging=False, log_to_driver=True, **self._travels)
-        self._closing.callback(ray.shutdown)
 
     def _start(self, demand: Demand, store_bytes: int) -> None:
         mark = secrets.token_hex(16)
         self._closing.enter_context(_swept(mark))
         with (
-            _signals_kept(),
-            _hooks_kept(),
-            _refusals("a local Ray cluster cannot be started"),
+            signals_kept(),
+            hooks_kept(),
+            refusals("a local Ray cluster cannot be started"),
             marked(mark),
         ):
             ray.init(
@@ -113,33 +104,6 @@ class Cluster:
             )
 
 
-def _require_somebody(address: str) -> None:
-    """Find out soon whether anybody is there: Ray itself tries for a minute, and says a page."""
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in address:
-        expected = "HOST:PORT of a cluster's head, or auto"
-        raise SettingError("address", address, expected, "`ray start --head` prints it")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"no Ray cluster is at {address} ({error}); start one with `ray start --head`, or "
-            "leave the address out for a local one"
-        ) from error
-
-
-@contextmanager
-def _refusals(what: str) -> Iterator[None]:
-    """Within the block what Ray raises is a user's mistake, or a machine's state."""
-    try:
-        yield
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        # Ray's messages are long; the first sentences say what it is.
-        raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from error
-
-
 @contextmanager
 def _swept(mark: str) -> Iterator[None]:
     """After the block, or this process, nothing lives that was started with a mark."""
@@ -157,32 +121,3 @@ def _swept(mark: str) -> Iterator[None]:
             # By a word: whoever was forked meanwhile holds the pipe too.
             with suppress(BrokenPipeError):
                 process.communicate(b"end")
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Within the block signals may be given other handlers: Ray takes SIGTERM for itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            if handler is not None:
-                signal.signal(number, handler)
-
-
-@contextmanager
-def _hooks_kept() -> Iterator[None]:
-    """Within the block Ray may show exceptions its own way, and say what it does by the way."""
-    hook: Callable[..., object] = sys.excepthook
-    log = logging.getLogger("ray")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        sys.excepthook = hook
-        log.setLevel(level)

@@ -43,7 +43,7 @@ class RaySite:
         working_dir: str | None,
         threads: int,
     ) -> None:
-        folder = None if working_dir is None else _folder_of(script, working_dir)
+        folder = None if working_dir is None else folder_of(script, working_dir)
         # Of parameters as many versions as workers may read, and of results one each.
         store_bytes = (2 * demand.workers + 4) * arena.slot_bytes
         self._cluster = Cluster(address, demand, store_bytes, folder)
@@ -73,7 +73,12 @@ class RaySite:
         self._cluster.close()
 
 
-def _folder_of(script: Script, working_dir: str) -> Path:
+def folder_of(script: Script, working_dir: str) -> Path:
+    """Return the folder that is to travel.
+
+    Raises:
+        SettingError: the script is not in it.
+    """
     folder = Path(script.folder, working_dir).resolve()
     if not folder.is_dir() or not Path(script.path).resolve().is_relative_to(folder):
         expected = f"a folder that {script.path} is in"

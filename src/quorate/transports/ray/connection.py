@@ -1,0 +1,95 @@
+"""A connection of this process to a Ray cluster that is there, as one of its drivers."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from quorate.errors import SettingError, UserError
+
+CONNECT_S = 5.0  # how long whoever is at an address may take to answer
+
+
+@contextmanager
+def connected(address: str, **options: Any) -> Iterator[None]:
+    """Within the block this process is a driver of the cluster at an address.
+
+    Args:
+        address: "HOST:PORT", or "auto" for the one of this machine.
+        options: of ``ray.init``.
+
+    Raises:
+        UserError: there is none, or it is of other versions.
+    """
+    _require_somebody(address)
+    with signals_kept(), hooks_kept(), refusals(f"Ray at {address}"):
+        ray.init(address, configure_logging=False, **options)
+    try:
+        yield
+    finally:
+        with signals_kept():
+            ray.shutdown()
+
+
+def _require_somebody(address: str) -> None:
+    """Find out soon whether anybody is there: Ray itself tries for a minute, and says a page."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        expected = "HOST:PORT of a cluster's head, or auto"
+        raise SettingError("address", address, expected, "`ray start --head` prints it")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"no Ray cluster is at {address} ({error}); start one with `ray start --head`, or "
+            "leave the address out for a local one"
+        ) from error
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Within the block what Ray raises is a user's mistake, or a machine's state."""
+    try:
+        yield
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        # Ray's messages are long; the first sentences say what it is.
+        raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from error
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Within the block signals may be given other handlers: Ray takes SIGTERM for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def hooks_kept() -> Iterator[None]:
+    """Within the block Ray may show exceptions its own way, and say what it does by the way."""
+    hook: Callable[..., object] = sys.excepthook
+    log = logging.getLogger("ray")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
+        log.setLevel(level)
