@@ -96,6 +96,8 @@ class RayHand(Hand):
         threads: int,
     ) -> None:
         super().__init__(number)
+        self.is_placed = False
+        self.node_id = ""
         self._same = same
         self._arena = arena
         self._published = published
@@ -106,8 +108,8 @@ class RayHand(Hand):
         self._frozen = 0  # the number of the newest values of frozen parameters asked for
         self._pid: int | None = None
         self._node = ""
-        self._node_id = ""
         self._is_cut = False
+        self._leaves = False
         self._ending: Ending | None = None
         self._inbox: deque[Message] = deque()
         self._is_closed = False
@@ -215,6 +217,17 @@ class RayHand(Hand):
                 parts, refs = [*parts, *own], [*refs, *values]
         self._order({**message, "images": parts}, refs)
 
+    def leave(self, why: str) -> None:
+        """Report that it is to go, once. Any thread may.
+
+        Args:
+            why: of its node or actor: "which Ray drains".
+        """
+        if not self._leaves:
+            self._leaves = True
+            self._inbox.append({"kind": "leaves", "message": f"has left {self._node}, {why}"})
+            self._ring()
+
     def cancel(self, ticket: int) -> None:
         """Tell its agent of a ticket that is cancelled."""
         self._order({"kind": "cancel", "ticket": ticket})
@@ -280,6 +293,9 @@ class RayHand(Hand):
             case "started":
                 self._pid = message["pid"]
                 return
+            case "leaves":
+                self.leave("where its actor was asked to end")
+                return
             case "cut":
                 self._is_cut = True
                 self._ring()
@@ -295,7 +311,7 @@ class RayHand(Hand):
 
     def _meet(self, hello: Message) -> None:
         """Take note of where it is, and refuse a node that would compute something else."""
-        self._node_id = hello["node"]
+        self.node_id = hello["node"]
         self._node = f"{hello['host']} (node {hello['node'][:8]})"
         self.is_elsewhere = hello["mark"] != this_host.mark()
         self.host = hello["host"] if self.is_elsewhere else None
@@ -305,8 +321,10 @@ class RayHand(Hand):
             self._inbox.append(
                 {"kind": "refuses", "message": f"on {self._node} differs {differs}; {fix}"}
             )
-            self._ring()
             self.kill()
+        else:
+            self._inbox.append({"kind": "placed"})
+        self._ring()
 
     def _note(self, doing: Doing, ahead: list[int] | None) -> None:
         here = doing._replace(since=time.monotonic() - doing.since)
@@ -318,9 +336,11 @@ class RayHand(Hand):
         if isinstance(error, ActorDiedError) and error.actor_init_failed:
             return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))
         lost = "its actor"
+        if isinstance(error, ActorDiedError) and error.preempted:
+            lost = "its node, which was preempted"
         with suppress(RayError):  # the cluster itself may be gone
             if not self._is_closed and any(
-                n["NodeID"] == self._node_id and not n["Alive"] for n in ray.nodes()
+                n["NodeID"] == self.node_id and not n["Alive"] for n in ray.nodes()
             ):
                 lost = "its node"
         return Ending(-signal.SIGKILL, node=self._node, lost=lost)
