@@ -43,6 +43,7 @@ from quorate.transports.worker_status import Doing
 NEWS, ORDERS = "news", "orders"  # threads of an agent
 
 END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
+LOST_S = 1.0  # that an agent may take to end without Ray
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
 
 
@@ -182,8 +183,12 @@ class RayHand(Hand):
 
     def close(self) -> None:
         """End it, and wait until nothing of it is to come any more."""
-        self.kill()
-        self._listener.join(END_S)
+        if self._is_closed:  # Ray kills nobody any more, but its agent may be there
+            self._order({"kind": "end"})
+            self._listener.join(LOST_S)
+        else:
+            self.kill()
+            self._listener.join(END_S)
         # After this nobody may call Ray for it: once it is shut down, a call would start another.
         self._is_closed = True
         if self._bell is not None:
@@ -226,6 +231,13 @@ class RayHand(Hand):
         if not self._leaves:
             self._leaves = True
             self._inbox.append({"kind": "leaves", "message": f"has left {self._node}, {why}"})
+            self._ring()
+
+    def lose(self) -> None:
+        """Report that it cannot be reached any more, nor can Ray. Any thread may."""
+        if self._ending is None:
+            self._is_closed = True  # whatever comes is too late
+            self._ending = Ending(1, node=self._node, lost="the Ray cluster")
             self._ring()
 
     def cancel(self, ticket: int) -> None:
@@ -282,7 +294,8 @@ class RayHand(Hand):
             ending = self._lost(error)
         except Exception as error:  # the edge of the thread
             ending = Ending(1, f"{type(error).__name__}: {error}", node=self._node)
-        self._ending = ending
+        if self._ending is None:
+            self._ending = ending
         self._ring()
 
     def _hear(self, message: Message, image: Any) -> None:
@@ -336,13 +349,12 @@ class RayHand(Hand):
         if isinstance(error, ActorDiedError) and error.actor_init_failed:
             return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))
         lost = "its actor"
-        if isinstance(error, ActorDiedError) and error.preempted:
-            lost = "its node, which was preempted"
         with suppress(RayError):  # the cluster itself may be gone
             if not self._is_closed and any(
                 n["NodeID"] == self.node_id and not n["Alive"] for n in ray.nodes()
             ):
-                lost = "its node"
+                is_preempted = isinstance(error, ActorDiedError) and error.preempted
+                lost = "its node, which was preempted" if is_preempted else "its node"
         return Ending(-signal.SIGKILL, node=self._node, lost=lost)
 
     def _ring(self) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import ray
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, UserError
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.script import Script
 from quorate.transports.ray.agent import Agent
 from quorate.transports.ray.cluster import Cluster
 from quorate.transports.ray.demand import Demand
-from quorate.transports.ray.drains import Drains
 from quorate.transports.ray.hand import NEWS, ORDERS, RayHand
+from quorate.transports.ray.notices import Notices
 from quorate.transports.ray.published import Published
 from quorate.transports.ray.relayed import same_everywhere
 
@@ -55,7 +55,7 @@ class RaySite:
         self._published = Published(arena)
         self._threads = threads
         self._hands: dict[int, RayHand] = {}  # the newest of each worker
-        self._drains = Drains(lambda: list(self._hands.values()))
+        self._notices = Notices(lambda: list(self._hands.values()))
         self._actor = ray.remote(
             max_restarts=0,  # another is made in its place, when that is decided
             scheduling_strategy="SPREAD",
@@ -64,7 +64,13 @@ class RaySite:
         )(Agent)
 
     def start(self, number: int) -> RayHand:
-        """Ask for a worker. It waits until there is room for it. Does not block."""
+        """Ask for a worker. It waits until there is room for it. Does not block.
+
+        Raises:
+            UserError: the cluster is gone.
+        """
+        if self._notices.gone is not None:
+            raise UserError(self._notices.gone)
         told = (self._script, self._folder, self._same, self._arena, self._published, self._threads)
         hand = self._hands[number] = RayHand(number, self._actor, *told)
         return hand
@@ -74,7 +80,7 @@ class RaySite:
 
     def close(self) -> None:
         """Leave the cluster."""
-        self._drains.close()
+        self._notices.close()
         self._cluster.close()
 
 
