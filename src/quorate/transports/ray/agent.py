@@ -71,11 +71,9 @@ class Agent:
         self._is_cut = False
         self._told_at = 0.0
         self._is_to_leave = self._has_said_so = False
-        # Ray makes an actor in the main thread. Its own handler would end it at once.
-        signal.signal(signal.SIGTERM, self._be_asked_to_end)
 
-    def _be_asked_to_end(self, *_: object) -> None:
-        """Let the coordinator know; a second time, end."""
+    def be_asked_to_end(self, *_: object) -> None:
+        """Let the coordinator know; a second time, end. A handler of signals."""
         if self._is_to_leave:
             os._exit(1)
         self._is_to_leave = True
@@ -280,6 +278,14 @@ class Agent:
             news["doing"] = doing._replace(since=age_s)
             news["ahead"] = self._arena.loaded_ahead(self._number)
         return packed(news), image
+
+
+class AgentOfRay(Agent):
+    """An agent as an actor. Ray makes it in the main thread, where its signals are taken."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        signal.signal(signal.SIGTERM, self.be_asked_to_end)  # Ray's own would end it at once
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ import ray
 from quorate.errors import SettingError, UserError
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.script import Script
-from quorate.transports.ray.agent import Agent
+from quorate.transports.ray.agent import AgentOfRay
 from quorate.transports.ray.cluster import Cluster
 from quorate.transports.ray.demand import Demand
 from quorate.transports.ray.hand import NEWS, ORDERS, RayHand
@@ -61,7 +61,7 @@ class RaySite:
             scheduling_strategy="SPREAD",
             concurrency_groups={NEWS: 1, ORDERS: 1},
             **demand.options(),
-        )(Agent)
+        )(AgentOfRay)
 
     def start(self, number: int) -> RayHand:
         """Ask for a worker. It waits until there is room for it. Does not block.
