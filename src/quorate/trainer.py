@@ -103,7 +103,7 @@ class Trainer:
         shards: int | None = None,
         seed: int = 0,
         devices: Devices = None,
-        workers: int | Workers | None = None,
+        workers: int | str | Workers | None = None,
         update: str = "sync",
         precision: str = "fp32",
         compute: Compute | None = None,

@@ -30,6 +30,10 @@ class RayCluster:
         """Kill a node; 0 is the head."""
         self._tell(f"kill {node}")
 
+    def drain(self, node: int) -> None:
+        """Have Ray drain a node, as before a preemption."""
+        self._tell(f"drain {node}")
+
     def add(self, cpus: int) -> None:
         """Add a node."""
         self._tell(f"add {cpus}")

@@ -93,6 +93,8 @@ def test_everything_at_once(tmp_path: Path) -> None:
 
 def test_a_plain_value_is_its_group() -> None:
     assert resolved(quorate.Workers, 4) == quorate.Workers(4) == quorate.Workers(count=4)
+    assert quorate.Workers("4").count == quorate.Workers("4:4").count == 4
+    assert quorate.Workers(" 2:8").bounds() == (2, 8)
     assert resolved(quorate.Workers, None) == quorate.Workers()
     assert resolved(quorate.Optimize, adamw) == quorate.Optimize(adamw)
     assert resolved(quorate.RunDir, "runs/a") == quorate.RunDir(Path("runs/a"))
@@ -113,6 +115,11 @@ def test_groups_are_frozen_and_say_what_they_are() -> None:
     ("make", "said"),
     [
         (lambda: quorate.Workers(0), "workers: got 0, expected a whole number >= 1"),
+        (lambda: quorate.Workers("0:2"), "workers: got 0, expected a whole number >= 1"),
+        (lambda: quorate.Workers("3:2"), "workers: got '3:2', expected N:M with N <= M"),
+        (lambda: quorate.Workers("two"), "workers: got 'two', expected a whole number, or two"),
+        (lambda: quorate.Workers("1:2:3"), "workers: got '1:2:3', expected a whole number, or"),
+        (lambda: quorate.Workers("2:"), "workers: got '2:', expected a whole number, or two"),
         (lambda: quorate.Workers(threads=0), "threads: got 0"),
         (lambda: quorate.Workers(timeout_s=0), "Workers.timeout_s: got 0"),
         (lambda: quorate.Optimize(5), "optimizer: got 'int', expected a function from param"),

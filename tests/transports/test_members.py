@@ -29,7 +29,7 @@ from quorate.transports.processes.decisions import (
 )
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.member import SILENT_S, State
-from quorate.transports.processes.members import GATHER_S, Members
+from quorate.transports.processes.members import GATHER_S, Growth, Members
 from quorate.transports.worker_status import PHASES, Doing
 
 TIMEOUT_S = 60.0
@@ -48,6 +48,7 @@ class Crew:
         tells_exit: whether a process's exit is reported without asking for it.
         stubborn: whether a process lives on for a while after it was killed.
         gather_s: how long the first ones wait for the others, in the first job.
+        least: with how many it begins, if it grows: processes wait for room then.
     """
 
     def __init__(
@@ -57,9 +58,12 @@ class Crew:
         tells_exit: bool = True,
         stubborn: bool = False,
         gather_s: float | None = None,
+        least: int | None = None,
     ) -> None:
         self.now = 100.0
-        self.members = Members([f"cpu:{n}" for n in range(members)], TIMEOUT_S)
+        self.growth = None if least is None else Growth(least, "room")
+        devices = [f"cpu:{n}" for n in range(members)]
+        self.members = Members(devices, TIMEOUT_S, self.growth)
         self.tells_exit, self.stubborn, self.gather_s = tells_exit, stubborn, gather_s
         self.processes: dict[int, Process] = {}
         self.untold: dict[int, set[int]] = {}  # jobs that are to hear that a member is gone
@@ -77,9 +81,23 @@ class Crew:
     def start(self, n: int) -> None:
         self.to_start.discard(n)
         assert n not in self.processes, "two processes of a member"
-        self.processes[n] = Process()
+        self.processes[n] = Process(is_placed=self.growth is None)
         self.starts[n] += 1
-        self.members[n].started(self.now, tells_exit=self.tells_exit)
+        is_placed = self.growth is None
+        self.members[n].started(self.now, tells_exit=self.tells_exit, is_placed=is_placed)
+
+    def place(self, n: int) -> None:
+        self.processes[n].is_placed = True
+        self.members[n].placed(self.now)
+
+    def leave(self, n: int) -> None:
+        process = self.processes[n]
+        was_killed = process.is_killed
+        self.members[n].is_to_leave("has left host-b, which Ray drains")
+        self.do(self.members.hand_over(n))
+        assert not process.joined, "a job was not told"
+        process.asked.clear()
+        process.is_leaving, process.is_killed = True, was_killed
 
     def cannot_start(self, n: int) -> None:
         self.to_start.remove(n)
@@ -139,6 +157,8 @@ class Crew:
     def start_up(self, n: int, *jobs: int) -> None:
         if n in self.to_start:
             self.start(n)
+        if not self.processes[n].is_placed:
+            self.place(n)
         self.here(n)
         for job in jobs:
             self.ready(n, job)
@@ -170,12 +190,14 @@ class Crew:
                     self.processes[n].joined.add(job)
                 case Leave(n, job):
                     assert job in self.jobs
-                    self.untold[n].remove(job)
+                    process = self.processes.get(n)
+                    (self.untold[n] if process is None else process.joined).remove(job)
                     self.leaves.append(decision)
                 case Kill(n):
                     self.processes[n].is_killed = True
                 case AwaitEnd(n):
-                    if self.processes[n].is_killed and not self.stubborn:
+                    process = self.processes[n]
+                    if (process.is_killed or process.is_leaving) and not self.stubborn:
                         self.exit(n, -9)
                     else:
                         self.do(self.members[n].still_there(self.now))
@@ -206,6 +228,8 @@ class Crew:
                     expected = State.KILLED
                 elif process.is_cut:
                     expected = State.SILENT
+                elif process.is_leaving:
+                    expected = State.LEAVING
                 elif process.joined:
                     expected = State.JOINED
                 elif process.is_here:
@@ -217,7 +241,7 @@ class Crew:
             # Nobody is forgotten: who is waited for is so until a time.
             is_due = any(True for _ in each.due(is_computing=False))
             if state in (State.STARTING, State.SILENT, State.WAITING):
-                assert is_due
+                assert is_due or not self.processes[n].is_placed
             if state is State.HERE and self.processes[n].asked:
                 assert is_due
         given_up = [each.given_up is not None for each in self.members]
@@ -236,8 +260,9 @@ class Crew:
 class Process:
     """A process that is made up."""
 
-    def __init__(self) -> None:
-        self.is_here = self.is_cut = self.is_killed = False
+    def __init__(self, *, is_placed: bool) -> None:
+        self.is_here = self.is_cut = self.is_killed = self.is_leaving = False
+        self.is_placed = is_placed
         self.asked: set[int] = set()  # and has not answered
         self.joined: set[int] = set()
 
@@ -253,9 +278,13 @@ def possible(crew: Crew, *, times: tuple[float, ...]) -> Iterator[Event]:
     if crew.error is not None:
         return
     for n, process in crew.processes.items():
-        if not process.is_cut:
+        if not process.is_placed:
+            yield "place", n
+        elif not process.is_cut:
             if not process.is_here:
                 yield "here", n
+            if not process.is_leaving:
+                yield "leave", n
             for job in sorted(process.asked):
                 yield "ready", n, job
             yield "cut", n
@@ -319,12 +348,19 @@ def test_every_short_order_of_events(first: list[Event], depth: int, tells_exit:
     st.booleans(),
     st.booleans(),
     st.sampled_from([None, GATHER_S]),
+    st.sampled_from([None, 1, 2]),
 )
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 def test_long_histories_of_several_members(
-    data: st.DataObject, members: int, tells_exit: bool, stubborn: bool, gather_s: float | None
+    data: st.DataObject,
+    members: int,
+    tells_exit: bool,
+    stubborn: bool,
+    gather_s: float | None,
+    least: int | None,
 ) -> None:
-    crew = Crew(members, tells_exit=tells_exit, stubborn=stubborn, gather_s=gather_s)
+    told = {"tells_exit": tells_exit, "stubborn": stubborn}
+    crew = Crew(members, gather_s=gather_s, least=least and min(least, members), **told)
     for _ in range(60):
         events = list(possible(crew, times=(0.0, 0.3, SILENT_S, TIMEOUT_S)))
         if not events:
@@ -509,6 +545,79 @@ def test_the_first_ones_do_not_wait_for_ever(how: str) -> None:
     # Who comes later joins at once.
     if how == "ended":
         crew.tick()
+    crew.start_up(1, FIRST)
+    assert crew.members[1].state is State.JOINED
+
+
+# --- a crew that grows ----------------------------------------------------------------------------
+
+
+def test_a_crew_that_grows_begins_with_the_least_and_takes_others_as_they_come() -> None:
+    crew = Crew(3, gather_s=GATHER_S, least=2)
+    crew.open(FIRST)
+    crew.start_up(0, FIRST)
+    crew.pass_time(10 * TIMEOUT_S)  # whoever waits for room does so without end
+    crew.pass_time(GATHER_S)
+    crew.pass_time(GATHER_S)
+    assert [m.state for m in crew.members] == [State.READY, State.STARTING, State.STARTING]
+    waits = "waiting for workers: 1 is here of the 2 that it takes to begin; 2 wait for room"
+    assert crew.lines == [waits]  # once
+    crew.start_up(1, FIRST)
+    assert [m.state for m in crew.members] == [State.JOINED, State.JOINED, State.STARTING]
+    crew.start_up(2, FIRST)
+    assert crew.members[2].state is State.JOINED
+    assert crew.lines == [waits, "worker 2 has come: 3 take part"]
+
+
+def test_those_that_have_room_are_waited_for_a_moment() -> None:
+    crew = Crew(3, gather_s=GATHER_S, least=1)
+    crew.open(FIRST)
+    crew.place(1)
+    crew.start_up(0, FIRST)
+    assert crew.members[0].state is State.READY
+    crew.pass_time(GATHER_S)
+    assert crew.members[0].state is State.JOINED
+    crew.pass_time(TIMEOUT_S)  # this one has room, and does not come
+    assert [m.state for m in crew.members] == [State.JOINED, State.KILLED, State.STARTING]
+
+
+def test_a_crew_that_grows_waits_when_nobody_is_left() -> None:
+    crew = Crew(2, gather_s=GATHER_S, least=2)
+    crew.open(FIRST)
+    for n in (0, 1):
+        crew.start_up(n, FIRST)
+        crew.done(n)
+    crew.exit(0, -9)
+    crew.tick()
+    crew.pass_time(5 * GATHER_S)
+    assert len(crew.lines) == 1  # with one left it goes on
+    crew.start(0)
+    crew.exit(1, -9)
+    crew.tick()
+    crew.start(1)
+    crew.pass_time(GATHER_S)
+    assert crew.lines[-1] == "waiting for workers: none is here; 2 wait for room"
+    assert crew.error is None
+    crew.start_up(1, FIRST)
+    assert crew.members[1].state is State.JOINED
+
+
+def test_one_that_is_to_leave_hands_over_and_another_is_started() -> None:
+    crew = Crew(2)
+    crew.open(FIRST)
+    crew.open(SECOND)
+    for n in (0, 1):
+        crew.start_up(n, FIRST, SECOND)
+    crew.done(1)
+    crew.leave(1)
+    left = "worker 1 (cpu:1) has left host-b, which Ray drains"
+    assert crew.leaves == [Leave(1, job, left, crashed=False) for job in (FIRST, SECOND)]
+    assert crew.members[1].state is State.LEAVING
+    assert not crew.members.hand_over(1)
+    crew.exit(1, -9)
+    assert crew.lines == [f"{left}; another is starting"]
+    assert len(crew.leaves) == 2
+    crew.tick()
     crew.start_up(1, FIRST)
     assert crew.members[1].state is State.JOINED
 

@@ -53,6 +53,28 @@ def test_what_a_cluster_lacks_is_said_with_both_figures() -> None:
     assert demand.missing({"CPU": 6.0}) == ["3 workers of GPU=1 take 3, and it has 0"]
 
 
+def test_a_crew_that_grows_begins_with_the_least() -> None:
+    demand = demanded(Workers("2:8", engine="ray", address="127.0.0.1:6379"))
+    assert (demand.workers, demand.least) == (8, 2)
+    assert len(groups_of(demand, None)) == 8
+    assert demand.missing({"CPU": 1.0}) == []  # nodes may be yet to come
+    assert demand.text() == "CPU=1"
+    assert 2 <= demand.of_one_machine <= 8
+    assert demanded(Workers("3:3", engine="ray")).least is None
+
+
+@pytest.mark.parametrize("engine", [None, "towers", "processes", "collective"])
+def test_a_crew_that_grows_is_rays(engine: str | None) -> None:
+    with pytest.raises(SettingError, match="workers: got '1:2', expected one number"):
+        quorate.Trainer(
+            torch.nn.Linear(1, 1),
+            lambda model, batch: model(batch).mean(),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            batch_size=2,
+            workers=Workers("1:2", engine=engine),
+        )
+
+
 def test_an_address_is_a_ray_clusters() -> None:
     with pytest.raises(SettingError, match=r"address: got '127\.0\.0\.1:6379'"):
         quorate.Trainer(

@@ -64,12 +64,17 @@ def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
     return tuple(listed[i % len(listed)] for i in range(count))
 
 
-def describe(devices: Sequence[Group]) -> str:
-    """Return how many workers are on what: ``2 cpu workers``, ``cuda:0, cuda:1 x 2``."""
+def describe(devices: Sequence[Group], least: int | None = None) -> str:
+    """Return how many workers are on what: ``2 cpu workers``, ``cuda:0, cuda:1 x 2``.
+
+    Args:
+        least: how many of them there are at least: ``2 to 8 cpu workers``; all by default.
+    """
     counts = Counter(map(str, devices))
     if len(counts) == 1:
         (name, count), *_ = counts.items()
-        return f"{count} {name} worker{'s' if count > 1 else ''}"
+        number = f"{count}" if least in (None, count) else f"{least} to {count}"
+        return f"{number} {name} worker{'s' if count > 1 else ''}"
     listed = ", ".join(n if c == 1 else f"{n} x {c}" for n, c in counts.items())
     return f"{len(devices)} workers on {listed}"
 

@@ -82,7 +82,15 @@ class Crew:
             if (value := getattr(workers, name)) is not None:
                 fix = "it is for a Ray cluster: add engine='ray', or leave it out"
                 raise SettingError(name, value, "none for another engine", fix)
-        return worker_devices(devices, workers.count)
+        return worker_devices(devices, workers.number())
+
+    @property
+    def least_workers(self) -> int:
+        """How many workers it takes to begin."""
+        bounds = self.recipe.workers.bounds()
+        if self.engine != engines.RAY or bounds is None:
+            return len(self.groups)
+        return bounds[0]
 
     @property
     def has_processes(self) -> bool:
@@ -265,4 +273,5 @@ class Crew:
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
         original = state.user_changes.original
-        return Towers(self.groups, make, state.buffers, threads=threads, original=original, say=say)
+        groups = self.groups[: self.least_workers]
+        return Towers(groups, make, state.buffers, threads=threads, original=original, say=say)

@@ -52,7 +52,7 @@ def evaluate(
     plan = Plan(
         rows=rows,
         batch_size=min(recipe.batch_size, rows),
-        shards=prepared.shards or len(crew.groups),
+        shards=prepared.shards or crew.least_workers,
         seed=recipe.seed,
         shuffle=False,
     )

@@ -23,6 +23,7 @@ def opening(
     master_device: torch.device,
     model: torch.nn.Module,
     *,
+    least_workers: int,
     threads: int,
     rule: Rule,
     computing: Computing,
@@ -32,25 +33,29 @@ def opening(
 
     Args:
         groups: the devices of each worker.
+        least_workers: how many of them it takes to begin.
         master_device: where the coordinator makes updates.
     """
     devices = [device for group in groups for device in group]
     lines = [
-        _arithmetic(plan, groups, threads, rule, computing),
+        _arithmetic(plan, describe(groups, least_workers), threads, rule, computing),
         *mapping(devices),
         *fraction_remark(devices, memory_fraction),
         *precision.remarks(computing.precision, devices),
         *placement.remarks(computing, devices, master_device),
         *deterministic.remarks(model, devices),
     ]
+    if plan.shards < len(groups) > least_workers:
+        lines.append(
+            f"a step has {plan.shards} shard{'s' if plan.shards > 1 else ''}, however many workers "
+            f"come: {len(groups)} of them have work with shards={len(groups)} or more"
+        )
     if len(sorts := kinds(groups)) > 1:
         lines.append(f"bits depend on who computes a shard: {' and '.join(sorted(sorts))}")
     return lines
 
 
-def _arithmetic(
-    plan: Plan, groups: Sequence[Group], threads: int, rule: Rule, computing: Computing
-) -> str:
+def _arithmetic(plan: Plan, workers: str, threads: int, rule: Rule, computing: Computing) -> str:
     least, most = plan.batch_size // plan.shards, -(-plan.batch_size // plan.shards)
     size = f"{least}" if least == most else f"{least}-{most}"
     shards = f"{plan.shards} shard{'s' if plan.shards > 1 else ''}"
@@ -60,6 +65,6 @@ def _arithmetic(
         how.append(computing.precision.name)
     if computing.compile:
         how.append("compiled")
-    text = f"{plan.batch_size} rows = {shards} x {size} on {describe(groups)} ({threads_each}), "
+    text = f"{plan.batch_size} rows = {shards} x {size} on {workers} ({threads_each}), "
     text += ", ".join(how)
     return text if rules.keeps_bits(rule, plan.shards) else f"{text}: the bits depend on timing"

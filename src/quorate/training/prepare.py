@@ -102,6 +102,7 @@ def prepare(
             crew.groups,
             crew.master_device,
             state.model,
+            least_workers=crew.least_workers,
             threads=recipe.workers.threads,
             rule=crew.rule,
             computing=crew.replicas.computing,

@@ -80,7 +80,7 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
     shards = prepared.shards
     if shards is None:
         newest = newest_checkpoint(crew, prepared)
-        workers = min(len(crew.groups), recipe.batch_size, rows)
+        workers = min(crew.least_workers, recipe.batch_size, rows)
         shards = workers if newest is None else int(newest.record["shards"])
     if shards > rows:
         raise too_many_shards(shards, f"{rows} rows of the dataset")

@@ -15,6 +15,7 @@ from quorate.replica.replica import Replica
 from quorate.transports import engines
 from quorate.transports.job import Original
 from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.members import Growth
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Site
 from quorate.transports.processes.transport import Processes
@@ -97,7 +98,14 @@ def worker_processes(
         say=say,
         notes=notes,
         original=kept.original,
+        growth=_growth(workers),
     )
+
+
+def _growth(workers: Workers) -> Growth | None:
+    if workers.engine != engines.RAY or (demand := demanded(workers)).least is None:
+        return None
+    return Growth(demand.least, f"room for {demand.text()} each in the Ray cluster")
 
 
 def _site(script: Script, arena: Arena, workers: Workers, count: int) -> Site:

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
 
-from quorate.settings import AtResume, Settings, about, at_least, between, one_of
+from quorate.errors import SettingError
+from quorate.settings import AtResume, Settings, about, at_least, between, one_of, whole
 
 # Beyond what any machine has: what is meant for another option is no crash, and no full memory.
 MOST_WORKERS, MOST_THREADS = 4096, 1024
 
 ORDERED, NATIVE = "ordered", "native"  # ways to add the gradients of ranks
+
+
+def number_of_workers(name: str, value: object) -> int | str:
+    """Check how many workers there are to be; return a number, or "N:M", N of them less than M.
+
+    Raises:
+        SettingError: it is neither, too small or too large.
+    """
+    if not isinstance(value, str):
+        return whole(name, value, least=1, most=MOST_WORKERS)
+    words = [word.strip() for word in value.split(":")]
+    if len(words) > 2 or not all(w.isascii() and w.isdecimal() and len(w) < 10 for w in words):
+        fix = "N:M is for a Ray cluster: N to begin with, and up to M as nodes come"
+        raise SettingError(name, value, "a whole number, or two of them, N:M", fix)
+    least, most = (whole(name, int(w), least=1, most=MOST_WORKERS) for w in (words[0], words[-1]))
+    if least > most:
+        raise SettingError(name, value, "N:M with N <= M", f"did you mean {most}:{least}?")
+    return least if least == most else f"{least}:{most}"
 
 
 @dataclass(frozen=True)
@@ -18,7 +37,8 @@ class Workers(Settings):
 
     Args:
         count: how many, dealt over the devices in turn. Default: one per device; without devices
-            named, one per GPU, or one per CPU core and at most 8.
+            named, one per GPU, or one per CPU core and at most 8. With engine "ray" also "N:M": a
+            run begins with N, and takes up to M as nodes come.
         engine: how workers are reached: "processes" of their own, which run the script again up to
             the first training loop, "towers", threads of this process, or "collective", ranks that
             make each update together, on one machine or, started by torchrun, on many, or "ray",
@@ -46,13 +66,14 @@ class Workers(Settings):
             as it is needed. It has no effect on a CPU.
     """
 
-    count: int | None = field(
+    count: int | str | None = field(
         default=None,
         metadata=about(
-            "how many, dealt over the devices in turn",
+            "how many, dealt over the devices in turn; N:M on Ray: at least and at most",
             name="workers",
-            kind=int,
-            check=at_least(1, MOST_WORKERS),
+            kind=str,
+            metavar="N",
+            check=number_of_workers,
         ),
     )
     _: KW_ONLY
@@ -111,3 +132,21 @@ class Workers(Settings):
             "bound on a worker's share of its GPU's memory", kind=float, check=between(0)
         ),
     )
+
+    def bounds(self) -> tuple[int, int] | None:
+        """Return how many it takes to begin, and how many there may be; None if nobody says."""
+        if self.count is None:
+            return None
+        least, _, most = str(self.count).partition(":")
+        return int(least), int(most or least)
+
+    def number(self) -> int | None:
+        """Return how many there are, for an engine that has as many from its start to its end.
+
+        Raises:
+            SettingError: it is N:M.
+        """
+        if isinstance(self.count, str):
+            fix = "N:M is for engine='ray', whose nodes come and go"
+            raise SettingError("workers", self.count, "one number for another engine", fix)
+        return self.count

@@ -31,7 +31,7 @@ HELP = "Show what devices and limits there are, and whether such a run would wor
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 def command(
     devices: str | None,
-    workers: int | None,
+    workers: str | None,
     threads: int | None,
     run_dir: str | None,
     as_json: bool,
@@ -47,10 +47,11 @@ def command(
     from quorate.errors import SettingError
     from quorate.machine.environment import torchrun_environment
     from quorate.settings import whole
+    from quorate.transports.workers import Workers
 
     wanted = Wanted(
         devices=named_devices(devices) if devices else None,
-        workers=None if workers is None else whole("workers", workers, least=1),
+        workers=Workers(workers).number(),
         threads=1 if threads is None else whole("threads", threads, least=1),
     )
     environment = torchrun_environment()

@@ -50,7 +50,7 @@ class Company:
         self._workers = workers
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
-        self._count = workers.count
+        self._count = workers.number()
         # With what all ranks leave when a signal asked one of them to; None: as it comes. torchrun
         # takes ranks that leave with 0 for done, and would not start them anew where only a host of
         # theirs is to go. The watch may ask while they leave.

@@ -7,7 +7,8 @@ next event. ``transport.py`` has the processes, wires and the clock; tests have 
                        |                |                |                |
                        +----------------+-------+--------+----------------+
                                                 |     meanwhile silent: its wire is cut;
-                                                |     or killed: by the coordinator
+                                                |     killed: by the coordinator; or leaving:
+                                                |     what it runs on is to go
                                               exited
                                                 |
                                waiting for its restart, or given up
@@ -41,6 +42,7 @@ class State(Enum):
     JOINED = "joined"  # it takes part in a job
     SILENT = "silent"  # its wire is cut, and its process has not ended
     KILLED = "killed"  # by the coordinator, and its process has not ended
+    LEAVING = "leaving"  # it has handed over, and its process has not ended
     WAITING = "waiting"  # for its restart
     GIVEN_UP = "given up"  # it is not started again
 
@@ -51,6 +53,7 @@ class Attempt:
 
     started_at: float
     tells_exit: bool  # whether its exit is reported without asking for it
+    is_placed: bool = True  # whether there is a machine that has room for it
     is_here: bool = False
     # Jobs that it owes an answer, those that are over too -> when asked, or when last heard of.
     asked: dict[int, float] = field(default_factory=dict)
@@ -59,6 +62,8 @@ class Attempt:
     silent_since: float | None = None
     kill_reason: str | None = None  # why the coordinator killed it
     refusal: str | None = None  # why it cannot take part: a mistake of the script
+    leaves: str | None = None  # why it is to go, though it does well: "left host, which ..."
+    has_handed_over: bool = False  # and has nothing more to do
 
     def is_victim(self, ending: Ending) -> bool:
         """Return whether somebody else has killed it: neither the coordinator nor itself."""
@@ -66,6 +71,9 @@ class Attempt:
 
     def end_text(self, ending: Ending, doing: Doing, now: float) -> str:
         """Return how and where it ended: "was killed by signal 9 (SIGKILL) in step 3, ..."."""
+        if self.has_handed_over:
+            assert self.leaves is not None
+            return self.leaves
         reason = ending.text(had_joined=bool(self.joined))
         if self.refusal is not None:
             reason = self.refusal
@@ -86,9 +94,12 @@ class Member:
         number: of the worker.
         devices: its devices, in words.
         timeout_s: how long it may take to reach the training loop, and to answer there.
+        waits_for_room: whether it may take any time until a machine has room for it.
     """
 
-    def __init__(self, number: int, devices: str, timeout_s: float) -> None:
+    def __init__(
+        self, number: int, devices: str, timeout_s: float, *, waits_for_room: bool = False
+    ) -> None:
         self.number = number
         self.devices = devices
         self.attempt: Attempt | None = None
@@ -97,6 +108,7 @@ class Member:
         self.lost_at: float | None = None  # since when it takes part in nothing
         self.given_up: str | None = None  # why
         self._timeout_s = timeout_s
+        self._waits_for_room = waits_for_room
 
     @property
     def state(self) -> State:
@@ -110,6 +122,8 @@ class Member:
             return State.KILLED
         if attempt.silent_since is not None:
             return State.SILENT
+        if attempt.has_handed_over:
+            return State.LEAVING
         if attempt.joined:
             return State.JOINED
         if attempt.ready:
@@ -126,12 +140,22 @@ class Member:
         """Whether it has a process that the coordinator did not kill."""
         return self.attempt is not None and self.attempt.kill_reason is None
 
-    def started(self, now: float, *, tells_exit: bool) -> None:
-        """Note that a process of it was started."""
+    def started(self, now: float, *, tells_exit: bool, is_placed: bool = True) -> None:
+        """Note that a process of it was started, or asked for."""
         assert self.attempt is None
         assert self.given_up is None
         self.restart_at = None
-        self.attempt = Attempt(now, tells_exit)
+        self.attempt = Attempt(now, tells_exit, is_placed)
+
+    def placed(self, now: float) -> None:
+        """Note that a machine has room for it: its time to reach the loop begins."""
+        if self.attempt is not None:
+            self.attempt.is_placed, self.attempt.started_at = True, now
+
+    def is_to_leave(self, why: str) -> None:
+        """Note that what it runs on is to go: it may finish what it computes."""
+        if self.attempt is not None:
+            self.attempt.leaves = why
 
     def heard(self, now: float) -> None:
         """Note that a message came from it: it is alive, and its time to answer begins anew."""
@@ -220,7 +244,7 @@ class Member:
 
     def _answers_due(self, attempt: Attempt, *, is_computing: bool) -> list[float]:
         """Return when it has to have reached the loop, or answered each job."""
-        if is_computing:
+        if is_computing or (self._waits_for_room and not attempt.is_placed):
             return []
         since = list(attempt.asked.values()) if attempt.is_here else [attempt.started_at]
         return [at + self._timeout_s for at in since]

@@ -8,6 +8,7 @@ anybody left is the end of the run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from quorate.errors import UserError, WorkerError
 from quorate.transports.processes.decisions import (
@@ -16,6 +17,7 @@ from quorate.transports.processes.decisions import (
     Decision,
     Fail,
     Join,
+    Kill,
     Leave,
     Release,
     Say,
@@ -30,18 +32,35 @@ from quorate.transports.worker_status import Doing
 GATHER_S = 10.0
 
 
+@dataclass(frozen=True)
+class Growth:
+    """What a crew is that begins with some of its members, and takes the others as they come."""
+
+    least: int  # with how many it begins
+    room: str  # what the others wait for, in words: "room for CPU=1 in the Ray cluster"
+
+
 class Members:
     """All members, and the jobs that are open. Events that concern more than one member.
 
     Args:
         devices: of each member, in words.
         timeout_s: how long one may take to reach the training loop, and to answer there.
+        growth: of a crew that grows; None: all members are started at once, and belong to it.
     """
 
-    def __init__(self, devices: Sequence[str], timeout_s: float) -> None:
-        self._members = [Member(number, text, timeout_s) for number, text in enumerate(devices)]
+    def __init__(
+        self, devices: Sequence[str], timeout_s: float, growth: Growth | None = None
+    ) -> None:
+        self._members = [
+            Member(number, text, timeout_s, waits_for_room=growth is not None)
+            for number, text in enumerate(devices)
+        ]
         self._jobs: list[int] = []
         self._gather_until: float | None = None
+        self._growth = growth
+        self._short_since: float | None = None  # since when there are too few to go on
+        self._said_short = False
 
     def __getitem__(self, number: int) -> Member:
         return self._members[number]
@@ -85,7 +104,7 @@ class Members:
     def here(self, number: int, now: float) -> list[Decision]:
         """Decide when a member has reached the training loop."""
         member = self._members[number]
-        if member.attempt is None:
+        if member.attempt is None or member.attempt.has_handed_over:
             return []
         member.attempt.is_here = True
         asks = [d for job in self._jobs for d in self._ask(member, job, now)]
@@ -99,17 +118,34 @@ class Members:
         if job not in self._jobs:
             return []  # it is over
         member.attempt.ready.add(job)
+        is_late = self._growth is not None and self._gather_until is None
+        is_new = member.restarts.computed_in_all == 0 and not member.attempt.joined
         decisions = self.let_join(now)
         if member.lost_at is not None:
             away_s, member.lost_at = now - member.lost_at, None
             decisions.append(Say(f"worker {number} is back after {away_s:.1f} s"))
+        elif is_late and is_new and member.attempt.joined:
+            there = sum(m.attempt is not None and bool(m.attempt.joined) for m in self._members)
+            decisions.append(Say(f"worker {number} has come: {there} take part"))
         return decisions
+
+    def hand_over(self, number: int) -> list[Decision]:
+        """Decide when a member is to leave that computes nothing: jobs are told before it ends."""
+        member = self._members[number]
+        attempt = member.attempt
+        if attempt is None or attempt.leaves is None or attempt.has_handed_over:
+            return []
+        attempt.has_handed_over = True
+        what = f"worker {number} ({member.devices}) {attempt.leaves}"
+        leaves = [Leave(number, job, what, crashed=False) for job in sorted(attempt.joined)]
+        for jobs in (attempt.asked, attempt.ready, attempt.joined):
+            jobs.clear()
+        return [*leaves, Kill(number)]
 
     def let_join(self, now: float) -> list[Decision]:
         """Let those that are ready begin; at first, when all are or have had time enough."""
         if self._gather_until is not None:
-            attempts = [m.attempt for m in self._members if m.attempt is not None]
-            if now < self._gather_until and any(not attempt.ready for attempt in attempts):
+            if self._waits_for_others(now, self._gather_until):
                 return []
             self._gather_until = None
         decisions: list[Decision] = []
@@ -165,21 +201,71 @@ class Members:
         Args:
             computing: members that were given a shard and have not answered.
         """
-        if self._gather_until is not None:
+        if self._gather_until is not None and not self._is_short:
             yield self._gather_until
+        if self._short_since is not None and not self._said_short:
+            yield self._short_since + GATHER_S
         for member in self._members:
             yield from member.due(is_computing=member.number in computing)
 
     def tick(self, now: float) -> list[Decision]:
         """Decide what is due for all members together; ``Member.tick`` does for each."""
-        if self._gather_until is not None and self._gather_until <= now:
+        if self._gather_until is not None and self._gather_until <= now and not self._is_short:
             return self.let_join(now)
+        if not self._is_short:
+            self._short_since, self._said_short = None, False
+        elif self._short_since is None:
+            self._short_since = now
+        elif self._short_since + GATHER_S <= now and not self._said_short:
+            self._said_short = True
+            return [Say(self._short_text())]
         return []
 
+    # --- a crew that grows ------------------------------------------------------------------------
+
+    @property
+    def _enough(self) -> int:
+        """How many it takes to go on: at the start more than later."""
+        assert self._growth is not None
+        able = sum(m.given_up is None for m in self._members)
+        return min(able, self._growth.least if self.is_gathering else 1)
+
+    @property
+    def _there(self) -> int:
+        attempts = [m.attempt for m in self._members if m.attempt is not None]
+        return sum(bool(attempt.ready or attempt.joined) for attempt in attempts)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether there are too few to go on, and more may come."""
+        return self._growth is not None and bool(self._jobs) and self._there < self._enough
+
+    def _short_text(self) -> str:
+        assert self._growth is not None
+        there, enough = self._there, self._enough
+        here = f"{there or 'none'} {'is' if there < 2 else 'are'} here"
+        if self.is_gathering:
+            here += f" of the {enough} that it takes to begin" if enough > 1 else ""
+        attempts = [m.attempt for m in self._members if m.attempt is not None]
+        pending = sum(not attempt.is_placed for attempt in attempts)
+        return f"waiting for workers: {here}; {pending} wait for {self._growth.room}"
+
+    def _waits_for_others(self, now: float, until: float) -> bool:
+        """Return whether those that are ready are to wait for the others."""
+        if self._is_short:
+            return True
+        attempts = [m.attempt for m in self._members if m.attempt is not None]
+        if self._growth is not None:
+            attempts = [attempt for attempt in attempts if attempt.is_placed]
+        return now < until and any(not attempt.ready for attempt in attempts)
+
+    # --- one member -------------------------------------------------------------------------------
+
     def _ask(self, member: Member, job: int, now: float) -> list[Decision]:
-        if member.attempt is None or not member.attempt.is_here:
+        attempt = member.attempt
+        if attempt is None or not attempt.is_here or attempt.has_handed_over:
             return []  # it is asked when it is here
-        member.attempt.asked[job] = now
+        attempt.asked[job] = now
         return [Ask(member.number, job)]
 
     def _restart(

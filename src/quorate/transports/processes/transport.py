@@ -43,7 +43,7 @@ from quorate.transports.processes.decisions import (
     Start,
     Welcome,
 )
-from quorate.transports.processes.members import GATHER_S, Members
+from quorate.transports.processes.members import GATHER_S, Growth, Members
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Hand, Site
 from quorate.transports.processes.wire import Message
@@ -75,6 +75,7 @@ class Processes:
         say: shows a line to the user.
         notes: those of workers go there.
         original: the coordinator's model, whose changes by user code are followed.
+        growth: of a crew that begins with some of its workers.
 
     Raises:
         WorkerError: a process cannot be started.
@@ -99,12 +100,13 @@ class Processes:
         say: Callable[[str], None],
         notes: Notes,
         original: Original = UNCHANGED,
+        growth: Growth | None = None,
     ) -> None:
         self._site = site
         self.arena = arena
         self.buffers = buffers
         self.tickets: Iterator[int] = itertools.count()
-        self.members = Members([str(group) for group in groups], timeout_s)
+        self.members = Members([str(group) for group in groups], timeout_s, growth)
         self._processes: list[Hand | None] = [None] * len(groups)
         told: Any = {"threads": threads, "say": say, "changes": original.changes}
         self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
@@ -267,7 +269,8 @@ class Processes:
         hear, look = lambda: self._hear(number), lambda: self._look(number)
         process.watch(self._selector, hear, look)
         self.arena.loads_ahead(number, None)
-        self.members[number].started(time.monotonic(), tells_exit=process.tells_exit)
+        told = {"tells_exit": process.tells_exit, "is_placed": process.is_placed}
+        self.members[number].started(time.monotonic(), **told)
 
     def _restart(self, number: int) -> None:
         try:
@@ -325,6 +328,10 @@ class Processes:
         member.heard(now)
         channel = self._channels.get(message.get("job", 0))
         match message["kind"]:
+            case "placed":
+                member.placed(now)
+            case "leaves":
+                member.is_to_leave(message["message"])
             case "here":
                 self._do(self.members.here(number, now))
             case "note":
@@ -346,6 +353,8 @@ class Processes:
                 channel.left_off(number, message)
             case "failed" if channel is not None:
                 channel.failed(number, message)
+        if not any(channel.is_computing(number) for channel in self._channels.values()):
+            self._do(self.members.hand_over(number))
 
     def _look(self, number: int) -> None:
         process = self._processes[number]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -69,6 +70,14 @@ class Agent:
         self._arena: Arena | None = None
         self._is_cut = False
         self._told_at = 0.0
+        self._is_to_leave = self._has_said_so = False
+
+    def be_asked_to_end(self, *_: object) -> None:
+        """Let the coordinator know; a second time, end. A handler of signals."""
+        if self._is_to_leave:
+            os._exit(1)
+        self._is_to_leave = True
+        self._alarm.ring()
 
     def __repr__(self) -> str:
         """Return what Ray writes before each line that the worker prints."""
@@ -130,6 +139,9 @@ class Agent:
             self._take(process, self._told.pop(self._taken))
             self._taken += 1
         yield from self._ordered(process)
+        if self._is_to_leave and not self._has_said_so:
+            self._has_said_so = True
+            yield self._news({"kind": "leaves"})
         if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
             yield self._news(None)
 
@@ -266,6 +278,14 @@ class Agent:
             news["doing"] = doing._replace(since=age_s)
             news["ahead"] = self._arena.loaded_ahead(self._number)
         return packed(news), image
+
+
+class AgentOfRay(Agent):
+    """An agent as an actor. Ray makes it in the main thread, where its signals are taken."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        signal.signal(signal.SIGTERM, self.be_asked_to_end)  # Ray's own would end it at once
 
 
 def _nothing() -> None:

@@ -72,7 +72,7 @@ class Cluster:
             self._closing.close()
 
     def _start(self, demand: Demand, store_bytes: int) -> None:
-        mark = secrets.token_hex(16)
+        mark, count = secrets.token_hex(16), demand.of_one_machine
         self._closing.enter_context(_swept(mark))
         with (
             signals_kept(),
@@ -82,8 +82,8 @@ class Cluster:
         ):
             ray.init(
                 "local",
-                num_cpus=max(1, round(demand.workers * demand.resources.get(CPU, 0.0) + 0.5)),
-                num_gpus=round(demand.workers * demand.resources.get(GPU, 0.0)) or None,
+                num_cpus=max(1, round(count * demand.resources.get(CPU, 0.0) + 0.5)),
+                num_gpus=round(count * demand.resources.get(GPU, 0.0)) or None,
                 object_store_memory=max(LEAST_STORE_BYTES, store_bytes),
                 include_dashboard=False,
                 configure_logging=False,
@@ -99,8 +99,8 @@ class Cluster:
         there = {name: float(number) for name, number in ray.cluster_resources().items()}
         if missing := demand.missing(there):
             raise UserError(
-                f"the Ray cluster has too little: {'; '.join(missing)}; use fewer workers, or "
-                "smaller worker_resources"
+                f"the Ray cluster has too little: {'; '.join(missing)}; use fewer workers, smaller "
+                "worker_resources, or workers='N:M', which waits for nodes that are yet to come"
             )
 
 

@@ -21,13 +21,29 @@ class Demand:
 
     workers: int
     resources: Mapping[str, float]  # by Ray's names
+    least: int | None = None  # with which a run begins, where more may come; None: with all
+
+    @property
+    def of_one_machine(self) -> int:
+        """How many of them a cluster of this machine alone is to have room for."""
+        if self.least is None:
+            return self.workers
+        return max(self.least, min(self.workers, usable_cores()))
+
+    def text(self) -> str:
+        """Return what a worker takes, as it is typed: "CPU=1,GPU=1"."""
+        return ",".join(f"{name}={number:g}" for name, number in self.resources.items())
 
     def missing(self, there: Mapping[str, float]) -> list[str]:
         """Return what a cluster with these resources lacks, in words; empty: nothing.
 
+        Where more workers may come, more nodes may: what is there says nothing.
+
         Args:
             there: the sum over all nodes.
         """
+        if self.least is not None:
+            return []
         return [
             f"{self.workers} workers of {name}={each:g} take {self.workers * each:g}, and it has "
             f"{there.get(name, 0.0):g}"
@@ -52,8 +68,9 @@ def demanded(workers: Workers) -> Demand:
         SettingError: they are not in order.
     """
     resources = _parsed(workers.worker_resources)
-    if workers.count is not None:
-        return Demand(workers.count, resources)
+    if (bounds := workers.bounds()) is not None:
+        least, most = bounds
+        return Demand(most, resources, None if least == most else least)
     if workers.address is not None:
         expected = "how many workers, as the cluster is not this run's alone"
         raise SettingError("workers", None, expected, "say it: --workers 4")
@@ -68,15 +85,11 @@ def groups_of(demand: Demand, devices: Devices) -> tuple[Group, ...]:
     """
     kind = "cuda" if demand.resources.get(GPU) else "cpu"
     if devices is not None and str(devices) != kind:
-        expected = f"{kind}, as each worker has {_typed(demand.resources)}"
+        expected = f"{kind}, as each worker has {demand.text()}"
         fix = "leave devices out: worker_resources says what a worker takes of its node"
         raise SettingError("devices", devices, expected, fix)
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", 0)
     return (Group([device]),) * demand.workers
-
-
-def _typed(resources: Mapping[str, float]) -> str:
-    return ",".join(f"{name}={number:g}" for name, number in resources.items())
 
 
 def _parsed(text: str) -> dict[str, float]:

@@ -43,6 +43,7 @@ from quorate.transports.worker_status import Doing
 NEWS, ORDERS = "news", "orders"  # threads of an agent
 
 END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
+LOST_S = 1.0  # that an agent may take to end without Ray
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
 
 
@@ -96,6 +97,8 @@ class RayHand(Hand):
         threads: int,
     ) -> None:
         super().__init__(number)
+        self.is_placed = False
+        self.node_id = ""
         self._same = same
         self._arena = arena
         self._published = published
@@ -106,8 +109,8 @@ class RayHand(Hand):
         self._frozen = 0  # the number of the newest values of frozen parameters asked for
         self._pid: int | None = None
         self._node = ""
-        self._node_id = ""
         self._is_cut = False
+        self._leaves = False
         self._ending: Ending | None = None
         self._inbox: deque[Message] = deque()
         self._is_closed = False
@@ -180,8 +183,12 @@ class RayHand(Hand):
 
     def close(self) -> None:
         """End it, and wait until nothing of it is to come any more."""
-        self.kill()
-        self._listener.join(END_S)
+        if self._is_closed:  # Ray kills nobody any more, but its agent may be there
+            self._order({"kind": "end"})
+            self._listener.join(LOST_S)
+        else:
+            self.kill()
+            self._listener.join(END_S)
         # After this nobody may call Ray for it: once it is shut down, a call would start another.
         self._is_closed = True
         if self._bell is not None:
@@ -214,6 +221,24 @@ class RayHand(Hand):
                 own, values = self._values(message)
                 parts, refs = [*parts, *own], [*refs, *values]
         self._order({**message, "images": parts}, refs)
+
+    def leave(self, why: str) -> None:
+        """Report that it is to go, once. Any thread may.
+
+        Args:
+            why: of its node or actor: "which Ray drains".
+        """
+        if not self._leaves:
+            self._leaves = True
+            self._inbox.append({"kind": "leaves", "message": f"has left {self._node}, {why}"})
+            self._ring()
+
+    def lose(self) -> None:
+        """Report that it cannot be reached any more, nor can Ray. Any thread may."""
+        if self._ending is None:
+            self._is_closed = True  # whatever comes is too late
+            self._ending = Ending(1, node=self._node, lost="the Ray cluster")
+            self._ring()
 
     def cancel(self, ticket: int) -> None:
         """Tell its agent of a ticket that is cancelled."""
@@ -269,7 +294,8 @@ class RayHand(Hand):
             ending = self._lost(error)
         except Exception as error:  # the edge of the thread
             ending = Ending(1, f"{type(error).__name__}: {error}", node=self._node)
-        self._ending = ending
+        if self._ending is None:
+            self._ending = ending
         self._ring()
 
     def _hear(self, message: Message, image: Any) -> None:
@@ -279,6 +305,9 @@ class RayHand(Hand):
                 return
             case "started":
                 self._pid = message["pid"]
+                return
+            case "leaves":
+                self.leave("where its actor was asked to end")
                 return
             case "cut":
                 self._is_cut = True
@@ -295,7 +324,7 @@ class RayHand(Hand):
 
     def _meet(self, hello: Message) -> None:
         """Take note of where it is, and refuse a node that would compute something else."""
-        self._node_id = hello["node"]
+        self.node_id = hello["node"]
         self._node = f"{hello['host']} (node {hello['node'][:8]})"
         self.is_elsewhere = hello["mark"] != this_host.mark()
         self.host = hello["host"] if self.is_elsewhere else None
@@ -305,8 +334,10 @@ class RayHand(Hand):
             self._inbox.append(
                 {"kind": "refuses", "message": f"on {self._node} differs {differs}; {fix}"}
             )
-            self._ring()
             self.kill()
+        else:
+            self._inbox.append({"kind": "placed"})
+        self._ring()
 
     def _note(self, doing: Doing, ahead: list[int] | None) -> None:
         here = doing._replace(since=time.monotonic() - doing.since)
@@ -320,9 +351,10 @@ class RayHand(Hand):
         lost = "its actor"
         with suppress(RayError):  # the cluster itself may be gone
             if not self._is_closed and any(
-                n["NodeID"] == self._node_id and not n["Alive"] for n in ray.nodes()
+                n["NodeID"] == self.node_id and not n["Alive"] for n in ray.nodes()
             ):
-                lost = "its node"
+                is_preempted = isinstance(error, ActorDiedError) and error.preempted
+                lost = "its node, which was preempted" if is_preempted else "its node"
         return Ending(-signal.SIGKILL, node=self._node, lost=lost)
 
     def _ring(self) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import ray
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, UserError
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.script import Script
-from quorate.transports.ray.agent import Agent
+from quorate.transports.ray.agent import AgentOfRay
 from quorate.transports.ray.cluster import Cluster
 from quorate.transports.ray.demand import Demand
 from quorate.transports.ray.hand import NEWS, ORDERS, RayHand
+from quorate.transports.ray.notices import Notices
 from quorate.transports.ray.published import Published
 from quorate.transports.ray.relayed import same_everywhere
 
@@ -45,7 +46,7 @@ class RaySite:
     ) -> None:
         folder = None if working_dir is None else folder_of(script, working_dir)
         # Of parameters as many versions as workers may read, and of results one each.
-        store_bytes = (2 * demand.workers + 4) * arena.slot_bytes
+        store_bytes = (2 * demand.of_one_machine + 4) * arena.slot_bytes
         self._cluster = Cluster(address, demand, store_bytes, folder)
         self._script = script
         self._folder = folder
@@ -53,23 +54,33 @@ class RaySite:
         self._arena = arena
         self._published = Published(arena)
         self._threads = threads
+        self._hands: dict[int, RayHand] = {}  # the newest of each worker
+        self._notices = Notices(lambda: list(self._hands.values()))
         self._actor = ray.remote(
             max_restarts=0,  # another is made in its place, when that is decided
             scheduling_strategy="SPREAD",
             concurrency_groups={NEWS: 1, ORDERS: 1},
             **demand.options(),
-        )(Agent)
+        )(AgentOfRay)
 
     def start(self, number: int) -> RayHand:
-        """Ask for a worker. It waits until there is room for it. Does not block."""
+        """Ask for a worker. It waits until there is room for it. Does not block.
+
+        Raises:
+            UserError: the cluster is gone.
+        """
+        if self._notices.gone is not None:
+            raise UserError(self._notices.gone)
         told = (self._script, self._folder, self._same, self._arena, self._published, self._threads)
-        return RayHand(number, self._actor, *told)
+        hand = self._hands[number] = RayHand(number, self._actor, *told)
+        return hand
 
     def flush(self) -> None:
         """Do nothing: Ray has what waits."""
 
     def close(self) -> None:
         """Leave the cluster."""
+        self._notices.close()
         self._cluster.close()
 
 

@@ -1,0 +1,117 @@
+"""Nodes and actors of a Ray cluster that come, are drained, and are killed: the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.clusters import ray_cluster
+from support.runs import LIMIT_S, command, last_json, run
+
+pytest.importorskip("ray", reason="quorate's extra ray is not installed")
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "3"))
+
+
+class Heard:
+    """What a run says, while it lives. A thread reads it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    @property
+    def all(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, word: str, after: int = 0) -> int:
+        """Return how many lines there are with the first one that has the word."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            for number, line in enumerate(self.lines[after:], after + 1):
+                if word in line:
+                    return number
+            assert self._thread.is_alive(), f"no {word!r}: {self.all}"
+            assert time.monotonic() < deadline, f"no {word!r}: {self.all}"
+            time.sleep(0.05)
+
+    def ended(self, limit_s: float = LIMIT_S) -> int:
+        code = self.process.wait(limit_s)
+        self._thread.join()
+        return code
+
+
+@contextmanager
+def heard(words: Sequence[str], env: dict[str, str]) -> Iterator[Heard]:
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **env},
+    ) as process:
+        listener = Heard(process)
+        try:
+            yield listener
+        finally:
+            process.kill()
+            listener.ended()
+
+
+def on_a_tower(updates: int) -> str:
+    tower = ("--engine", "towers", "--workers", "1")
+    ended = run(command("ray_kills.py", "none", str(updates), "0", options=tower))
+    assert ended.code == 0, ended.said
+    return str(last_json(ended.out)["digest"])
+
+
+def test_nodes_come_are_killed_and_are_drained(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    with ray_cluster(tmp_path, 1) as cluster:
+        options = (*cluster.options(1)[:-1], "1:3")
+        with heard(command("ray_nodes.py", str(stop), "0", options=options), cluster.env) as said:
+            # 1. Two nodes come: each has a worker within seconds.
+            at = said.wait_for("1 take part")
+            for there in (2, 3):
+                cluster.add(1)
+                at = said.wait_for(f"{there} take part", at)
+            # 2. The one is killed, with its worker wherever that is.
+            cluster.kill(1)
+            at = said.wait_for("is lost with its", at)  # actor, or node: Ray tells of one first
+            at = said.wait_for("2 take part", at)
+            # 3. The other is drained: its worker hands over, and nothing is lost.
+            cluster.drain(2)
+            drained = said.wait_for("which Ray drains; another is starting", at)
+            at = said.wait_for("1 take part", at)
+            # 4. A third one comes.
+            cluster.add(1)
+            said.wait_for("2 take part", max(at, drained))
+            stop.touch()
+            assert said.ended() == 0, said.all
+    assert "is lost with its" not in "".join(said.lines[at:]), said.all
+    found = last_json(said.all)
+    assert found["recovered_s"] < 3.0, said.all
+    assert found["digest"] == on_a_tower(found["updates"])
+
+
+def test_random_actors_are_killed_at_random_moments(tmp_path: Path) -> None:
+    options = ("--engine", "ray", "--workers", "2")
+    words = command("ray_nodes.py", str(tmp_path / "never"), str(KILLS), options=options)
+    with heard(words, {}) as said:
+        assert said.ended(LIMIT_S + 30 * KILLS) == 0, said.all
+    found = last_json(said.all)
+    assert len(found["killed"]) == KILLS, said.all
+    assert found["digest"] == on_a_tower(found["updates"])
