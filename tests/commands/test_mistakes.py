@@ -53,7 +53,7 @@ AT_THE_COMMAND = {
     ("--workers", f"{10**20}"): [f"workers: got {10**20}", "<= 4096"],
     ("--threads", "100000000"): ["threads: got 100000000", "<= 1024"],
     ("--seed", f"{2**64}"): [f"seed: got {2**64}", f"<= {2**64 - 1}"],
-    ("--workers", "two"): ["--workers", "two"],
+    ("--workers", "two"): ["workers: got 'two'", "a whole number"],
     ("--shards", "0"): ["shards: got 0", ">= 1"],
     ("--shards", "9"): ["shards: got 9", "8 rows of a batch"],
     ("--threads", "0"): ["threads: got 0"],

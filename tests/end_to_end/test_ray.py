@@ -13,7 +13,6 @@ import pytest
 from support.clusters import RayCluster, ray_cluster
 from support.references import References
 from support.runs import (
-    LIMIT_S,
     command,
     digests,
     inspected,

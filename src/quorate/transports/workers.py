@@ -22,7 +22,7 @@ def number_of_workers(name: str, value: object) -> int | str:
     if not isinstance(value, str):
         return whole(name, value, least=1, most=MOST_WORKERS)
     words = [word.strip() for word in value.split(":")]
-    if len(words) > 2 or not all(w.isascii() and w.isdecimal() and len(w) < 10 for w in words):
+    if len(words) > 2 or not all(w.isascii() and w.isdecimal() and len(w) < 99 for w in words):
         fix = "N:M is for a Ray cluster: N to begin with, and up to M as nodes come"
         raise SettingError(name, value, "a whole number, or two of them, N:M", fix)
     least, most = (whole(name, int(w), least=1, most=MOST_WORKERS) for w in (words[0], words[-1]))
