@@ -10,6 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.books import (
+    NO_BOUND,
+    a_quorum_was_there_each_time,
+    each_row_was_there_once_an_epoch,
+    lines_of,
+)
 from support.clusters import RayCluster, ray_cluster
 from support.references import References
 from support.runs import (
@@ -96,27 +102,36 @@ def test_the_same_bits_whoever_is_killed(references: References) -> None:
     assert "another is starting" in ended.said
 
 
-def test_rules_keep_their_books(tmp_path: Path, cluster: RayCluster) -> None:
-    for name in ("async", "bounded:2"):
+def test_rules_keep_their_books_where_one_worker_takes_5_times_as_long(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
+    updates = {"async": 120, "bounded:2": 120, "quorum:3": 30}  # 5 epochs of 6 steps of 4 shards
+    for name in updates:
         (tmp_path / name).mkdir()
     ended = run_all(
         {
             name: command(
                 "exactly_once.py",
-                *("random", "120", "1", "0", str(tmp_path / name)),
+                *("five", str(number), "0", "0", str(tmp_path / name)),
                 options=(
-                    *cluster.options(3)[:-1],
-                    "2",
+                    *(*cluster.options(3), "--worker-resources", "CPU=0.5"),
                     *("--update", name, "--shards", "4", "--run-dir", str(tmp_path / name / "run")),
                 ),
             )
-            for name in ("async", "bounded:2")
+            for name, number in updates.items()
         },
         cluster.env,
     )
     for name, end in ended.items():
         assert end.code == 0, end.said
-        assert inspected(tmp_path / name / "run")["global_step"] == 120
+        lines = lines_of(tmp_path / name / "run")
+        assert len(lines) == updates[name]
+        if name == "quorum:3":
+            a_quorum_was_there_each_time(lines, 5, 3)
+            late = lines[-1]["dropped"]
+            assert late[-1] > max(late[:-1]), end.said  # the last worker is the slow one
+        else:
+            each_row_was_there_once_an_epoch(lines, 5, 2 if name == "bounded:2" else NO_BOUND)
     torn = run(
         command(
             "torn.py",

@@ -3,72 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.clusters import ray_cluster
+from support.heard import heard
 from support.runs import LIMIT_S, command, last_json, run
 
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
 pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "3"))
-
-
-class Heard:
-    """What a run says, while it lives. A thread reads it."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(iter(self.process.stdout.readline, ""))
-
-    @property
-    def all(self) -> str:
-        return "".join(self.lines)
-
-    def wait_for(self, word: str, after: int = 0) -> int:
-        """Return how many lines there are with the first one that has the word."""
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            for number, line in enumerate(self.lines[after:], after + 1):
-                if word in line:
-                    return number
-            assert self._thread.is_alive(), f"no {word!r}: {self.all}"
-            assert time.monotonic() < deadline, f"no {word!r}: {self.all}"
-            time.sleep(0.05)
-
-    def ended(self, limit_s: float = LIMIT_S) -> int:
-        code = self.process.wait(limit_s)
-        self._thread.join()
-        return code
-
-
-@contextmanager
-def heard(words: Sequence[str], env: dict[str, str]) -> Iterator[Heard]:
-    with subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **env},
-    ) as process:
-        listener = Heard(process)
-        try:
-            yield listener
-        finally:
-            process.kill()
-            listener.ended()
 
 
 def on_a_tower(updates: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.books import each_row_was_there_once_an_epoch, lines_of
 from support.references import References
 from support.runs import (
     LIMIT_S,
@@ -120,7 +120,7 @@ def test_nobody_waits_for_who_is_late_at_the_end(tmp_path: Path) -> None:
 def test_each_row_counts_once_whoever_is_killed_and_after_a_resume_elsewhere(
     tmp_path: Path,
 ) -> None:
-    rows, per_epoch, epochs = 44, 24, 6  # 6 batches of 4 shards
+    per_epoch, epochs = 24, 6  # 6 batches of 4 shards
     steps = epochs * per_epoch
     stop_at, most = steps - 10, {"async": math.inf, "bounded:4": 4}
     # 1. Three workers, of which some are killed; SIGTERM in the middle of an epoch.
@@ -134,18 +134,9 @@ def test_each_row_counts_once_whoever_is_killed_and_after_a_resume_elsewhere(
     for update, run in endings(tmp_path, words).items():
         was_in_time(run, 0)
         assert inspected(tmp_path / update / "run")["global_step"] == steps
-        text = (tmp_path / update / "run" / "metrics.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines()]
-        assert [line["global_step"] for line in lines] == list(range(1, steps + 1))
-        assert sum(line["rows"] for line in lines) == epochs * rows
-        for n in range(4):  # digits to the base of 16: how often each of 11 rows was there
-            total = sum(line[f"sum{n}"] * line["rows"] for line in lines)
-            assert f"{int(total):x}" == 11 * f"{epochs:x}"
-        ages = [line["staleness"] for line in lines]
-        assert max(ages) <= most[update]
-        # The counts went on over the resume.
-        assert sum(lines[-1]["stale"]) == sum(age > 0 for age in ages)
-        assert sum(lines[-1]["fresh"]) == sum(age == 0 for age in ages)
+        lines = lines_of(tmp_path / update / "run")
+        assert len(lines) == steps
+        each_row_was_there_once_an_epoch(lines, epochs, most[update])
 
 
 def test_on_one_worker_async_is_sync_with_batches_of_a_shard(

@@ -3,7 +3,8 @@
     quorate run --devices cpu --workers 3 --shards 4 --update async --run-dir RUN \
         tests/scripts/exactly_once.py random 240 2 230 FOLDER
 
-Arguments: how long shards take (random: up to 20 ms; slow: 3 s on the last worker), updates, kills,
+Arguments: how long shards take (random: up to 20 ms; slow: 3 s on the last worker; five: 20 ms, and
+5 times as long on the last worker), updates, kills,
 after how many updates the process is sent SIGTERM (0: not at all), and a folder, by which workers
 wait for each other in their first shard.
 
@@ -44,8 +45,12 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]
     x, row = batch
     if (worker := here()) is not None:
         wait_for_all(worker.number)
-        is_slow = pattern == "slow" and worker.number == WORKERS - 1
-        time.sleep(SLOW_S if is_slow else random.uniform(0.0, 0.02))
+        is_last = worker.number == WORKERS - 1
+        if pattern == "five":
+            time.sleep(0.1 if is_last else 0.02)
+        else:
+            is_slow = pattern == "slow" and is_last
+            time.sleep(SLOW_S if is_slow else random.uniform(0.0, 0.02))
     digit = 16.0 ** (row % DIGITS)
     metrics = {f"sum{n}": (digit * (row // DIGITS == n)).mean() for n in range(ROWS // DIGITS)}
     return {"loss": model(x).square().mean(), **metrics}
