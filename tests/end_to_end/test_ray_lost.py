@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,21 @@ from support.runs import LIMIT_S, command, last_json, run
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
 pytestmark = pytest.mark.slow
 
+LASTS = """
+import sys, time, torch, quorate
+
+def loss(model, batch):
+    time.sleep(0.01)
+    return model(batch[0]).mean()
+
+trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=4,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+trainer.fit(torch.utils.data.TensorDataset(torch.ones(64, 1)), steps=int(sys.argv[1]))
+"""
+
 KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "3"))
+GONE_S = 10.0  # that Ray may take to end actors, on a busy machine
+STARTS = int(os.environ.get("QUORATE_TEST_STARTS", "3"))  # of runs that end in three ways
 
 
 def on_a_tower(updates: int) -> str:
@@ -60,3 +76,21 @@ def test_random_actors_are_killed_at_random_moments(tmp_path: Path) -> None:
     found = last_json(said.all)
     assert len(found["killed"]) == KILLS, said.all
     assert found["digest"] == on_a_tower(found["updates"])
+
+
+def test_nothing_of_a_run_is_left_on_a_cluster(tmp_path: Path) -> None:
+    (script := tmp_path / "lasts.py").write_text(LASTS)
+    with ray_cluster(tmp_path, 2) as cluster:
+        for number in range(STARTS):
+            how = (None, signal.SIGINT, signal.SIGKILL)[number % 3]
+            words = command(script, "5" if how is None else "100000", options=cluster.options(2))
+            with heard(words, cluster.env) as said:
+                if how is not None:
+                    said.wait_for("epoch 1")
+                    said.process.send_signal(how)
+                code = said.ended()
+            assert code == {None: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[how], said.all
+            until = time.monotonic() + GONE_S
+            while any((left := cluster.left()).values()):
+                assert time.monotonic() < until, (how, left)
+                time.sleep(0.1)

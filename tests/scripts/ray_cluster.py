@@ -4,18 +4,36 @@
 
 Arguments: the CPUs of each node; the first one is the head. Prints the address, then carries out
 what it reads, a line each, and prints "done": "kill N" kills node N, "add CPUS" adds one, and
-"drain N" has Ray drain node N, as before a preemption.
+"drain N" has Ray drain node N, as before a preemption. "left X" prints, in place of "done", what
+programs have left there: actors that are not dead, placement groups, and a line about objects.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import ray
+from ray._private.internal_api import memory_summary
+from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 100 << 20
+
+
+def left() -> dict[str, object]:
+    """Return what there is of other programs. The state that ``ray list`` has needs a dashboard."""
+    if not ray.is_initialized():
+        ray.init(cluster.address, log_to_driver=False)
+    alive = {name: actor["State"] for name, actor in actors().items() if actor["State"] != "DEAD"}
+    groups = ray.util.placement_group_table()
+    kept = [group for group in groups.values() if group["state"] != "REMOVED"]
+    summary = memory_summary(cluster.address, stats_only=True)
+    (objects,) = (line for line in summary.splitlines() if line.startswith("Plasma memory usage"))
+    return {"actors": alive, "groups": kept, "objects": objects}
+
 
 cluster = Cluster()
 try:
@@ -28,6 +46,9 @@ try:
         word, number = line.split()
         if word == "kill":
             cluster.remove_node(nodes[int(number)], allow_graceful=False)
+        elif word == "left":
+            print(json.dumps(left()), flush=True)
+            continue
         elif word == "drain":
             subprocess.run(
                 [

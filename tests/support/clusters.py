@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ray_cluster.py"
+OF_A_RUN = r"ray::quorate|AgentOfRay|dies_with"  # in command lines of actors, and of workers
 START_S = 120  # that nodes may take on a busy machine
 
 
@@ -38,11 +44,26 @@ class RayCluster:
         """Add a node."""
         self._tell(f"add {cpus}")
 
+    def left(self) -> dict[str, Any]:
+        """Return what runs have left: actors, placement groups, objects, and processes."""
+        left: dict[str, Any] = json.loads(self._asked("left it"))
+        objects = re.search(r", (\d+) objects", left["objects"])
+        assert objects is not None, left
+        words = {}
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                words[process.pid] = " ".join(process.cmdline())
+        processes = {pid: line for pid, line in words.items() if re.search(OF_A_RUN, line)}
+        return {**left, "objects": int(objects[1]), "processes": processes}
+
     def _tell(self, line: str) -> None:
+        assert self._asked(line) == "done"
+
+    def _asked(self, line: str) -> str:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        assert self._answer() == "done"
+        return self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
