@@ -49,12 +49,15 @@ class RayCluster:
         left: dict[str, Any] = json.loads(self._asked("left it"))
         objects = re.search(r", (\d+) objects", left["objects"])
         assert objects is not None, left
+        return {**left, "objects": int(objects[1]), "processes": self.processes(OF_A_RUN)}
+
+    def processes(self, pattern: str) -> dict[int, str]:
+        """Return the processes whose command line has the pattern: those by pid."""
         words = {}
         for process in psutil.Process(self._process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 words[process.pid] = " ".join(process.cmdline())
-        processes = {pid: line for pid, line in words.items() if re.search(OF_A_RUN, line)}
-        return {**left, "objects": int(objects[1]), "processes": processes}
+        return {pid: line for pid, line in words.items() if re.search(pattern, line)}
 
     def _tell(self, line: str) -> None:
         assert self._asked(line) == "done"

@@ -61,7 +61,7 @@ class Crew:
         least: int | None = None,
     ) -> None:
         self.now = 100.0
-        self.growth = None if least is None else Growth(least, "room")
+        self.growth = None if least is None else Growth(least, "there is room")
         devices = [f"cpu:{n}" for n in range(members)]
         self.members = Members(devices, TIMEOUT_S, self.growth)
         self.tells_exit, self.stubborn, self.gather_s = tells_exit, stubborn, gather_s
@@ -560,7 +560,8 @@ def test_a_crew_that_grows_begins_with_the_least_and_takes_others_as_they_come()
     crew.pass_time(GATHER_S)
     crew.pass_time(GATHER_S)
     assert [m.state for m in crew.members] == [State.READY, State.STARTING, State.STARTING]
-    waits = "waiting for workers: 1 is here of the 2 that it takes to begin; 2 wait for room"
+    here = "1 is here of the 2 that it takes to begin"
+    waits = f"waiting for workers: {here}; 2 start as soon as there is room"
     assert crew.lines == [waits]  # once
     crew.start_up(1, FIRST)
     assert [m.state for m in crew.members] == [State.JOINED, State.JOINED, State.STARTING]
@@ -596,7 +597,7 @@ def test_a_crew_that_grows_waits_when_nobody_is_left() -> None:
     crew.tick()
     crew.start(1)
     crew.pass_time(GATHER_S)
-    assert crew.lines[-1] == "waiting for workers: none is here; 2 wait for room"
+    assert crew.lines[-1] == "waiting for workers: none is here; 2 start as soon as there is room"
     assert crew.error is None
     crew.start_up(1, FIRST)
     assert crew.members[1].state is State.JOINED

@@ -105,7 +105,7 @@ def worker_processes(
 def _growth(workers: Workers) -> Growth | None:
     if workers.engine != engines.RAY or (demand := demanded(workers)).least is None:
         return None
-    return Growth(demand.least, f"room for {demand.text()} each in the Ray cluster")
+    return Growth(demand.least, f"the Ray cluster has room for {demand.text()} each")
 
 
 def _site(script: Script, arena: Arena, workers: Workers, count: int) -> Site:

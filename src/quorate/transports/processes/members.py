@@ -37,7 +37,7 @@ class Growth:
     """What a crew is that begins with some of its members, and takes the others as they come."""
 
     least: int  # with how many it begins
-    room: str  # what the others wait for, in words: "room for CPU=1 in the Ray cluster"
+    room: str  # what the others wait for, in words: "the Ray cluster has room for CPU=1"
 
 
 class Members:
@@ -248,7 +248,7 @@ class Members:
             here += f" of the {enough} that it takes to begin" if enough > 1 else ""
         attempts = [m.attempt for m in self._members if m.attempt is not None]
         pending = sum(not attempt.is_placed for attempt in attempts)
-        return f"waiting for workers: {here}; {pending} wait for {self._growth.room}"
+        return f"waiting for workers: {here}; {pending} start as soon as {self._growth.room}"
 
     def _waits_for_others(self, now: float, until: float) -> bool:
         """Return whether those that are ready are to wait for the others."""
