@@ -582,6 +582,20 @@ def test_those_that_have_room_are_waited_for_a_moment() -> None:
     assert [m.state for m in crew.members] == [State.JOINED, State.KILLED, State.STARTING]
 
 
+def test_one_of_a_fixed_crew_waits_for_room_as_long_as_it_may_start() -> None:
+    members = Members(["cpu"], TIMEOUT_S)
+    members[0].started(0.0, tells_exit=True, is_placed=False)
+    assert members[0].tick(TIMEOUT_S, is_computing=False) == [Kill(0)]
+    assert members[0].attempt is not None
+    took = "took more than worker_timeout_s=60 s to find a machine that has room for it"
+    assert members[0].attempt.kill_reason == took
+    # With room it has the time anew.
+    members = Members(["cpu"], TIMEOUT_S)
+    members[0].started(0.0, tells_exit=True, is_placed=False)
+    members[0].placed(TIMEOUT_S - 1.0)
+    assert members[0].tick(TIMEOUT_S, is_computing=False) == []
+
+
 def test_a_crew_that_grows_waits_when_nobody_is_left() -> None:
     crew = Crew(2, gather_s=GATHER_S, least=2)
     crew.open(FIRST)

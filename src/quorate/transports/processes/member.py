@@ -220,6 +220,8 @@ class Member:
             due = self._answers_due(attempt, is_computing=is_computing)
             if any(at <= now for at in due):
                 what = "answer" if attempt.is_here else "start"
+                if not attempt.is_placed:
+                    what = "find a machine that has room for it"
                 return self.kill(f"took more than worker_timeout_s={self._timeout_s:g} s to {what}")
         return []
 
