@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,14 @@ def plain(address: str, nbytes: int, workers: int, repeats: int) -> dict[str, fl
         for answer in [each.take_and_give.remote(ref) for each in actors]:
             ray.get(answer)
 
+    def take(ref: Any) -> None:
+        for each in actors:
+            ray.get(each.take.remote(ref))
+
     for _ in range(repeats + WARM_UP):
-        ref = timed("put", lambda: ray.put(parameters))
-        timed("take", lambda: [ray.get(each.take.remote(ref)) for each in actors])  # noqa: B023
-        del ref
+        put = timed("put", lambda: ray.put(parameters))
+        timed("take", partial(take, put))
+        del put
         timed("give", lambda: [ray.get(each.give.remote()).nbytes for each in actors])
         timed("at once", round_)
     ray.shutdown()

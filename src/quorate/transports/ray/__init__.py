@@ -10,6 +10,7 @@ sweeper     a process that ends what a local cluster leaves, also after the run 
 site        starts workers there
 published   what workers compute from, in the object store once
 hand        one worker: what is sent to its agent, and what comes from there
+near        one on the coordinator's own node, which has its memory, and a wire to it
 notices     which nodes are to go, and whether the cluster is there
 
 On a node:

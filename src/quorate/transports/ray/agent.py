@@ -31,6 +31,7 @@ from quorate.transports.processes.starter import Spawner
 from quorate.transports.processes.wire import Message
 from quorate.transports.processes.worker_process import WorkerProcess
 from quorate.transports.ray.guess import Guess, guessed
+from quorate.transports.ray.near import hand_over
 from quorate.transports.ray.relayed import (
     Part,
     arena_like,
@@ -92,8 +93,8 @@ class Agent:
         """Start the worker, and yield its news until it has ended; the last says how.
 
         Args:
-            start: the fields of a script, the folder that travelled with it, if one did, and the
-                worker's intra-op threads.
+            start: the fields of a script, the folder that travelled with it, if one did, the
+                worker's intra-op threads, and where the coordinator is.
         """
         told = unpacked(start)
         script = there = Script(**told["script"])
@@ -111,20 +112,35 @@ class Agent:
             return
         try:
             process.watch(self._selector, _nothing, _nothing)
-            yield self._news({"kind": "started", "pid": process.pid})
+            near = (told["node"], told["mark"]) == (here, facts["mark"])
+            near = near and self._handed_over(process, told["door"], told["key"])
+            yield self._news({"kind": "started", "pid": process.pid, "near": near})
             while not process.has_ended():
                 if os.getppid() != self._raylet:
                     os._exit(1)  # Ray on this node is gone; it may take this process seconds to see
                 for key, _ in self._selector.select(BEAT_S):
                     key.data()
-                yield from self._round(process)
-            yield from self._round(process)  # what it sent before it ended counts
+                if not near:
+                    yield from self._round(process)
+                yield from self._leaving()
+            if not near:
+                yield from self._round(process)  # what it sent before it ended counts
             ending = process.ending()
             if ending.is_kill and oom_kills() > kills:
                 ending = ending._replace(is_out_of_memory=True)
             yield self._news({"kind": "ended", **ending._asdict()})
         finally:
             process.close()
+
+    def _handed_over(self, process: WorkerProcess, door: str | None, key: str) -> bool:
+        """Hand the worker over to a coordinator on this node; return whether."""
+        if door is None or process.exit is None or process.wire.has_unsent:
+            return False
+        if not hand_over(door, key, process.wire, process.exit):
+            return False
+        process.deaf()
+        process.wire.close()  # it has to be cut when the coordinator ends
+        return True
 
     def _round(self, process: WorkerProcess) -> Iterator[News]:
         """Pass on what has come, in both directions."""
@@ -139,11 +155,14 @@ class Agent:
             self._take(process, self._told.pop(self._taken))
             self._taken += 1
         yield from self._ordered(process)
+        if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
+            yield self._news(None)
+
+    def _leaving(self) -> Iterator[News]:
+        """Tell once that this actor was asked to end."""
         if self._is_to_leave and not self._has_said_so:
             self._has_said_so = True
             yield self._news({"kind": "leaves"})
-        if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
-            yield self._news(None)
 
     def _passed_on(self, process: WorkerProcess, message: Message) -> Iterator[News]:
         """Yield what a message of the worker's is for the coordinator."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Hand
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.guess import likely_next
+from quorate.transports.ray.near import Door, Near
 from quorate.transports.ray.published import Published, Ref
 from quorate.transports.ray.relayed import (
     Part,
@@ -83,6 +85,7 @@ class RayHand(Hand):
         arena: the coordinator's.
         published: what workers compute from.
         threads: intra-op threads of the worker.
+        door: where agents of this node hand over their worker, if there is one.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class RayHand(Hand):
         arena: Arena,
         published: Published,
         threads: int,
+        door: Door | None,
     ) -> None:
         super().__init__(number)
         self.is_placed = False
@@ -115,10 +119,21 @@ class RayHand(Hand):
         self._inbox: deque[Message] = deque()
         self._is_closed = False
         self._bell: Alarm | None = None
+        self._door = door
+        self._key = secrets.token_hex(16)  # of this life of the worker, at the door
+        self._near: Near | None = None  # set by the listener
         self._actor = actor.remote(number)
         self._tell = self._actor.tell.options(concurrency_group=ORDERS)
         serve = self._actor.serve.options(num_returns="streaming", concurrency_group=NEWS)
-        told = {"script": asdict(script), "folder": folder and str(folder), "threads": threads}
+        told = {
+            "script": asdict(script),
+            "folder": folder and str(folder),
+            "threads": threads,
+            "node": ray.get_runtime_context().get_node_id(),
+            "mark": this_host.mark(),
+            "door": door and door.name,
+            "key": self._key,
+        }
         news = serve.remote(packed(told))
         self._listener = threading.Thread(
             target=self._listen, args=(news,), name=f"quorate-listens-to-{number}", daemon=True
@@ -138,14 +153,19 @@ class RayHand(Hand):
     @property
     def is_cut(self) -> bool:
         """Whether nothing more will come from it."""
-        return self._is_cut
+        return self._is_cut if self._near is None else self._near.line.wire.is_cut
 
     def watch(
         self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
     ) -> None:
         """Have a selector tell when it was heard from, and when it ended."""
+        is_watched = False
 
         def both() -> None:
+            nonlocal is_watched
+            if self._near is not None and not is_watched:
+                is_watched = True
+                self._near.watch(selector, hear, look)
             hear()
             look()
 
@@ -153,18 +173,26 @@ class RayHand(Hand):
         self._bell.ring()  # it may have been heard from before
 
     def deaf(self) -> None:
-        """Do nothing: there is nothing to hear any more."""
+        """Listen no more to a worker of this node; another's agent has nothing more to say."""
+        if self._near is not None:
+            self._near.line.deaf()
 
     def flush(self) -> None:
-        """Do nothing: Ray has what waits."""
+        """Send what waits for a worker of this node; else Ray has it. Does not block."""
+        if self._near is not None:
+            self._near.line.flush()
 
     def arrived(self) -> list[Message]:
         """Return all messages that are here. Does not block."""
-        return [self._inbox.popleft() for _ in range(len(self._inbox))]
+        messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
+        if self._near is not None:
+            messages += map(self._placed, self._near.line.wire.arrived())
+        return messages
 
     def has_ended(self) -> bool:
         """Return whether it is gone, and all it said is here. Does not block."""
-        return self._ending is not None
+        # A worker of this node writes to the coordinator's memory until it is gone itself.
+        return self._ending is not None and (self._near is None or self._near.has_ended())
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether it ends in time. Blocks."""
@@ -173,6 +201,8 @@ class RayHand(Hand):
 
     def kill(self) -> None:
         """End its actor, and so its process. Does not block."""
+        if self._near is not None:
+            self._near.kill()
         with suppress(RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
 
@@ -191,6 +221,8 @@ class RayHand(Hand):
             self._listener.join(END_S)
         # After this nobody may call Ray for it: once it is shut down, a call would start another.
         self._is_closed = True
+        if self._near is not None:
+            self._near.close()
         if self._bell is not None:
             self._bell.close()
             self._bell = None
@@ -199,6 +231,9 @@ class RayHand(Hand):
 
     def post(self, message: Message, *fds: int) -> None:
         """Send it a message, with images of what the message is about. Does not block for long."""
+        if self._near is not None:
+            self._near.line.post(message, *fds)
+            return
         parts, refs = list[Part](), list[Ref]()
         if "amendments" in message and message["amendments"]["frozen"] != self._frozen:
             self._frozen = message["amendments"]["frozen"]
@@ -237,16 +272,19 @@ class RayHand(Hand):
         """Report that it cannot be reached any more, nor can Ray. Any thread may."""
         if self._ending is None:
             self._is_closed = True  # whatever comes is too late
+            if self._near is not None:
+                self._near.kill()
             self._ending = Ending(1, node=self._node, lost="the Ray cluster")
             self._ring()
 
     def cancel(self, ticket: int) -> None:
-        """Tell its agent of a ticket that is cancelled."""
-        self._order({"kind": "cancel", "ticket": ticket})
+        """Tell its agent of a ticket that is cancelled, if it does not see this arena."""
+        if self._near is None:
+            self._order({"kind": "cancel", "ticket": ticket})
 
-    def _withdraw(self, **named: object) -> bool:  # noqa: ARG002
-        """Return False: what was sent is Ray's."""
-        return False
+    def _withdraw(self, **named: object) -> bool:
+        """Take back a message that waits; what was sent to an agent is Ray's."""
+        return self._near is not None and self._near.line.wire.withdraw(**named)
 
     def _values(self, compute: Message) -> tuple[list[Part], list[Ref]]:
         """Return what a shard is computed from, unless its node has it."""
@@ -305,6 +343,9 @@ class RayHand(Hand):
                 return
             case "started":
                 self._pid = message["pid"]
+                if message["near"] and self._door is not None:
+                    self._near = self._door.take(self._key)
+                    self._ring()
                 return
             case "leaves":
                 self.leave("where its actor was asked to end")
@@ -317,10 +358,14 @@ class RayHand(Hand):
                 slot = self._orders.pop(message["ticket"])
                 if image is not None:
                     image_of(self._arena, Part.RESULT, slot)[:] = image
+        self._inbox.append(self._placed(message))
+        self._ring()
+
+    def _placed(self, message: Message) -> Message:
+        """Return a message, with a note of the worker's node if it is of an error."""
         if "error" in message:
             message["error"]["notes"].append(f"quorate: worker {self.number} is on {self._node}")
-        self._inbox.append(message)
-        self._ring()
+        return message
 
     def _meet(self, hello: Message) -> None:
         """Take note of where it is, and refuse a node that would compute something else."""
