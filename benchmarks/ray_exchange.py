@@ -45,7 +45,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.transports.job import Job
 from quorate.transports.processes.channel import ProcessesChannel
 from quorate.transports.processes.worker import here
-from quorate.transports.ray.hand import RayHand
+from quorate.transports.ray.results import Results
 
 PLACES = ("here", "there", "both")
 WARM_UP = 3
@@ -125,12 +125,8 @@ def _compute_once(folder: Path) -> None:
 
 def _watch(ready: dict[int, float], in_: dict[int, float], moved: list[int]) -> None:
     """In the coordinator: note when parameters are ready, when gradients are in; count bytes."""
-    collect, publish, hear, put = (
-        ProcessesChannel.collect,
-        ProcessesChannel.publish,
-        RayHand._hear,
-        ray.put,
-    )
+    collect, publish = ProcessesChannel.collect, ProcessesChannel.publish
+    fetch, put = Results._fetch, ray.put
 
     def collecting(self: ProcessesChannel, step: int, *of: Any) -> Any:
         in_[step] = time.monotonic()
@@ -140,9 +136,9 @@ def _watch(ready: dict[int, float], in_: dict[int, float], moved: list[int]) -> 
         publish(self)
         ready[max(in_, default=-1) + 1] = time.monotonic()
 
-    def hearing(self: RayHand, message: Any, image: Any) -> None:
-        moved[1] += 0 if image is None else image.nbytes
-        hear(self, message, image)
+    def fetching(self: Results, ref: Any, slot: int) -> None:
+        moved[1] += self._arena.slot_bytes
+        fetch(self, ref, slot)
 
     def putting(value: Any, **options: Any) -> Any:
         moved[0] += getattr(value, "nbytes", 0)
@@ -151,7 +147,7 @@ def _watch(ready: dict[int, float], in_: dict[int, float], moved: list[int]) -> 
     ProcessesChannel.collect = collecting  # type: ignore[method-assign]
     ProcessesChannel.publish = publishing  # type: ignore[method-assign]
     ShardSum.add = lambda self, _: self  # type: ignore[method-assign]
-    RayHand._hear = hearing  # type: ignore[method-assign]
+    Results._fetch = fetching  # type: ignore[method-assign]
     ray.put = putting
 
 
