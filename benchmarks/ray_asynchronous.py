@@ -161,7 +161,8 @@ def server(options: argparse.Namespace) -> dict[str, float]:
             first_s = time.monotonic() - options.begun
         if update == WARM_UP - 1:
             begun = time.perf_counter()
-    ray.wait([weights], fetch_local=False)
+    found: dict[str, torch.Tensor] = ray.get(weights)  # raises what was raised on the way
+    assert all(values.isfinite().all() for values in found.values())
     return {"updates/s": options.steps / (time.perf_counter() - begun), "first_s": first_s}
 
 
@@ -215,8 +216,12 @@ def main() -> None:
         print(json.dumps(found))
         return
     if "RAY_AUTH_TOKEN" not in os.environ:  # Ray reads it as it is imported
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **token})
+        env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+        # Actors import the network, and have none of this script's own paths.
+        own = Path(__file__).resolve().parent
+        paths = [str(own), str(own.parent / "examples"), os.environ.get("PYTHONPATH")]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **env})
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
     results: dict[str, list[dict[str, float]]] = {}
     for place in PLACES:
