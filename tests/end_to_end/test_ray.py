@@ -38,8 +38,8 @@ LOCAL = ("--engine", "ray", "--workers", "2")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """Two nodes, of two CPUs and of one."""
-    with ray_cluster(tmp_path_factory.mktemp("cluster"), 2, 1) as running:
+    """Two nodes, of one CPU and of two."""
+    with ray_cluster(tmp_path_factory.mktemp("cluster"), 1, 2) as running:
         yield running
 
 
@@ -90,6 +90,15 @@ def test_what_is_in_no_vector_travels_too(references: References, cluster: RayCl
         assert ended[name].code == 0, ended[name].said
         expected = references.on_a_tower(script, *arguments).out.splitlines()[-1]
         assert ended[name].out.splitlines()[-1] == expected
+
+
+def test_results_of_one_node_come_as_one_sum(references: References, cluster: RayCluster) -> None:
+    expected = references.on_a_tower("ray_sums.py", "60").json["digest"]
+    ended = run(command("ray_sums.py", "60", options=cluster.options(3)), cluster.env)
+    assert ended.code == 0, ended.said
+    found = last_json(ended.out)
+    assert found["digest"] == expected
+    assert found["sums"].get("2", 0) > 0, found  # two of the three are on one node
 
 
 def test_the_same_bits_whoever_is_killed(references: References) -> None:

@@ -112,13 +112,14 @@ class Played:
 
     def round(self) -> list[tuple[dict[str, Any], Any]]:
         news = []
-        for text, image in self.agent._round(self.worker):
-            message = unpacked(text)["message"]
-            if message is not None:
-                result = None
-                if image is not None:
-                    result = torch.frombuffer(bytearray(image), dtype=torch.float32)[0].item()
-                news.append((message, result))
+        all_news = self.agent._round(self.worker)
+        for text in all_news:
+            told, result = unpacked(text), None
+            if told["has_image"]:
+                image = bytearray(next(all_news))
+                result = torch.frombuffer(image, dtype=torch.float32)[0].item()
+            if told["message"] is not None:
+                news.append((told["message"], result))
         return news
 
     def close(self) -> None:

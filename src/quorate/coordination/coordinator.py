@@ -179,8 +179,8 @@ class Coordinator:
 
     def _take(self, event: Event, now: float) -> Iterable[Effect]:
         match event:
-            case Joined(worker):
-                self._join(worker, now)
+            case Joined(worker, place):
+                self._join(worker, place, now)
             case Left():
                 return self._leave(event)
             case Done(worker, step, shard):
@@ -205,11 +205,11 @@ class Coordinator:
                 return self._replace_silent(now)
         return []
 
-    def _join(self, worker: int, now: float) -> None:
+    def _join(self, worker: int, place: str, now: float) -> None:
         if worker in self._members:
             raise self._error(f"worker {worker} joined twice")
         self.begun_at = now if self.begun_at is None else self.begun_at
-        self._members.join(worker)
+        self._members.join(worker, place)
         self._steps.forget_homes()
 
     def _leave(self, event: Left) -> list[Effect]:

@@ -159,7 +159,8 @@ class Dealing:
         # The version is of now and not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
         member.task = Task(step.number, shard, self._steps.applied, now)
-        return Compute(worker, step.number, shard, reason, member.rank_of, instead_of)
+        told = (worker, step.number, shard, reason, member.rank_of, instead_of)
+        return Compute(*told, is_needed=step.needed == step.shards)
 
     # --- shards that nobody has begun -------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Times are in seconds of one monotonic clock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -34,6 +34,7 @@ class Member:
     """One life of a worker, from ``Joined`` to ``Left``."""
 
     task: Task | None = None
+    place: str = ""  # where it is: those of one place are neighbours; "" is the coordinator's own
     rank_of: tuple[int, int] = (0, 1)  # (rank, number of workers)
     is_replaced: bool = False  # it is being ended: it may report still, and gets nothing more
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -69,9 +70,9 @@ class Members:
         """The numbers of the workers, in order."""
         return tuple(self._by_number)
 
-    def join(self, worker: int) -> None:
+    def join(self, worker: int, place: str = "") -> None:
         """Add a worker. Ranks change."""
-        self._by_number[worker] = Member()
+        self._by_number[worker] = Member(place=place)
         self._by_number = dict(sorted(self._by_number.items()))
         self._rank()
 
@@ -82,7 +83,15 @@ class Members:
         return task
 
     def _rank(self) -> None:
-        for rank, member in enumerate(self._by_number.values()):
+        # Large places come first, where subtrees of a power of two begin: what a place has of one
+        # can be added there. The coordinator's own comes last: nothing travels from there.
+        sizes = Counter(member.place for member in self._by_number.values())
+
+        def order(entry: tuple[int, Member]) -> tuple[bool, int, str, int]:
+            place = entry[1].place
+            return not place, -sizes[place], place, entry[0]
+
+        for rank, (_, member) in enumerate(sorted(self._by_number.items(), key=order)):
             member.rank_of = (rank, len(self._by_number))
 
     def ranks(self) -> dict[int, tuple[int, int]]:

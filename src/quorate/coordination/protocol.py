@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Joined:
-    """Worker w is ready to compute."""
+    """Worker w is ready to compute. Workers of one place are given neighbouring shards."""
 
     worker: int
+    place: str = field(default="", compare=False, repr=False)  # "": the coordinator's own
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Compute:
     reason: str
     rank_of: tuple[int, int] = field(default=(0, 1), compare=False)  # (its rank, of how many)
     instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
+    is_needed: bool = field(default=False, compare=False)  # no update of the step is without it
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -19,6 +20,13 @@ from quorate.replica.torch_internals import copy_all
 
 ALIGNMENT_BYTES = 64
 LARGE = 1 << 17  # elements of a tensor that is worth an operation of its own
+
+
+class Memory(Protocol):
+    """Bytes that tensors can lie in, as in a ``Segment``."""
+
+    def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
+        """Return the (count,) elements from byte ``start`` on."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +87,13 @@ class Layout:
         """Return zeroed vectors of this layout in memory that other processes can map."""
         return self.over(Segment(max(1, self.nbytes)))
 
-    def over(self, segment: Segment, start: int = 0) -> Flat:
-        """Return vectors of this layout in a segment, from byte ``start`` (a multiple of 64) on."""
+    def over(self, memory: Memory, start: int = 0) -> Flat:
+        """Return vectors of this layout in memory, from byte ``start`` (a multiple of 64) on."""
         vectors = []
         for size, dtype in zip(self.sizes, self.dtypes, strict=True):
-            vectors.append(segment.tensor(dtype, size, start))
+            vectors.append(memory.tensor(dtype, size, start))
             start += size * dtype.itemsize
-        return Flat(self, vectors, segment)
+        return Flat(self, vectors, memory if isinstance(memory, Segment) else None)
 
     @property
     def nbytes(self) -> int:

@@ -39,6 +39,8 @@ class Alarm:
             os.close(write)
 
     def _heard(self) -> None:
+        if self._write < 0:
+            return  # closed by what else was ready in the same round: its number may be another's
         with suppress(BlockingIOError):
             os.read(self._read, 4096)
         if self._then is not None:

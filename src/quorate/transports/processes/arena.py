@@ -21,7 +21,7 @@ from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment, require
 from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
-from quorate.replica.flat import Flat, Layout
+from quorate.replica.flat import Flat, Layout, Memory
 from quorate.replica.model import bind, trainable
 from quorate.replica.snapshots import Vectors
 from quorate.replica.witness import writes
@@ -315,15 +315,15 @@ class Arena:
     def _slot(self, number: int) -> Vectors:
         return self.slot_in(self._segment, self._slots_at + number * self.slot_bytes)
 
-    def slot_in(self, segment: Segment, start: int = 0) -> Vectors:
-        """Return a slot that lies in a segment, from byte ``start`` on."""
+    def slot_in(self, memory: Memory, start: int = 0) -> Vectors:
+        """Return a slot that lies in memory, from byte ``start`` on."""
         floats_at = start + _up(self.parameters.layout.nbytes, 64)
         floats, integer_buffers = self.current.floats.numel(), self.current.integer_buffers.numel()
         return Vectors(
-            self.parameters.layout.over(segment, start),
-            segment.tensor(torch.float64, floats, floats_at),
-            segment.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
-            self._writes.over(segment, start + self._written_at) if self.written else None,
+            self.parameters.layout.over(memory, start),
+            memory.tensor(torch.float64, floats, floats_at),
+            memory.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
+            self._writes.over(memory, start + self._written_at) if self.written else None,
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:

@@ -82,6 +82,7 @@ class ProcessesChannel:
         self._pending: dict[tuple[int, int, int], _Result] = {}  # neither kept nor discarded
         # By step: what is kept and not yet added, and the sums of the rest.
         self._kept: dict[int, deque[tuple[Node, _Result]]] = {}
+        self._has: dict[int, set[int]] = {}  # the shards of it that are kept, added or not
         self._sums: dict[int, TreeSum[_Result]] = {}
         self._collected: list[_Result] = []
         self._is_shown = False  # whether workers see the coordinator's buffers as they are
@@ -100,8 +101,10 @@ class ProcessesChannel:
             case Keep(worker, step, shard):
                 if step not in self._sums:
                     self._kept[step] = deque()
+                    self._has[step] = set()
                     self._sums[step] = TreeSum(self.job.plan.shards_of(step), self._add)
                 self._kept[step].append(((0, shard), self._pending.pop((worker, step, shard))))
+                self._has[step].add(shard)
             case Discard(worker, step, shard):
                 self._give_back(self._pending.pop((worker, step, shard)))
             case Cancel(worker):
@@ -145,6 +148,7 @@ class ProcessesChannel:
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:  # noqa: ARG002
         """Return the sums of a step. They lie in their slots until ``publish``."""
+        del self._has[step]
         parts = [*self._sums.pop(step).parts.items(), *self._kept.pop(step)]
         self._collected = [result for _, result in parts]
         return [(node, result.sum) for node, result in parts]
@@ -193,9 +197,9 @@ class ProcessesChannel:
 
     # --- what the transport reports ---------------------------------------------------------------
 
-    def joined(self, worker: int) -> None:
+    def joined(self, worker: int, place: str = "") -> None:
         """Report that a worker takes part."""
-        self._events.append(Joined(worker))
+        self._events.append(Joined(worker, place))
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
         """Report that a worker is gone; the shard that it computed is lost, its results are not."""
@@ -218,11 +222,35 @@ class ProcessesChannel:
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
 
     def done(self, worker: int, message: Message) -> None:
-        """Take in a shard that is computed; its result lies in the slot that was lent for it."""
+        """Take in a shard that is computed; its result lies in the slot that was lent for it.
+
+        Or take in a group of shards of one step that were added before they came, in their order:
+        the sum lies in this worker's slot. All of them are in their step's sum, or none is, and
+        they have to come apart.
+        """
+        group = message.get("group", [(worker, message)])
+        if len(group) > 1 and not all(self._will_count(*each) for each in group):
+            message["apart"]()
+            return
         if not self._is_expected(worker, message):
             return
-        _, step, shard, number = running = self._running.pop(worker)
-        self._end(worker, running, keep_slot=True)
+        slot = self._running[worker].slot
+        for place, (number, own) in enumerate(group):
+            self._take(number, own, slot, has_vectors=place == 0)  # the others are added to it
+
+    def _will_count(self, worker: int, message: Message) -> bool:
+        """Return whether a shard of a step that needs all of them will be in its sum."""
+        if not self._is_expected(worker, message):
+            return False
+        _, step, shard, _ = self._running[worker]
+        others = ((t, s) for _, t, s in self._pending)
+        return shard not in self._has.get(step, ()) and (step, shard) not in others
+
+    def _take(self, worker: int, message: Message, held: int | None, *, has_vectors: bool) -> None:
+        """Take in a shard whose result, or a sum that it is in, lies in the slot of this number."""
+        _, step, shard, lent = running = self._running.pop(worker)
+        self._end(worker, running, keep_slot=lent == held)
+        number = held if has_vectors else None
         slot = None if number is None else self._transport.arena.slot(number)
         missing = message["missing"]
         self._pending[worker, step, shard] = _Result(
@@ -286,6 +314,7 @@ class ProcessesChannel:
                 "slot": slot,
                 "snapshot": snapshot and [snapshot.number, snapshot.version],
                 "rank_of": effect.rank_of,
+                "is_needed": effect.is_needed,
             },
         )
 

@@ -29,6 +29,7 @@ class Hand(ABC):
         self.host: str | None = None  # that it is on, where there are several
         self.is_elsewhere = False  # on another host, or in another container
         self.is_placed = True  # else it says so when a machine has room for it
+        self.place = ""  # where it is, if results of workers there are added there: see ``Joined``
         self._amended = 0  # the number of the newest ``Amendments`` that it has
 
     def post_with(self, amendments: Amendments, message: Message, *fds: int) -> None:

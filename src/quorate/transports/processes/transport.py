@@ -244,7 +244,7 @@ class Processes:
                 case Close(number, job):
                     self._close_job(self._process(number), job)
                 case Join(number, job):
-                    self._channels[job].joined(number)
+                    self._channels[job].joined(number, self._process(number).place)
                 case Leave(number, job, reason, crashed):
                     self._channels[job].left(number, reason, crashed=crashed)
                 case Kill(number):
@@ -346,7 +346,8 @@ class Processes:
                     process.post({"kind": "close", "job": channel.number})
                     self._ask(process, channel)
             case "done":
-                member.computed()
+                for worker, _ in message.get("group", [(number, message)]):
+                    self.members[worker].computed()
                 if channel is not None:
                     channel.done(number, message)
             case "left off" if channel is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
-from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
+from selectors import EVENT_READ, BaseSelector
 from typing import IO
 
 from quorate.machine.descriptors import require_descriptors
@@ -15,6 +14,7 @@ from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Hand
 from quorate.transports.processes.starter import Starter, new_starter
+from quorate.transports.processes.watched_wire import WatchedWire
 from quorate.transports.processes.wire import Message, Wire
 
 _TAIL = 2000  # characters of its output that are shown
@@ -39,6 +39,7 @@ class WorkerProcess(Hand):
         super().__init__(number)
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  up to the training loop
         self.wire, theirs = Wire.pair()
+        self._line = WatchedWire(self.wire)
         try:
             self._process = starter.start(theirs, self._output)
         except BaseException:
@@ -56,29 +57,24 @@ class WorkerProcess(Hand):
     ) -> None:
         """Have a selector tell when it was heard from, or takes what waits, and when it ended."""
         self._selector = selector
-        selector.register(self.wire.socket, EVENT_READ, hear)
+        self._line.watch(selector, hear)
         if self.exit is not None:
             selector.register(self.exit, EVENT_READ, look)
-        self.flush()
 
     def deaf(self) -> None:
-        """Look at its wire no more: it is cut."""
-        if self._selector is not None:
-            with suppress(KeyError):
-                self._selector.unregister(self.wire.socket)
+        """Look at its wire no more: it is cut, or handed over."""
+        self._line.deaf()
 
     def post(self, message: Message, *fds: int) -> None:
         """Send it a message, now or when it takes it. Does not block: it may be stopped."""
-        self.wire.post(message, fds)
-        self._look_at_wire()
+        self._line.post(message, *fds)
 
     def cancel(self, ticket: int) -> None:
         """Do nothing: it looks into the arena itself."""
 
     def flush(self) -> None:
         """Send what waits, as far as it takes it. Does not block."""
-        self.wire.flush()
-        self._look_at_wire()
+        self._line.flush()
 
     def arrived(self) -> list[Message]:
         """Return all messages that are here. Does not block."""
@@ -91,14 +87,6 @@ class WorkerProcess(Hand):
 
     def _withdraw(self, **named: object) -> bool:
         return self.wire.withdraw(**named)
-
-    def _look_at_wire(self) -> None:
-        key = None
-        if self._selector is not None:
-            key = self._selector.get_map().get(self.wire.socket)
-        events = EVENT_READ | (EVENT_WRITE if self.wire.has_unsent else 0)
-        if self._selector is not None and key is not None and key.events != events:
-            self._selector.modify(self.wire.socket, events, key.data)
 
     @property
     def pid(self) -> int | None:
@@ -135,13 +123,12 @@ class WorkerProcess(Hand):
 
     def close(self) -> None:
         """Kill it if it lives, wait for its exit, and close what belonged to it."""
-        self.deaf()
         if self._selector is not None and self.exit is not None:
             self._selector.unregister(self.exit)
         self._process.kill()
         self._process.wait()
         self._process.close()
-        self.wire.close()
+        self._line.close()
         self._output.close()
 
     def _tail(self) -> str:

@@ -10,10 +10,15 @@ sweeper     a process that ends what a local cluster leaves, also after the run 
 site        starts workers there
 published   what workers compute from, in the object store once
 hand        one worker: what is sent to its agent, and what comes from there
+near        one on the coordinator's own node, which has its memory, and a wire to it
+open_job    what it knows of a job: what is ordered, and what is likely to follow
+results     how what others have computed comes into the coordinator's memory
+node_sums   which results of a node wait for each other, to be added there
 notices     which nodes are to go, and whether the cluster is there
 
 On a node:
 agent       an actor: one worker process, its memory, and what is passed on
+adding      adds results of the node's workers
 
 On both:
 relayed     what travels

@@ -30,7 +30,9 @@ from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import Spawner
 from quorate.transports.processes.wire import Message
 from quorate.transports.processes.worker_process import WorkerProcess
+from quorate.transports.ray.adding import Adder
 from quorate.transports.ray.guess import Guess, guessed
+from quorate.transports.ray.near import hand_over
 from quorate.transports.ray.relayed import (
     Part,
     arena_like,
@@ -45,11 +47,11 @@ BEAT_S = 0.2  # how often it tells what its worker is at
 ANSWERS = ("done", "failed", "left off")  # to a shard
 
 Order = tuple[Message, tuple[Image, ...]]
-News = tuple[bytes, Image | None]
+News = bytes | Image  # a message, which says whether an image follows
 
 
 class Agent:
-    """One worker of this node. Ray calls ``serve`` and ``tell`` in a thread each.
+    """One worker of this node. Ray calls ``serve``, ``tell`` and ``add`` in a thread each.
 
     Args:
         number: of the worker.
@@ -68,6 +70,7 @@ class Agent:
         self._slot = 0  # of its arena, for the newest result; there are two
         self._cancelled: int | None = None  # ticket
         self._arena: Arena | None = None
+        self._adder: Adder | None = None
         self._is_cut = False
         self._told_at = 0.0
         self._is_to_leave = self._has_said_so = False
@@ -88,12 +91,19 @@ class Agent:
         self._told[number] = unpacked(message), images
         self._alarm.ring()
 
+    def add(self, told: bytes, *images: Image) -> Image:
+        """Return the sum of results of workers of this node."""
+        assert self._arena is not None  # one of them is this worker's
+        self._adder = self._adder or Adder(self._arena)
+        message = unpacked(told)
+        return self._adder.sum(dict(zip(message["of"], images, strict=True)), message["shards"])
+
     def serve(self, start: bytes) -> Iterator[News]:
         """Start the worker, and yield its news until it has ended; the last says how.
 
         Args:
-            start: the fields of a script, the folder that travelled with it, if one did, and the
-                worker's intra-op threads.
+            start: the fields of a script, the folder that travelled with it, if one did, the
+                worker's intra-op threads, and where the coordinator is.
         """
         told = unpacked(start)
         script = there = Script(**told["script"])
@@ -111,20 +121,35 @@ class Agent:
             return
         try:
             process.watch(self._selector, _nothing, _nothing)
-            yield self._news({"kind": "started", "pid": process.pid})
+            near = (told["node"], told["mark"]) == (here, facts["mark"])
+            near = near and self._handed_over(process, told["door"], told["key"])
+            yield self._news({"kind": "started", "pid": process.pid, "near": near})
             while not process.has_ended():
                 if os.getppid() != self._raylet:
                     os._exit(1)  # Ray on this node is gone; it may take this process seconds to see
                 for key, _ in self._selector.select(BEAT_S):
                     key.data()
-                yield from self._round(process)
-            yield from self._round(process)  # what it sent before it ended counts
+                if not near:
+                    yield from self._round(process)
+                yield from self._leaving()
+            if not near:
+                yield from self._round(process)  # what it sent before it ended counts
             ending = process.ending()
             if ending.is_kill and oom_kills() > kills:
                 ending = ending._replace(is_out_of_memory=True)
             yield self._news({"kind": "ended", **ending._asdict()})
         finally:
             process.close()
+
+    def _handed_over(self, process: WorkerProcess, door: str | None, key: str) -> bool:
+        """Hand the worker over to a coordinator on this node; return whether."""
+        if door is None or process.exit is None or process.wire.has_unsent:
+            return False
+        if not hand_over(door, key, process.wire, process.exit):
+            return False
+        process.deaf()
+        process.wire.close()  # it has to be cut when the coordinator ends
+        return True
 
     def _round(self, process: WorkerProcess) -> Iterator[News]:
         """Pass on what has come, in both directions."""
@@ -139,11 +164,14 @@ class Agent:
             self._take(process, self._told.pop(self._taken))
             self._taken += 1
         yield from self._ordered(process)
+        if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
+            yield self._news(None)
+
+    def _leaving(self) -> Iterator[News]:
+        """Tell once that this actor was asked to end."""
         if self._is_to_leave and not self._has_said_so:
             self._has_said_so = True
             yield self._news({"kind": "leaves"})
-        if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
-            yield self._news(None)
 
     def _passed_on(self, process: WorkerProcess, message: Message) -> Iterator[News]:
         """Yield what a message of the worker's is for the coordinator."""
@@ -199,8 +227,10 @@ class Agent:
         if following is not None:
             self._guess = Guess(following, self._give(process, following))
         has_result = answer["kind"] == "done" and order["slot"] is not None
-        # Ray copies the image before it asks for the next piece of news.
-        yield self._news(answer, self._image_of_result(slot) if has_result else None)
+        yield self._news(answer, has_image=has_result)
+        if has_result:
+            # Ray copies the image before it asks for the next piece of news.
+            yield self._image_of_result(slot)
 
     def _take(self, process: WorkerProcess, order: Order) -> None:
         """Take the next order; some are for now, the others for when the worker has answered."""
@@ -268,16 +298,17 @@ class Agent:
         assert self._arena is not None
         return image_of(self._arena, Part.RESULT, slot)
 
-    def _news(self, message: Message | None, image: Image | None = None) -> News:
+    def _news(self, message: Message | None, *, has_image: bool = False) -> bytes:
         """Return a piece of news: a message of the worker's, and what it is at."""
         self._told_at = time.monotonic()
         news: dict[str, Any] = {"message": message, "doing": None, "ahead": None}
+        news["has_image"] = has_image
         if self._arena is not None:
             doing = self._arena.doing(self._number)
             age_s = time.monotonic() - doing.since  # clocks of two hosts have nothing in common
             news["doing"] = doing._replace(since=age_s)
             news["ahead"] = self._arena.loaded_ahead(self._number)
-        return packed(news), image
+        return packed(news)
 
 
 class AgentOfRay(Agent):

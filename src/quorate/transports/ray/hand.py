@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 import time
@@ -12,24 +13,23 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from selectors import BaseSelector
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
-from quorate.coordination.plan import Plan, from_json
 from quorate.errors import cut
 from quorate.machine import this_host
 from quorate.machine.shared_memory import Segment
-from quorate.transports.job import Evaluation, Job, Training, class_of
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Hand
 from quorate.transports.processes.wire import Message
-from quorate.transports.ray.guess import likely_next
-from quorate.transports.ray.published import Published, Ref
+from quorate.transports.ray.near import Door, Near
+from quorate.transports.ray.open_job import OpenJob
+from quorate.transports.ray.published import Given, Published, Ref
 from quorate.transports.ray.relayed import (
     Part,
     described,
@@ -38,37 +38,14 @@ from quorate.transports.ray.relayed import (
     packed,
     unpacked,
 )
+from quorate.transports.ray.results import Order, Results
 from quorate.transports.worker_status import Doing
 
-NEWS, ORDERS = "news", "orders"  # threads of an agent
+NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an agent
 
 END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
 LOST_S = 1.0  # that an agent may take to end without Ray
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
-
-
-class _Job(NamedTuple):
-    """What a hand knows of a job that is open."""
-
-    averaged: bool  # whether it computes from averaged parameters
-    plan: Plan
-    steps: range
-    kind: type[Job]
-
-    @staticmethod
-    def of(message: Message) -> _Job:
-        """Return what the message says that asks a worker to join."""
-        plan = {**message["plan"], "is_ordered": False}  # which rows a shard has does not matter
-        steps = range(*message["steps"])
-        return _Job(message["averaged"], from_json(plan), steps, class_of(message["work"]))
-
-    def next(self, compute: Message) -> list[int] | None:
-        """Return step and shard of what is likely to be asked for next, of the same parameters."""
-        if compute["snapshot"] or self.kind not in (Training, Evaluation):
-            return None
-        goes_on = self.kind is Evaluation
-        at, rank_of = (compute["step"], compute["shard"]), tuple(compute["rank_of"])
-        return likely_next(self.plan, self.steps, rank_of, at, goes_on=goes_on)
 
 
 class RayHand(Hand):
@@ -82,7 +59,9 @@ class RayHand(Hand):
         same: what has to be the same on its node as here, see ``same_everywhere``.
         arena: the coordinator's.
         published: what workers compute from.
+        results: what they have computed.
         threads: intra-op threads of the worker.
+        door: where agents of this node hand over their worker, if there is one.
     """
 
     def __init__(
@@ -94,7 +73,9 @@ class RayHand(Hand):
         same: Mapping[str, str],
         arena: Arena,
         published: Published,
+        results: Results,
         threads: int,
+        door: Door | None,
     ) -> None:
         super().__init__(number)
         self.is_placed = False
@@ -102,23 +83,37 @@ class RayHand(Hand):
         self._same = same
         self._arena = arena
         self._published = published
+        self._results = results
         self._ordered = 0
-        self._orders: dict[int, int | None] = {}  # ticket -> slot, of shards not answered yet
-        self._jobs: dict[int, _Job] = {}
-        self._has: dict[tuple[Part, ...], int] = {}  # the versions that its node has
+        self._orders: dict[int, Order] = {}  # by ticket: of shards not answered yet
+        self._jobs: dict[int, OpenJob] = {}
+        self._given = Given(published, arena)
         self._frozen = 0  # the number of the newest values of frozen parameters asked for
         self._pid: int | None = None
         self._node = ""
         self._is_cut = False
         self._leaves = False
         self._ending: Ending | None = None
-        self._inbox: deque[Message] = deque()
+        # Answers, and images that go to a slot before they are passed on.
+        self._inbox: deque[tuple[Message, int | None, Any]] = deque()
         self._is_closed = False
         self._bell: Alarm | None = None
+        self._door = door
+        self._key = secrets.token_hex(16)  # of this life of the worker, at the door
+        self._near: Near | None = None  # set by the listener
         self._actor = actor.remote(number)
         self._tell = self._actor.tell.options(concurrency_group=ORDERS)
+        self._add = self._actor.add.options(concurrency_group=SUMS)
         serve = self._actor.serve.options(num_returns="streaming", concurrency_group=NEWS)
-        told = {"script": asdict(script), "folder": folder and str(folder), "threads": threads}
+        told = {
+            "script": asdict(script),
+            "folder": folder and str(folder),
+            "threads": threads,
+            "node": ray.get_runtime_context().get_node_id(),
+            "mark": this_host.mark(),
+            "door": door and door.name,
+            "key": self._key,
+        }
         news = serve.remote(packed(told))
         self._listener = threading.Thread(
             target=self._listen, args=(news,), name=f"quorate-listens-to-{number}", daemon=True
@@ -138,14 +133,19 @@ class RayHand(Hand):
     @property
     def is_cut(self) -> bool:
         """Whether nothing more will come from it."""
-        return self._is_cut
+        return self._is_cut if self._near is None else self._near.line.wire.is_cut
 
     def watch(
         self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
     ) -> None:
         """Have a selector tell when it was heard from, and when it ended."""
+        is_watched = False
 
         def both() -> None:
+            nonlocal is_watched
+            if self._near is not None and not is_watched:
+                is_watched = True
+                self._near.watch(selector, hear, look)
             hear()
             look()
 
@@ -153,18 +153,31 @@ class RayHand(Hand):
         self._bell.ring()  # it may have been heard from before
 
     def deaf(self) -> None:
-        """Do nothing: there is nothing to hear any more."""
+        """Listen no more to a worker of this node; another's agent has nothing more to say."""
+        if self._near is not None:
+            self._near.line.deaf()
 
     def flush(self) -> None:
-        """Do nothing: Ray has what waits."""
+        """Send what waits for a worker of this node; else Ray has it. Does not block."""
+        if self._near is not None:
+            self._near.line.flush()
 
     def arrived(self) -> list[Message]:
         """Return all messages that are here. Does not block."""
-        return [self._inbox.popleft() for _ in range(len(self._inbox))]
+        messages = []
+        for _ in range(len(self._inbox)):
+            message, slot, image = self._inbox.popleft()
+            if image is not None:
+                image_of(self._arena, Part.RESULT, slot)[:] = image
+            messages.append(message)
+        if self._near is not None:
+            messages += map(self._placed, self._near.line.wire.arrived())
+        return messages
 
     def has_ended(self) -> bool:
         """Return whether it is gone, and all it said is here. Does not block."""
-        return self._ending is not None
+        # A worker of this node writes to the coordinator's memory until it is gone itself.
+        return self._ending is not None and (self._near is None or self._near.has_ended())
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether it ends in time. Blocks."""
@@ -173,6 +186,8 @@ class RayHand(Hand):
 
     def kill(self) -> None:
         """End its actor, and so its process. Does not block."""
+        if self._near is not None:
+            self._near.kill()
         with suppress(RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
 
@@ -191,6 +206,9 @@ class RayHand(Hand):
             self._listener.join(END_S)
         # After this nobody may call Ray for it: once it is shut down, a call would start another.
         self._is_closed = True
+        self._forget_orders()
+        if self._near is not None:
+            self._near.close()
         if self._bell is not None:
             self._bell.close()
             self._bell = None
@@ -199,6 +217,9 @@ class RayHand(Hand):
 
     def post(self, message: Message, *fds: int) -> None:
         """Send it a message, with images of what the message is about. Does not block for long."""
+        if self._near is not None:
+            self._near.line.post(message, *fds)
+            return
         parts, refs = list[Part](), list[Ref]()
         if "amendments" in message and message["amendments"]["frozen"] != self._frozen:
             self._frozen = message["amendments"]["frozen"]
@@ -208,7 +229,7 @@ class RayHand(Hand):
                 message = {**message, **described(self._arena)}
                 parts, refs = [Part.FROZEN], self._published.refs([Part.FROZEN], self._frozen)
             case "open":
-                self._jobs[message["job"]] = _Job.of(message)
+                self._jobs[message["job"]] = OpenJob.of(message)
                 if fds:
                     start = Segment(self._arena.slot_bytes, os.dup(fds[0]))
                     parts = [*parts, Part.START]
@@ -216,9 +237,11 @@ class RayHand(Hand):
             case "close":
                 self._jobs.pop(message["job"], None)
             case "compute":
-                self._orders[message["ticket"]] = message["slot"]
-                message = {**message, "next": self._jobs[message["job"]].next(message)}
-                own, values = self._values(message)
+                job = self._jobs[message["job"]]
+                self._orders[message["ticket"]] = order = job.order(message)
+                self._results.ordered(self, order)
+                message = {**message, "next": job.next(message)}
+                own, values = self._given.missing(message["snapshot"], averaged=job.averaged)
                 parts, refs = [*parts, *own], [*refs, *values]
         self._order({**message, "images": parts}, refs)
 
@@ -230,39 +253,29 @@ class RayHand(Hand):
         """
         if not self._leaves:
             self._leaves = True
-            self._inbox.append({"kind": "leaves", "message": f"has left {self._node}, {why}"})
-            self._ring()
+            self.take({"kind": "leaves", "message": f"has left {self._node}, {why}"})
 
     def lose(self) -> None:
         """Report that it cannot be reached any more, nor can Ray. Any thread may."""
         if self._ending is None:
             self._is_closed = True  # whatever comes is too late
+            if self._near is not None:
+                self._near.kill()
             self._ending = Ending(1, node=self._node, lost="the Ray cluster")
             self._ring()
 
     def cancel(self, ticket: int) -> None:
-        """Tell its agent of a ticket that is cancelled."""
-        self._order({"kind": "cancel", "ticket": ticket})
+        """Tell its agent of a ticket that is cancelled, if it does not see this arena."""
+        if self._near is None:
+            self._order({"kind": "cancel", "ticket": ticket})
 
-    def _withdraw(self, **named: object) -> bool:  # noqa: ARG002
-        """Return False: what was sent is Ray's."""
-        return False
+    def add(self, refs: Mapping[int, Ref], shards: int) -> Ref:
+        """Return what will be the sum of results that are on its node."""
+        return self._add.remote(packed({"of": [*refs], "shards": shards}), *refs.values())
 
-    def _values(self, compute: Message) -> tuple[list[Part], list[Ref]]:
-        """Return what a shard is computed from, unless its node has it."""
-        if compute["snapshot"]:
-            slot, version = compute["snapshot"]
-            parts = [Part.SNAPSHOT]
-        else:
-            slot, version = None, self._arena.published
-            which = Part.AVERAGE if self._jobs[compute["job"]].averaged else Part.PARAMETERS
-            parts = [which, Part.BUFFERS]
-        if self._has.get(key := tuple(parts)) == version:
-            return [], []
-        if Part.BUFFERS in parts:  # both kinds of values come with buffers
-            self._has = {known: n for known, n in self._has.items() if Part.BUFFERS not in known}
-        self._has[key] = version
-        return parts, self._published.refs(parts, version, slot)
+    def _withdraw(self, **named: object) -> bool:
+        """Take back a message that waits; what was sent to an agent is Ray's."""
+        return self._near is not None and self._near.line.wire.withdraw(**named)
 
     def _order(self, message: Message, refs: list[Ref] | None = None) -> None:
         number, self._ordered = self._ordered, self._ordered + 1
@@ -277,8 +290,8 @@ class RayHand(Hand):
             for ref in news:
                 if self._is_closed:
                     return
-                text, image = ray.get(ref)
-                told = unpacked(text)
+                told = unpacked(ray.get(ref))
+                image = next(news) if told["has_image"] else None
                 if told["doing"] is not None:
                     self._note(Doing(*told["doing"]), told["ahead"])
                 message = told["message"]
@@ -294,17 +307,32 @@ class RayHand(Hand):
             ending = self._lost(error)
         except Exception as error:  # the edge of the thread
             ending = Ending(1, f"{type(error).__name__}: {error}", node=self._node)
+        self._forget_orders()
         if self._ending is None:
             self._ending = ending
         self._ring()
 
-    def _hear(self, message: Message, image: Any) -> None:
+    def take(self, message: Message, slot: int | None = None, image: Any = None) -> None:
+        """Take an answer, and the image that the coordinator's thread copies to the slot."""
+        self._inbox.append((self._placed(message), slot, image))
+        self._ring()
+
+    def _forget_orders(self) -> None:
+        for order in list(self._orders.values()):
+            self._results.lost(self, order)
+
+    def _hear(self, message: Message, image: Ref | None) -> None:
         match message["kind"]:
             case "hello":
                 self._meet(message)
                 return
             case "started":
                 self._pid = message["pid"]
+                if message["near"] and self._door is not None:
+                    self._near = self._door.take(self._key)
+                    self._ring()
+                else:
+                    self.place = self.node_id
                 return
             case "leaves":
                 self.leave("where its actor was asked to end")
@@ -314,13 +342,18 @@ class RayHand(Hand):
                 self._ring()
                 return
             case "done" | "failed" | "left off":
-                slot = self._orders.pop(message["ticket"])
+                order = self._orders.pop(message["ticket"])
                 if image is not None:
-                    image_of(self._arena, Part.RESULT, slot)[:] = image
+                    self._results.done(self, order, message, image)
+                    return
+                self._results.lost(self, order)
+        self.take(message)
+
+    def _placed(self, message: Message) -> Message:
+        """Return a message, with a note of the worker's node if it is of an error."""
         if "error" in message:
             message["error"]["notes"].append(f"quorate: worker {self.number} is on {self._node}")
-        self._inbox.append(message)
-        self._ring()
+        return message
 
     def _meet(self, hello: Message) -> None:
         """Take note of where it is, and refuse a node that would compute something else."""
@@ -331,13 +364,10 @@ class RayHand(Hand):
         differs = difference(self._same, hello["same"])
         if differs is not None:
             fix = "every node needs the same, at the same path"
-            self._inbox.append(
-                {"kind": "refuses", "message": f"on {self._node} differs {differs}; {fix}"}
-            )
+            self.take({"kind": "refuses", "message": f"on {self._node} differs {differs}; {fix}"})
             self.kill()
         else:
-            self._inbox.append({"kind": "placed"})
-        self._ring()
+            self.take({"kind": "placed"})
 
     def _note(self, doing: Doing, ahead: list[int] | None) -> None:
         here = doing._replace(since=time.monotonic() - doing.since)

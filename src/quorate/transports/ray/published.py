@@ -39,3 +39,40 @@ class Published:
         refs = [ray.put(image_of(self._arena, part, slot)) for part in parts]
         self._newest[key] = (version, refs)
         return refs
+
+
+class Given:
+    """What one worker's agent was given to compute from, so that it is given nothing twice.
+
+    Args:
+        published: all there is.
+        arena: the coordinator's.
+    """
+
+    def __init__(self, published: Published, arena: Arena) -> None:
+        self._published = published
+        self._arena = arena
+        self._versions: dict[tuple[Part, ...], int] = {}
+
+    def missing(
+        self, snapshot: Sequence[int] | None, *, averaged: bool
+    ) -> tuple[list[Part], list[Ref]]:
+        """Return what a shard is computed from, unless it was given: from now on it is.
+
+        Args:
+            snapshot: its slot and version, if the shard is computed from one.
+            averaged: whether from averaged parameters.
+        """
+        if snapshot:
+            slot, version = snapshot
+            parts = [Part.SNAPSHOT]
+        else:
+            slot, version = None, self._arena.published
+            parts = [Part.AVERAGE if averaged else Part.PARAMETERS, Part.BUFFERS]
+        if self._versions.get(key := tuple(parts)) == version:
+            return [], []
+        if Part.BUFFERS in parts:  # both kinds of values come with buffers
+            known = self._versions.items()
+            self._versions = {each: n for each, n in known if Part.BUFFERS not in each}
+        self._versions[key] = version
+        return parts, self._published.refs(parts, version, slot)

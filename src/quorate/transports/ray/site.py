@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import ray
@@ -12,10 +13,12 @@ from quorate.transports.processes.script import Script
 from quorate.transports.ray.agent import AgentOfRay
 from quorate.transports.ray.cluster import Cluster
 from quorate.transports.ray.demand import Demand
-from quorate.transports.ray.hand import NEWS, ORDERS, RayHand
+from quorate.transports.ray.hand import NEWS, ORDERS, SUMS, RayHand
+from quorate.transports.ray.near import Door
 from quorate.transports.ray.notices import Notices
 from quorate.transports.ray.published import Published
 from quorate.transports.ray.relayed import same_everywhere
+from quorate.transports.ray.results import Results
 
 
 class RaySite:
@@ -53,13 +56,17 @@ class RaySite:
         self._same = same_everywhere(script)
         self._arena = arena
         self._published = Published(arena)
+        self._results = Results(arena)
         self._threads = threads
         self._hands: dict[int, RayHand] = {}  # the newest of each worker
         self._notices = Notices(lambda: list(self._hands.values()))
+        self._door: Door | None = None
+        with suppress(OSError):  # workers of this node are as those of others then
+            self._door = Door()
         self._actor = ray.remote(
             max_restarts=0,  # another is made in its place, when that is decided
             scheduling_strategy="SPREAD",
-            concurrency_groups={NEWS: 1, ORDERS: 1},
+            concurrency_groups={NEWS: 1, ORDERS: 1, SUMS: 1},
             **demand.options(),
         )(AgentOfRay)
 
@@ -71,8 +78,9 @@ class RaySite:
         """
         if self._notices.gone is not None:
             raise UserError(self._notices.gone)
-        told = (self._script, self._folder, self._same, self._arena, self._published, self._threads)
-        hand = self._hands[number] = RayHand(number, self._actor, *told)
+        told = (self._script, self._folder, self._same, self._arena, self._published)
+        hand = RayHand(number, self._actor, *told, self._results, self._threads, self._door)
+        self._hands[number] = hand
         return hand
 
     def flush(self) -> None:
@@ -81,6 +89,8 @@ class RaySite:
     def close(self) -> None:
         """Leave the cluster."""
         self._notices.close()
+        if self._door is not None:
+            self._door.close()
         self._cluster.close()
 
 
