@@ -156,6 +156,10 @@ class RankError(OneLineError):
     """Another rank of the collective is gone; what it had of the run went with it."""
 
 
+class ServerError(OneLineError):
+    """A server is gone, and with it its slice of the parameters and of the optimizer's state."""
+
+
 class ProtocolError(QuorateError):
     """An event that cannot happen in the coordinator's present state."""
 

@@ -153,6 +153,16 @@ class Flat:
             mine.add_(theirs.to(mine.device, non_blocking=_may_run_ahead(mine)))
         return self
 
+    def div_(self, divisor: float) -> None:
+        """Divide all values, in place."""
+        for vector in self.vectors:
+            vector.div_(divisor)
+
+    def mul_(self, factor: float) -> None:
+        """Multiply all values, in place."""
+        for vector in self.vectors:
+            vector.mul_(factor)
+
     def expect(self, parameters: Mapping[str, torch.nn.Parameter], factor: float) -> None:
         """Hear that backward begins, whose gradients ``fill`` will be given: nothing to do here."""
 

@@ -21,15 +21,16 @@ from quorate.replica.replica import Replica
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
+from quorate.training.serving.turns import Turns
 from quorate.training.state import State
 from quorate.transports import Transport, engines
 from quorate.transports.collective.company import Company
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.worker import here
-from quorate.transports.ray.demand import demanded, groups_of
+from quorate.transports.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.transports.spot_checks import Ask, SpotChecks
 from quorate.transports.towers import Towers
-from quorate.transports.worker_processes import Kept, worker_processes
+from quorate.transports.worker_processes import Kept, servers_of, worker_processes
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
 RESULTS_PER_WORKER = 4
@@ -59,6 +60,7 @@ class Crew:
         self.groups = self._groups()
         engine = engines.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
         self.rule = rules.parse(recipe.update)
+        require_servers_fit(recipe.workers, self.rule)
         self.company: Company | None = None
         if engine.name == engines.COLLECTIVE:
             self.company = Company(self.groups, recipe.workers, self.rule)
@@ -220,6 +222,7 @@ class Crew:
             written=state.written,
             again=state.optimizer.takes_closure,
             original=state.user_changes.original,
+            handler=None if state.serving is None else state.serving.handler,
         )
         return worker_processes(
             *(self.script, self.recipe.workers, self.groups, kept, datasets),
@@ -231,6 +234,11 @@ class Crew:
             say=say,
             notes=self.replicas.notes,
         )
+
+    def turns(self, state: State, workers: Transport) -> Turns | None:
+        """Return the turns of user code at what servers have, if these workers have servers."""
+        servers = servers_of(workers)
+        return None if servers is None else Turns(state, servers)
 
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:
         """Return the spot checks of a training loop; None where bits differ for a known reason."""

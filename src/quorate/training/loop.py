@@ -92,6 +92,9 @@ def looping(
                 f"{type(state.optimizer.inner).__name__}.step() takes a closure, and is given none "
                 f"under {crew.rule.name}, where workers go on while it steps"
             )
+        turns = crew.turns(state, workers)
+        if turns is not None:
+            stack.enter_context(closing(turns))
         channel = stack.enter_context(closing(transport.open(job)))
         changes.settle()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
@@ -109,7 +112,7 @@ def looping(
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
         rests = between.begin, between.end
-        updates = Updates(state, source, crew, loop.last_step, say, rests, checks, again)
+        updates = Updates(state, source, crew, loop.last_step, say, rests, checks, again, turns)
         made = drive(coordinator, channel, updates.applying(coordinator), say=say)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
@@ -121,6 +124,16 @@ class Progress(Protocol):
     first_step: int  # updates that were applied before
     begun_at: float | None  # when the first shard was dealt, time.monotonic(), if that is known
     reason: str  # why it ended where it ended
+
+
+class UserTurns(Protocol):
+    """Whoever sees to it that user code has the state, and servers what it has changed."""
+
+    def updated(self) -> None:
+        """Hear that an update was made."""
+
+    def end(self) -> None:
+        """Hear that user code has had its turn. Blocks."""
 
 
 class Updates(NamedTuple):
@@ -137,6 +150,7 @@ class Updates(NamedTuple):
     rests: tuple[Callable[[], None], Callable[[], None]]  # called where one begins and ends
     spot_checks: SpotChecks | None = None
     again: StepAgain | None = None
+    turns: UserTurns | None = None  # where servers have the state
 
     def applying(self, coordinator: Coordinator) -> Callable[[Ready], tuple[Ready, Applied]]:
         """Return what makes the update of a step."""
@@ -150,6 +164,8 @@ class Updates(NamedTuple):
             with drawing("update", plan, n):
                 applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
             self.took(ready, applied, coordinator.left_open_next)
+            if self.turns is not None:
+                self.turns.updated()
             return ready, applied
 
         return apply
@@ -164,6 +180,7 @@ class Updates(NamedTuple):
         if applied.not_finite is not None:
             recipe = self.crew.recipe.optimize
             make_replica = partial(self.crew.probe_replica, state)
+            state.bring_home()
             not_made(ready.step, applied, state, self.source, make_replica, recipe, self.say)
         state.global_step, state.left_open = state.global_step + 1, left_open
 
@@ -253,6 +270,8 @@ class Updates(NamedTuple):
         """Take in what user code did to the model, before the next shard is dealt."""
         self.state.user_changes.look()
         self.state.user_changes.refuse()
+        if self.turns is not None:
+            self.turns.end()
         begin_rest, _ = self.rests
         begin_rest()
 

@@ -166,6 +166,7 @@ def _probed(
             optimize=recipe.optimize,
             notes=crew.replicas.notes,
             exchanging=None if crew.company is None else crew.company.exchanging,
+            served=recipe.workers.servers is not None,
         )
         try:
             return probed(

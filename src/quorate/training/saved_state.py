@@ -44,7 +44,9 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
 
     Raises:
         CheckpointError: the optimizer keeps what is neither tensor nor number.
+        ServerError: a server is gone.
     """
+    state.bring_home()
     files = _files(state)
     if state.saves is not None and state.saves.are_by_all:
         with state.saves.outlined() as fill:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quorate.coordination.tally import Tally
+from quorate.errors import SettingError
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import aliases, bind, trainable
@@ -16,12 +17,14 @@ from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
-from quorate.training.optimizing.extent import Sliced
+from quorate.training.optimizing.extent import Sliced, Whole
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Average, Update
+from quorate.training.serving.served import Served, ServedAverage, ServedOptimizer
+from quorate.training.serving.serving import Serving
 from quorate.training.user_changes import UserChanges
 from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.ranks import Ranks
@@ -38,6 +41,7 @@ class State:
         optimize: how updates are made.
         notes: for the user.
         exchanging: gives the exchange of vectors of a layout, if ranks make updates together.
+        served: whether servers make updates, in slices.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class State:
         optimize: Optimize,
         notes: Notes | None = None,
         exchanging: Callable[[Layout], Exchange] | None = None,
+        served: bool = False,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -72,20 +77,18 @@ class State:
         self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
         self.exchange = None if exchanging is None else exchanging(layout)
-        self.optimizer = (
-            FlatOptimizer(optimize.optimizer, model, self.parameters)
-            if self.exchange is None
-            else SlicedOptimizer(
-                optimize.optimizer,
-                model,
-                self.parameters,
-                exchange=self.exchange,
-                is_sharded=optimize.shard_optimizer,
+        self.serving: Serving | None = None
+        if served:
+            if written:
+                name = min(written)
+                expected = f"none, as the forward pass writes parameters: {name!r}"
+                raise SettingError("servers", "some", expected, "leave them out")
+            is_clipped = optimize.clip_norm is not None
+            self.serving = Serving(
+                self.parameters, ema_decay=optimize.ema_decay, wants_norm=is_clipped
             )
-        )
-        self.average = (
-            None if optimize.ema_decay is None else Average(optimize.ema_decay, self.parameters)
-        )
+        self.optimizer = self._optimizer(optimize)
+        self.average = self._average(optimize.ema_decay)
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
         self.notes = notes = notes or Notes()
         self.visits = Visits()
@@ -97,9 +100,44 @@ class State:
             schedule=optimize.schedule,
             schedule_metric=optimize.schedule_metric,
             average=self.average,
-            extent=None if self.exchange is None else Sliced(self.exchange),
+            extent=self._extent(),
         )
         self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
+
+    def _optimizer(self, optimize: Optimize) -> FlatOptimizer:
+        factory, model, parameters = optimize.optimizer, self.model, self.parameters
+        if self.serving is not None:
+            return ServedOptimizer(factory, model, parameters, self.serving)
+        if self.exchange is None:
+            return FlatOptimizer(factory, model, parameters)
+        return SlicedOptimizer(
+            factory,
+            model,
+            parameters,
+            exchange=self.exchange,
+            is_sharded=optimize.shard_optimizer,
+        )
+
+    def _average(self, decay: float | None) -> Average | None:
+        if decay is None:
+            return None
+        if self.serving is not None:
+            return ServedAverage(decay, self.parameters, self.serving)
+        return Average(decay, self.parameters)
+
+    def _extent(self) -> Whole | Sliced:
+        if self.serving is not None:
+            return Served(self.serving)
+        return Whole() if self.exchange is None else Sliced(self.exchange)
+
+    def bring_home(self) -> None:
+        """Bring here what servers have of parameters and averages. Blocks.
+
+        Raises:
+            ServerError: one of them is gone.
+        """
+        if self.serving is not None:
+            self.serving.bring_home()
 
     def save_with(
         self,

@@ -12,7 +12,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.transports import engines
+from quorate.transports import Transport, engines
 from quorate.transports.job import Original
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.members import Growth
@@ -21,6 +21,7 @@ from quorate.transports.processes.site import Site
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker_process import ThisMachine
 from quorate.transports.ray.demand import demanded
+from quorate.transports.servers import Servers
 from quorate.transports.workers import Workers
 
 
@@ -35,6 +36,7 @@ class Kept(NamedTuple):
     written: Collection[str]
     again: bool  # whether a step is computed again while the results of its first time wait
     original: Original
+    handler: str | None = None  # of slices, if servers have them: see ``handler_of``
 
 
 def worker_processes(
@@ -85,7 +87,7 @@ def worker_processes(
     )
     return Processes(
         script,
-        _site(script, arena, workers, len(groups)),
+        _site(script, arena, workers, len(groups), kept.handler),
         arena,
         kept.model,
         kept.buffers,
@@ -108,10 +110,18 @@ def _growth(workers: Workers) -> Growth | None:
     return Growth(demand.least, f"the Ray cluster has room for {demand.text()} each")
 
 
-def _site(script: Script, arena: Arena, workers: Workers, count: int) -> Site:
+def servers_of(workers: Transport) -> Servers | None:
+    """Return the servers that have the parameters of such workers; None: the coordinator has."""
+    return workers.servers if isinstance(workers, Processes) else None
+
+
+def _site(script: Script, arena: Arena, workers: Workers, count: int, handler: str | None) -> Site:
     if workers.engine != engines.RAY:
         return ThisMachine(script, count, workers.threads)
     from quorate.transports.ray.site import RaySite  # imports Ray, which is an extra
 
+    demand, servers = demanded(workers), None
+    if workers.servers is not None and handler is not None:
+        servers = (workers.servers, handler)
     where = workers.address, workers.working_dir
-    return RaySite(script, arena, demanded(workers), *where, workers.threads)
+    return RaySite(script, arena, demand, *where, workers.threads, servers)

@@ -8,7 +8,7 @@ from quorate.errors import SettingError
 from quorate.settings import AtResume, Settings, about, at_least, between, one_of, whole
 
 # Beyond what any machine has: what is meant for another option is no crash, and no full memory.
-MOST_WORKERS, MOST_THREADS = 4096, 1024
+MOST_WORKERS, MOST_THREADS, MOST_SERVERS = 4096, 1024, 1024
 
 ORDERED, NATIVE = "ordered", "native"  # ways to add the gradients of ranks
 
@@ -61,6 +61,9 @@ class Workers(Settings):
             "CPU=1,GPU=1".
         working_dir: a folder that Ray copies to every node, and that workers run in: the script's,
             or one above it. Default: the script is at the same path on every node.
+        servers: how many servers the nodes of a Ray cluster get, each with a slice of parameters
+            and of the optimizer's state: set it where the link of the coordinator's machine holds
+            updates up. The bits do not depend on it. Default: the coordinator has them.
         memory_fraction: how much of its device's memory each worker's tensors may take, above 0
             and at most 1: set it where others need the rest. Default: no bound, memory is taken
             as it is needed. It has no effect on a CPU.
@@ -125,6 +128,14 @@ class Workers(Settings):
     working_dir: str | None = field(
         default=None,
         metadata=about("folder with the script that Ray copies to every node", kind=str),
+    )
+    servers: int | None = field(
+        default=None,
+        metadata=about(
+            "on nodes of a Ray cluster, with a slice of the parameters each",
+            kind=int,
+            check=at_least(1, MOST_SERVERS),
+        ),
     )
     memory_fraction: float | None = field(
         default=None,

@@ -33,7 +33,7 @@ class Whole:
 
     def norm(self, gradient: Flat) -> float:
         """Return the norm over all elements, summed in float64."""
-        return _root([squares(vector) for vector in gradient.vectors])
+        return root([squares(vector) for vector in gradient.vectors])
 
 
 class Sliced:
@@ -71,7 +71,7 @@ class Sliced:
                 starts = (start for part in stretches for start in part[::BLOCK])
                 blocks.update(zip(starts, norms[vector], strict=True))
             by_vector.append([blocks[start] for start in sorted(blocks)])
-        return _root(by_vector)
+        return root(by_vector)
 
     def _gathered(self, own: object) -> list[Any]:
         packed = json.dumps(own).encode()
@@ -90,7 +90,8 @@ def squares(vector: torch.Tensor) -> list[float]:
     return found
 
 
-def _root(vectors: Sequence[Sequence[float]]) -> float:
+def root(vectors: Sequence[Sequence[float]]) -> float:
+    """Return the norm of vectors, from the squared norms of the blocks of each, in their order."""
     total = 0.0
     for blocks in vectors:
         for block in blocks:

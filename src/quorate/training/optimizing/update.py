@@ -204,8 +204,7 @@ class Update:
         assert total.gradient is not None
         gradient = total.gradient.on(self.optimizer.device)
         with self._cores():
-            for vector in gradient.vectors:
-                vector.div_(total.weight)
+            gradient.div_(total.weight)
         remarks = [
             f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
             "what several shards write becomes their mean: with shards=1 it is what plain torch "
@@ -224,8 +223,7 @@ class Update:
         norm = self._extent.norm(gradient)
         scale = most / (norm + 1e-6)
         if scale < 1:
-            for vector in gradient.vectors:
-                vector.mul_(scale)
+            gradient.mul_(scale)
         return norm
 
     def _step_with_closure(

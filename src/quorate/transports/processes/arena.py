@@ -280,6 +280,10 @@ class Arena:
         """Return the bytes of a slot, as they lie here."""
         return self._segment.array(self.slot_bytes, self._slots_at + number * self.slot_bytes)
 
+    def rest_image(self, number: int) -> Image:
+        """Return the bytes of a slot behind its parameters or gradient, as they lie here."""
+        return self.slot_image(number)[_up(self.parameters.layout.nbytes, 64) :]
+
     def buffers_image(self) -> Image:
         """Return the bytes of the buffers, as they lie here."""
         return self._segment.array(self._buffers_bytes)

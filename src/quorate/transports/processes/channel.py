@@ -30,6 +30,7 @@ from quorate.coordination.tree import Node, TreeSum
 from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.buffers import Buffers
+from quorate.replica.held import Held
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshots
 from quorate.transports.job import Job, Training, class_name
@@ -253,11 +254,14 @@ class ProcessesChannel:
         number = held if has_vectors else None
         slot = None if number is None else self._transport.arena.slot(number)
         missing = message["missing"]
+        gradient = None if slot is None else slot.flat
+        if message.get("is_held"):
+            gradient = Held(step, self.job.plan.shards_of(step), {(0, shard): message["ticket"]})
         self._pending[worker, step, shard] = _Result(
             ShardSum(
                 weight=message["weight"],
                 metrics=message["metrics"],
-                gradient=None if slot is None else slot.flat,
+                gradient=gradient,
                 buffers=slot.floats if slot is not None and slot.floats.numel() else None,
                 integer_buffers=slot.integer_buffers
                 if slot is not None and slot.integer_buffers.numel()

@@ -14,6 +14,7 @@ from typing import Protocol
 from quorate.transports.amendments import Amendments
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.wire import Message
+from quorate.transports.servers import Servers
 
 
 class Hand(ABC):
@@ -112,6 +113,10 @@ class Hand(ABC):
 class Site(Protocol):
     """Where workers' processes are started."""
 
+    @property
+    def servers(self) -> Servers | None:
+        """What has the parameters; None: the coordinator has."""
+
     def start(self, number: int) -> Hand:
         """Start a worker's process. It need not be there yet.
 
@@ -120,7 +125,11 @@ class Site(Protocol):
         """
 
     def flush(self) -> None:
-        """Pass on what was asked for and could not be passed on yet. Does not block."""
+        """Pass on what was asked for and could not be passed on yet. Does not block.
+
+        Raises:
+            ServerError: a server is gone.
+        """
 
     def close(self) -> None:
         """Free what belongs to no single process. All of them have ended."""

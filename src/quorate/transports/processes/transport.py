@@ -103,6 +103,7 @@ class Processes:
         growth: Growth | None = None,
     ) -> None:
         self._site = site
+        self.servers = site.servers
         self.arena = arena
         self.buffers = buffers
         self.tickets: Iterator[int] = itertools.count()
@@ -123,6 +124,8 @@ class Processes:
         self._description, self._fds = arena.described()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
+        if self.servers is not None:
+            self.servers.watch(self.wake)
         try:
             for number in range(len(groups)):
                 self._start(number)

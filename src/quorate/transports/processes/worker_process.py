@@ -150,6 +150,8 @@ class ThisMachine:
         UserError: there are too few descriptors.
     """
 
+    servers = None
+
     def __init__(self, script: Script, workers: int, threads: int) -> None:
         require_descriptors(workers)
         self._script = script

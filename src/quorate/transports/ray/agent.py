@@ -8,12 +8,13 @@ with the shard that they are for, of a shard's result with the answer.
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from quorate.transports.processes.worker_process import WorkerProcess
 from quorate.transports.ray.adding import Adder
 from quorate.transports.ray.guess import Guess, guessed
 from quorate.transports.ray.near import hand_over
+from quorate.transports.ray.pushed import Pushed
 from quorate.transports.ray.relayed import (
     Part,
     arena_like,
@@ -41,6 +43,7 @@ from quorate.transports.ray.relayed import (
     same_everywhere,
     unpacked,
 )
+from quorate.transports.servers import Slicing
 
 BEAT_S = 0.2  # how often it tells what its worker is at
 
@@ -71,6 +74,9 @@ class Agent:
         self._cancelled: int | None = None  # ticket
         self._arena: Arena | None = None
         self._adder: Adder | None = None
+        self._pushed: Pushed | None = None
+        self._servers = 0
+        self._slicing: Slicing | None = None
         self._is_cut = False
         self._told_at = 0.0
         self._is_to_leave = self._has_said_so = False
@@ -98,14 +104,17 @@ class Agent:
         message = unpacked(told)
         return self._adder.sum(dict(zip(message["of"], images, strict=True)), message["shards"])
 
-    def serve(self, start: bytes) -> Iterator[News]:
+    def serve(self, start: bytes, *servers: Any) -> Iterator[News]:
         """Start the worker, and yield its news until it has ended; the last says how.
 
         Args:
             start: the fields of a script, the folder that travelled with it, if one did, the
                 worker's intra-op threads, and where the coordinator is.
+            servers: actors that gradients are pushed to; none: to the coordinator.
         """
         told = unpacked(start)
+        self._pushed = Pushed(servers, self._alarm.ring) if servers else None
+        self._servers = len(servers)
         script = there = Script(**told["script"])
         if told["folder"] is not None:  # Ray has put its copy into this process's folder
             script = there.within(Path(told["folder"]), Path.cwd())
@@ -164,6 +173,9 @@ class Agent:
             self._take(process, self._told.pop(self._taken))
             self._taken += 1
         yield from self._ordered(process)
+        for message, rest in () if self._pushed is None else self._pushed.arrived():
+            yield self._news(message, has_image=True)
+            yield rest
         if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
             yield self._news(None)
 
@@ -227,6 +239,12 @@ class Agent:
         if following is not None:
             self._guess = Guess(following, self._give(process, following))
         has_result = answer["kind"] == "done" and order["slot"] is not None
+        if has_result and self._pushed is not None:
+            assert self._arena is not None
+            assert self._slicing is not None
+            gradient, rest = self._arena.slot(slot).flat, image_of(self._arena, Part.REST, slot)
+            self._pushed.push(answer, order["step"], gradient, self._slicing, rest)
+            return
         yield self._news(answer, has_image=has_result)
         if has_result:
             # Ray copies the image before it asks for the next piece of news.
@@ -247,15 +265,21 @@ class Agent:
         self, process: WorkerProcess, message: Message, images: tuple[Image, ...]
     ) -> None:
         """Pass an order on to the worker; it reads nothing meanwhile that the images go to."""
-        given = dict(zip(message.pop("images", ()), images, strict=True))
+        given = self._given(message.pop("images", ()), images)
         if message["kind"] == "arena":
             self._arena = arena_like(message)
+            if self._servers:
+                self._slicing = Slicing(self._arena.parameters.layout, self._servers)
         arena = self._arena
         assert arena is not None
         fds: list[int] = []
         owned: list[Segment] = []  # until they are sent
-        for part, image in given.items():
-            if part == Part.START:
+        slices = itertools.count()
+        for part, image in given:
+            if part == Part.SLICES:
+                assert self._slicing is not None
+                self._slicing.put(arena.parameters, next(slices), image)
+            elif part == Part.START:
                 owned.append(Segment(image.nbytes))
                 owned[-1].array(image.nbytes)[:] = image
                 fds.append(owned[-1].fd)
@@ -273,6 +297,11 @@ class Agent:
                 self._cancel(message["ticket"])
             return
         process.post(message, *fds)
+
+    def _given(self, parts: Sequence[str], images: Sequence[Image]) -> list[tuple[str, Image]]:
+        """Return which part each image is of: of slices there is one for each server."""
+        each = [p for part in parts for p in [part] * (self._servers if part == Part.SLICES else 1)]
+        return [*zip(each, images, strict=True)]
 
     def _give(self, process: WorkerProcess, order: Message) -> int:
         """Have the worker compute a shard; return the slot that the result is written to."""

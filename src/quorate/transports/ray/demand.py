@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from quorate.coordination.rules import Rule
 from quorate.errors import SettingError
 from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.devices import Devices, Group
+from quorate.transports.engines import RAY
 from quorate.transports.workers import Workers
 
 CPU, GPU = "CPU", "GPU"
@@ -90,6 +92,22 @@ def groups_of(demand: Demand, devices: Devices) -> tuple[Group, ...]:
         raise SettingError("devices", devices, expected, fix)
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", 0)
     return (Group([device]),) * demand.workers
+
+
+def require_servers_fit(workers: Workers, rule: Rule) -> None:
+    """Refuse servers where nothing of them would be used.
+
+    Raises:
+        SettingError: the engine or the update rule has none.
+    """
+    if workers.servers is None:
+        return
+    if workers.engine != RAY:
+        fix = "they are of a Ray cluster: add engine='ray', or leave them out"
+        raise SettingError("servers", workers.servers, "none for another engine", fix)
+    if rule.by_shard or rule.staleness:
+        expected = f"none under {rule.name}, whose updates go on while workers compute"
+        raise SettingError("servers", workers.servers, expected, "take update='sync' or 'quorum:R'")
 
 
 def _parsed(text: str) -> dict[str, float]:

@@ -29,9 +29,10 @@ from quorate.transports.processes.site import Hand
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.near import Door, Near
 from quorate.transports.ray.open_job import OpenJob
-from quorate.transports.ray.published import Given, Published, Ref
+from quorate.transports.ray.published import Given, Published
 from quorate.transports.ray.relayed import (
     Part,
+    Ref,
     described,
     difference,
     image_of,
@@ -114,7 +115,8 @@ class RayHand(Hand):
             "door": door and door.name,
             "key": self._key,
         }
-        news = serve.remote(packed(told))
+        servers = () if published.servers is None else published.servers.actors
+        news = serve.remote(packed(told), *servers)
         self._listener = threading.Thread(
             target=self._listen, args=(news,), name=f"quorate-listens-to-{number}", daemon=True
         )
@@ -238,7 +240,10 @@ class RayHand(Hand):
                 self._jobs.pop(message["job"], None)
             case "compute":
                 job = self._jobs[message["job"]]
-                self._orders[message["ticket"]] = order = job.order(message)
+                order = job.order(message)
+                if self._published.servers is not None:  # it is they who add
+                    order = order._replace(shards=1)
+                self._orders[message["ticket"]] = order
                 self._results.ordered(self, order)
                 message = {**message, "next": job.next(message)}
                 own, values = self._given.missing(message["snapshot"], averaged=job.averaged)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import ray
 
 from quorate.transports.processes.arena import Arena
-from quorate.transports.ray.relayed import Part, image_of
-
-Ref = Any  # ray.ObjectRef of an image
+from quorate.transports.ray.relayed import Part, Ref, image_of
+from quorate.transports.ray.servers import RayServers
 
 
 class Published:
@@ -20,11 +18,19 @@ class Published:
 
     Args:
         arena: where the coordinator has them.
+        servers: that have the parameters in its place, if any.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, servers: RayServers | None = None) -> None:
         self._arena = arena
+        self.servers = servers
         self._newest: dict[tuple[Part, ...], tuple[int, list[Ref]]] = {}
+
+    @property
+    def parameters(self) -> Part:
+        """What parameters are to be computed from."""
+        is_there = self.servers is not None and self.servers.have_newest
+        return Part.SLICES if is_there else Part.PARAMETERS
 
     def refs(self, parts: Sequence[Part], version: int, slot: int | None = None) -> list[Ref]:
         """Return the objects of parts of the arena, put there if this version is a new one.
@@ -32,6 +38,8 @@ class Published:
         Args:
             slot: the number of it, if the part is one.
         """
+        if self.servers is not None and parts[0] == Part.SLICES:
+            return [*self.servers.refs, *self.refs(parts[1:], version)]
         key = tuple(parts)
         known = self._newest.get(key)
         if known is not None and known[0] == version:
@@ -68,7 +76,7 @@ class Given:
             parts = [Part.SNAPSHOT]
         else:
             slot, version = None, self._arena.published
-            parts = [Part.AVERAGE if averaged else Part.PARAMETERS, Part.BUFFERS]
+            parts = [Part.AVERAGE if averaged else self._published.parameters, Part.BUFFERS]
         if self._versions.get(key := tuple(parts)) == version:
             return [], []
         if Part.BUFFERS in parts:  # both kinds of values come with buffers

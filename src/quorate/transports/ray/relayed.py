@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,15 +24,20 @@ RESULTS = 2  # slots of a node's arena: one is written while the other's result 
 _PACKAGE = Path(__file__).parents[2]
 
 
+Ref = Any  # ray.ObjectRef of an image
+
+
 class Part(StrEnum):
     """What of an arena an image is of."""
 
     PARAMETERS = "parameters"
+    SLICES = "slices"  # of the parameters: an image per server
     AVERAGE = "average"
     FROZEN = "frozen"
     BUFFERS = "buffers"
     SNAPSHOT = "snapshot"  # a slot with parameters and buffers
     RESULT = "result"  # a slot with what a shard yields
+    REST = "rest"  # of such a slot, where the gradient goes to servers
     START = "start"  # parameters and buffers that workers are compared from; in no arena
 
 
@@ -66,6 +72,9 @@ def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
     Args:
         slot: the number of it, if it is one.
     """
+    if part == Part.REST:
+        assert slot is not None
+        return arena.rest_image(slot)
     if slot is not None:
         return arena.slot_image(slot)
     if part == Part.BUFFERS:

@@ -18,8 +18,7 @@ from ray.exceptions import RayError
 from quorate.transports.processes.arena import Arena, Image
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.node_sums import NodeSums, Where
-from quorate.transports.ray.published import Ref
-from quorate.transports.ray.relayed import Part, image_of
+from quorate.transports.ray.relayed import Part, Ref, image_of
 
 
 class Worker(Protocol):
@@ -99,11 +98,12 @@ class Results:
                 worker.take({**message, "group": answers, "apart": apart})
                 return
         if group:
-            self._fetch(ref, own.slot)
+            part = Part.REST if message.get("is_held") else Part.RESULT
+            self._fetch(ref, own.slot, part)
             worker.take(message)
 
-    def _fetch(self, ref: Ref, slot: int) -> None:
-        image_of(self._arena, Part.RESULT, slot)[:] = ray.get(ref)
+    def _fetch(self, ref: Ref, slot: int, part: Part = Part.RESULT) -> None:
+        image_of(self._arena, part, slot)[:] = ray.get(ref)
 
     def _apart(self, results: list[_Result]) -> None:
         """Have each worker take its own result after all. Does not block."""

@@ -19,6 +19,7 @@ from quorate.transports.ray.notices import Notices
 from quorate.transports.ray.published import Published
 from quorate.transports.ray.relayed import same_everywhere
 from quorate.transports.ray.results import Results
+from quorate.transports.ray.servers import RayServers
 
 
 class RaySite:
@@ -32,10 +33,12 @@ class RaySite:
         working_dir: a folder with the script that travels to every node. None: the script is at
             the same path there.
         threads: intra-op threads of each worker.
+        servers: how many have the parameters, and what they do: see ``RayServers``.
 
     Raises:
         UserError: there is no such cluster, or it lacks what is asked for.
         SettingError: the script is not in the folder that is to travel.
+        ServerError: a server cannot be started.
     """
 
     def __init__(
@@ -46,23 +49,32 @@ class RaySite:
         address: str | None,
         working_dir: str | None,
         threads: int,
+        servers: tuple[int, str] | None = None,
     ) -> None:
         folder = None if working_dir is None else folder_of(script, working_dir)
         # Of parameters as many versions as workers may read, and of results one each.
         store_bytes = (2 * demand.of_one_machine + 4) * arena.slot_bytes
         self._cluster = Cluster(address, demand, store_bytes, folder)
+        self.servers: RayServers | None = None
+        if servers is not None:
+            try:
+                self.servers = RayServers(*servers)
+            except BaseException:
+                self._cluster.close()
+                raise
         self._script = script
         self._folder = folder
         self._same = same_everywhere(script)
         self._arena = arena
-        self._published = Published(arena)
+        self._published = Published(arena, self.servers)
         self._results = Results(arena)
         self._threads = threads
         self._hands: dict[int, RayHand] = {}  # the newest of each worker
         self._notices = Notices(lambda: list(self._hands.values()))
         self._door: Door | None = None
-        with suppress(OSError):  # workers of this node are as those of others then
-            self._door = Door()
+        if self.servers is None:  # else nobody computes from what is here
+            with suppress(OSError):  # workers of this node are as those of others then
+                self._door = Door()
         self._actor = ray.remote(
             max_restarts=0,  # another is made in its place, when that is decided
             scheduling_strategy="SPREAD",
@@ -84,13 +96,17 @@ class RaySite:
         return hand
 
     def flush(self) -> None:
-        """Do nothing: Ray has what waits."""
+        """Raise ServerError if a server is lost. What waits Ray has."""
+        if self.servers is not None:
+            self.servers.require()
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """End the servers, and leave the cluster."""
         self._notices.close()
         if self._door is not None:
             self._door.close()
+        if self.servers is not None:
+            self.servers.close()
         self._cluster.close()
 
 

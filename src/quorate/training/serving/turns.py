@@ -1,0 +1,60 @@
+"""Turns: between two updates user code has its turn at a state that servers have.
+
+Before it runs all is brought here; after it what it has changed goes to the servers, before the
+next shard is dealt.
+"""
+
+from __future__ import annotations
+
+from quorate.errors import ServerError
+from quorate.training.collective import share
+from quorate.training.serving.served import ServedOptimizer
+from quorate.training.state import State
+from quorate.transports.servers import Servers
+
+
+class Turns:
+    """The turns of user code in one loop. ``close`` it while there are servers.
+
+    Args:
+        state: all of it is here.
+        servers: that get it with the first ``end``.
+    """
+
+    def __init__(self, state: State, servers: Servers) -> None:
+        assert state.serving is not None
+        assert isinstance(state.optimizer, ServedOptimizer)
+        self._state = state
+        self._serving = state.serving
+        self._optimizer = state.optimizer
+        self._servers = servers
+        self._mark: list[bytes] = []
+
+    def updated(self) -> None:
+        """Note that an update was made: user code sees it when its turn comes."""
+        self._state.visits.updated(self._begin)
+
+    def _begin(self) -> None:
+        self._serving.bring_home()
+        self._mark = share.mark(self._state)
+
+    def end(self) -> None:
+        """Give servers what user code has changed, or all there is for the first time. Blocks."""
+        if not self._serving.is_on or self._optimizer.is_lent:
+            self._optimizer.begin(self._servers)
+        elif self._state.visits.has_come and share.mark(self._state) != self._mark:
+            self._serving.set()
+        else:
+            self._serving.show()
+
+    def close(self) -> None:
+        """Take everything back: servers end with their loop."""
+        if not self._serving.is_on:
+            return
+        try:
+            self._serving.bring_home()
+            self._optimizer.end()
+        except ServerError:
+            self._state.update.under_way = True  # a part of the state is lost
+        finally:
+            self._serving.end()

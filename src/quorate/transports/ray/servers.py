@@ -1,0 +1,133 @@
+"""Servers of a Ray cluster, as the coordinator has them: an actor each, on different nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from quorate.errors import ServerError
+from quorate.transports.ray.relayed import Ref, packed, unpacked
+from quorate.transports.ray.server import LIFE, WORK, Server
+from quorate.transports.servers import NO_IMAGE, Answer, Image, Told
+
+
+class RayServers:
+    """All servers of a run. ``close`` it.
+
+    Args:
+        count: S.
+        handler: what they do with their slices: see ``handler_of``.
+
+    Raises:
+        ServerError: one cannot be started.
+    """
+
+    def __init__(self, count: int, handler: str) -> None:
+        self.count = count
+        self.have_newest = False
+        self._ring: Callable[[], None] = lambda: None
+        self._lost: int | None = None
+        self._where = ["a node"] * count
+        self._refs: list[Ref] = []  # what workers compute from, by server
+        nodes = _nodes()
+        self.actors = [
+            ray.remote(
+                num_cpus=0,  # it works while workers wait
+                max_restarts=0,  # its slice would be lost
+                concurrency_groups={LIFE: 1, WORK: 1},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(
+                    nodes[number % len(nodes)], soft=True
+                ),
+            )(Server).remote(number, handler)
+            for number in range(count)
+        ]
+        self._where = self._got(
+            [actor.where.options(concurrency_group=WORK).remote() for actor in self.actors]
+        )
+        # Held: a future that nobody holds is never called.
+        self._lives = [actor.live.options(concurrency_group=LIFE).remote() for actor in self.actors]
+        for number, life in enumerate(self._lives):
+            life.future().add_done_callback(lambda _, number=number: self._note_lost(number))
+
+    def watch(self, ring: Callable[[], None]) -> None:
+        """Have somebody woken when one is lost; any thread may call it then."""
+        self._ring = ring
+
+    def require(self) -> None:
+        """Raise ServerError if one is lost."""
+        if self._lost is not None:
+            raise self._error(self._lost)
+
+    @property
+    def refs(self) -> list[Ref]:
+        """What workers compute from, as it is now: an object per server, on its node."""
+        return self._refs
+
+    def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
+        """Ask each for something of its own, and return the answers. Blocks."""
+        return [(unpacked(text), image) for text, image in self._got(self._asked(told, images))]
+
+    def renew(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Told]:
+        """Likewise, for images that workers compute from as long as they are the newest. Blocks."""
+        refs = self._asked(told, images, returns=2)
+        answers = [unpacked(text) for text in self._got([text for text, _ in refs])]
+        self._refs = [image for _, image in refs]  # the older ones go with their last reader
+        self.have_newest = True
+        return answers
+
+    def values(self) -> list[Image]:
+        """Return the images that workers compute from. Blocks."""
+        return self._got(self._refs)
+
+    def close(self) -> None:
+        """End all of them."""
+        self._ring = lambda: None
+        self._refs = []
+        for actor in self.actors:
+            with suppress(RayError, ValueError):
+                ray.kill(actor, no_restart=True)
+
+    def _asked(self, told: Sequence[Told], images: Sequence[Image], returns: int = 1) -> list[Any]:
+        values = images or [NO_IMAGE] * self.count
+        return [
+            actor.do.options(concurrency_group=WORK, num_returns=returns).remote(packed(own), image)
+            for actor, own, image in zip(self.actors, told, values, strict=True)
+        ]
+
+    def _got(self, refs: Sequence[Ref]) -> list[Any]:
+        """Return what servers have answered, by their number."""
+        found = []
+        for number, ref in enumerate(refs):
+            try:
+                found.append(ray.get(ref))
+            except RayTaskError:  # it is there, and raised something
+                raise
+            except RayError as error:
+                raise self._error(number) from error
+        return found
+
+    def _note_lost(self, number: int) -> None:
+        self._lost = number
+        self._ring()
+
+    def _error(self, number: int) -> ServerError:
+        return ServerError(
+            f"server {number} of {self.count} on {self._where[number]} is lost, and its slice of "
+            "the parameters with it; run the same command again: it goes on from the newest "
+            "checkpoint, with as many servers as you like"
+        )
+
+
+def _nodes() -> list[str]:
+    """Return the nodes that are there, in an order that all agree on; the coordinator's is last.
+
+    Its link has the workers' records, and all of a checkpoint.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    there = (node["NodeID"] for node in ray.nodes() if node["Alive"])
+    return sorted(there, key=lambda node: (node == own, node))
