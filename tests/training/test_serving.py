@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from quorate.coordination.ownership import BLOCK
 from quorate.errors import SettingError
-from quorate.replica.held import Held
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.serving.served import ServedOptimizer
 from quorate.training.serving.serving import Serving
 from quorate.training.serving.slice import Slice
 from quorate.training.state import State
+from quorate.transports.held import Held
 from quorate.transports.servers import NO_IMAGE, Answer, Image, Slicing, Told
 
 V = 5

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import quorate
+from quorate.coordination import rules
 from quorate.errors import SettingError
 from quorate.machine.environment import ray_address
 from quorate.transports import engines
-from quorate.transports.ray.demand import Demand, demanded, groups_of
+from quorate.transports.ray.demand import Demand, demanded, groups_of, require_servers_fit
 from quorate.transports.workers import Workers
 
 
@@ -99,3 +100,19 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(engines, "find_spec", lambda _: None)
     with pytest.raises(SettingError, match=r'pip install "quorate-torch\[ray\]"'):
         engines.chosen("ray", [])
+
+
+@pytest.mark.parametrize(
+    ("workers", "update", "expected"),
+    [
+        (Workers(2, engine="processes", servers=2), "sync", "none for another engine"),
+        (Workers(2, engine="ray", servers=2), "async", "none under async"),
+        (Workers(2, engine="ray", servers=2), "bounded:2", "none under bounded:2"),
+    ],
+)
+def test_servers_are_refused_where_they_are_of_no_use(
+    workers: Workers, update: str, expected: str
+) -> None:
+    with pytest.raises(SettingError, match=f"servers: got 2, expected {expected}"):
+        require_servers_fit(workers, rules.parse(update))
+    require_servers_fit(Workers(2, engine="ray", servers=2), rules.parse("quorum:3"))

@@ -21,7 +21,6 @@ from quorate.replica.replica import Replica
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.training.recipe import Recipe
 from quorate.training.replicas import Replicas
-from quorate.training.serving.turns import Turns
 from quorate.training.state import State
 from quorate.transports import Transport, engines
 from quorate.transports.collective.company import Company
@@ -30,7 +29,7 @@ from quorate.transports.processes.worker import here
 from quorate.transports.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.transports.spot_checks import Ask, SpotChecks
 from quorate.transports.towers import Towers
-from quorate.transports.worker_processes import Kept, servers_of, worker_processes
+from quorate.transports.worker_processes import Kept, worker_processes
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
 RESULTS_PER_WORKER = 4
@@ -128,6 +127,10 @@ class Crew:
     def on_snapshots(self) -> bool:
         """Whether workers compute while an update is made: a worker that is alone does not."""
         return self.rule.staleness > 0 and len(self.groups) > 1
+
+    def keeps_bits(self, shards: int) -> bool:
+        """Whether so many shards give the same bits on any number of devices."""
+        return rules.keeps_bits(self.rule, shards)
 
     def bound_memory(self) -> None:
         """Bound what this process takes of the devices.
@@ -235,15 +238,10 @@ class Crew:
             notes=self.replicas.notes,
         )
 
-    def turns(self, state: State, workers: Transport) -> Turns | None:
-        """Return the turns of user code at what servers have, if these workers have servers."""
-        servers = servers_of(workers)
-        return None if servers is None else Turns(state, servers)
-
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:
         """Return the spot checks of a training loop; None where bits differ for a known reason."""
         every, plan = self.recipe.compute.spot_check_every, source.plan
-        are_alike = rules.keeps_bits(self.rule, plan.shards) and len(kinds(self.groups)) == 1
+        are_alike = self.keeps_bits(plan.shards) and len(kinds(self.groups)) == 1
         if every == 0 or not are_alike:
             return None
         return SpotChecks(

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
@@ -24,6 +23,7 @@ from quorate.training.observer import observed
 from quorate.training.optimizing.step_again import StepAgain, step_again
 from quorate.training.optimizing.update import Applied
 from quorate.training.pace import Pace
+from quorate.training.serving.turns import Turns, turns_of
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import Transport
@@ -92,7 +92,7 @@ def looping(
                 f"{type(state.optimizer.inner).__name__}.step() takes a closure, and is given none "
                 f"under {crew.rule.name}, where workers go on while it steps"
             )
-        turns = crew.turns(state, workers)
+        turns = turns_of(state, workers)
         if turns is not None:
             stack.enter_context(closing(turns))
         channel = stack.enter_context(closing(transport.open(job)))
@@ -126,16 +126,6 @@ class Progress(Protocol):
     reason: str  # why it ended where it ended
 
 
-class UserTurns(Protocol):
-    """Whoever sees to it that user code has the state, and servers what it has changed."""
-
-    def updated(self) -> None:
-        """Hear that an update was made."""
-
-    def end(self) -> None:
-        """Hear that user code has had its turn. Blocks."""
-
-
 class Updates(NamedTuple):
     """The updates of one loop, from the state as it is to ``last_step``.
 
@@ -150,7 +140,7 @@ class Updates(NamedTuple):
     rests: tuple[Callable[[], None], Callable[[], None]]  # called where one begins and ends
     spot_checks: SpotChecks | None = None
     again: StepAgain | None = None
-    turns: UserTurns | None = None  # where servers have the state
+    turns: Turns | None = None  # where servers have the state
 
     def applying(self, coordinator: Coordinator) -> Callable[[Ready], tuple[Ready, Applied]]:
         """Return what makes the update of a step."""
@@ -258,7 +248,7 @@ class Updates(NamedTuple):
             state.user_changes.look_at_draws()
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self.crew.replicas.tell(self.say)
-        if not rules.keeps_bits(self.crew.rule, plan.shards):
+        if not self.crew.keeps_bits(plan.shards):
             self.say(state.tally.summary())
         elif doubts := self.crew.replicas.notes.doubts:  # said long ago, maybe
             more = f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""

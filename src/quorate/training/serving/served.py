@@ -14,7 +14,6 @@ import torch
 
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
-from quorate.replica.held import Held
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.extent import Whole
@@ -22,6 +21,7 @@ from quorate.training.optimizing.lent_states import LentStates
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.update import Average
 from quorate.training.serving.serving import Serving
+from quorate.transports.held import Held
 from quorate.transports.servers import Servers
 
 

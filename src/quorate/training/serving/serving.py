@@ -11,7 +11,6 @@ from typing import Any
 
 from quorate.errors import ServerError
 from quorate.replica.flat import Flat
-from quorate.replica.held import Held
 from quorate.training.optimizing.extent import root
 from quorate.training.serving.pieces import (
     Entry,
@@ -24,6 +23,7 @@ from quorate.training.serving.pieces import (
     to_json,
     told,
 )
+from quorate.transports.held import Held
 from quorate.transports.servers import Answer, Servers, Slicing, joined
 
 OptimizerState = dict[str, dict[str, Any]]  # by parameter, then by entry

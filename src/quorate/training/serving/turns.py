@@ -10,7 +10,15 @@ from quorate.errors import ServerError
 from quorate.training.collective import share
 from quorate.training.serving.served import ServedOptimizer
 from quorate.training.state import State
+from quorate.transports import Transport
 from quorate.transports.servers import Servers
+from quorate.transports.worker_processes import servers_of
+
+
+def turns_of(state: State, workers: Transport) -> Turns | None:
+    """Return the turns of user code in a loop with such workers; None: they have no servers."""
+    servers = servers_of(workers)
+    return None if servers is None else Turns(state, servers)
 
 
 class Turns:

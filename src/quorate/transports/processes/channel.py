@@ -30,9 +30,9 @@ from quorate.coordination.tree import Node, TreeSum
 from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.buffers import Buffers
-from quorate.replica.held import Held
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshots
+from quorate.transports.held import Held
 from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
