@@ -29,9 +29,14 @@ class InMemory:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.where: Sequence[str] = ["here"] * count
         self.have_newest = False
         self.slices = [Slice() for _ in range(count)]
         self._images: list[Image] = []
+
+    def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
+        for own in self.slices:
+            own.keep(ticket, step, shard, leaves)
 
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
         given = images or [NO_IMAGE] * self.count
@@ -98,8 +103,10 @@ def train(state: State, steps: range, servers: InMemory | None = None) -> list[f
             for number, each in enumerate(shards):
                 assert each.gradient is not None
                 for server, own in enumerate(servers.slices):
-                    own.take(number, step, slicing.cut(each.gradient, server).copy())
-                each.gradient = Held(step, V, {(0, number): number})
+                    own.take(number, step, slicing.cut(each.gradient, server))
+                each.gradient = Held(step, number)
+            for number in (3, 0, 1, 4, 2):
+                servers.keep(number, step, number, V)
         parts = [((0, number), each) for number, each in enumerate(shards)]
         applied = state.update.apply(parts, V, step + 1, V)
         assert applied.not_finite is None
@@ -141,7 +148,7 @@ def serve(state: State, servers: InMemory) -> Serving:
 
 
 @pytest.mark.parametrize("make", [adam, momentum, torch.optim.ASGD, torch.optim.Adagrad])
-@pytest.mark.parametrize("count", [1, 2, 3, 9])
+@pytest.mark.parametrize("count", [1, 2, 9])
 def test_the_same_bits_for_any_number_of_servers(make: Make, count: int) -> None:
     def schedule(optimizer: Optimizer) -> Any:
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -184,8 +191,9 @@ def test_what_is_not_finite_is_not_made_and_named() -> None:
     bad.gradient.views["fine"][1, 5] = float("nan")
     slicing = Slicing(state.parameters.layout, 3)
     for server, own in enumerate(servers.slices):
-        own.take(7, 0, slicing.cut(bad.gradient, server).copy())
-    bad.gradient = Held(0, 1, {(0, 0): 7})
+        own.take(7, 0, slicing.cut(bad.gradient, server))
+    bad.gradient = Held(0, 7)
+    servers.keep(7, 0, 0, 1)
     applied = state.update.apply([((0, 0), bad)], 1, 1, 1)
     assert applied.not_finite == ["fine"]
     serving.bring_home()

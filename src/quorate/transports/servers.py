@@ -59,7 +59,10 @@ class Handler(Protocol):
     """What a server does with its slice. All of it is called in one thread."""
 
     def take(self, ticket: int, step: int, image: Image) -> None:
-        """Take a shard's gradient. The image may be kept, and not written."""
+        """Take a shard's gradient. The image is gone when this has returned."""
+
+    def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
+        """Add a shard to the sum of its step, which is of so many."""
 
     def do(self, told: Mapping[str, Any], image: Image) -> Answer:
         """Do what the coordinator asks for. What is answered is valid until the next call."""
@@ -72,7 +75,15 @@ class Servers(Protocol):
     """
 
     count: int  # S
+    where: Sequence[str]  # each is, for people
     have_newest: bool  # whether workers are to compute from theirs, or from the coordinator's
+
+    def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
+        """Have all add a shard, which they have, to the sum of its step. Does not block.
+
+        Args:
+            leaves: V, of the step.
+        """
 
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
         """Ask each server for something of its own, and return the answers. Blocks."""

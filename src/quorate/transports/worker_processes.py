@@ -85,9 +85,13 @@ def worker_processes(
         on_snapshots=on_snapshots,
         workers=len(groups),
     )
+    site = _site(script, arena, workers, len(groups), kept.handler)
+    if (servers := site.servers) is not None:
+        each = ", ".join(f"server {n} on {where}" for n, where in enumerate(servers.where))
+        say(f"{servers.count} slices of the parameters: {each}")
     return Processes(
         script,
-        _site(script, arena, workers, len(groups), kept.handler),
+        site,
         arena,
         kept.model,
         kept.buffers,

@@ -153,20 +153,13 @@ class Serving:
     # --- an update --------------------------------------------------------------------------------
 
     def add(self, gradient: Held, weight: float) -> bool:
-        """Have servers add the shards of a step, and divide; return whether all is finite. Blocks.
+        """Have servers end the sum of a step, and divide; return whether all is finite. Blocks.
 
         Raises:
             ServerError: a server is gone.
         """
-        parts = [[*node, ticket] for node, ticket in sorted(gradient.tickets.items())]
-        answers = self._ask(
-            "add",
-            step=gradient.step,
-            leaves=gradient.leaves,
-            parts=parts,
-            weight=weight,
-            wants_norm=self._wants_norm,
-        )
+        told = {"step": gradient.step, "shards": gradient.shards, "weight": weight}
+        answers = self._ask("add", **told, wants_norm=self._wants_norm)
         self._added = [answer for answer, _ in answers]
         return all(answer["is_finite"] for answer in self._added)
 

@@ -7,14 +7,13 @@ where it is cut as parameters have no gradient, is true here too.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from quorate.coordination.tree import tree_sum
+from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.machine.cores import usable_cores
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind
@@ -33,27 +32,35 @@ from quorate.training.serving.pieces import (
 )
 from quorate.transports.servers import NO_IMAGE, Answer, Image, as_bytes
 
-
-class _Term(NamedTuple):
-    """A shard's slice, or a sum of some; an image that was sent is not written."""
-
-    flat: Flat
-    is_own: bool
+CPU = torch.device("cpu")
 
 
 class Slice:
     """What a server has, and does with it. The first word to it is ``make``."""
 
     def __init__(self) -> None:
-        self._shards: dict[int, tuple[int, Image]] = {}  # by ticket: step, gradient
+        self._shards: dict[int, tuple[int, Flat]] = {}  # by ticket: step, gradient
+        self._sums: dict[int, TreeSum[Flat]] = {}  # by step, of what is kept
         self._closed = -1  # steps up to this one are over
-        self._spare: list[Flat] = []  # memory for sums
+        self._spare: list[Flat] = []  # memory for gradients
         self._mean: Flat | None = None  # of the newest step
 
     def take(self, ticket: int, step: int, image: Image) -> None:
         """Take a shard's gradient, unless its step is over: then nobody will ask for it."""
         if step > self._closed:
-            self._shards[ticket] = (step, image)
+            # A copy: what transports bring lies in memory that they share, and have little of.
+            gradient = self._spare.pop() if self._spare else self._parameters.layout.new(CPU)
+            self._fill(gradient, image)
+            self._shards[ticket] = (step, gradient)
+
+    @torch.no_grad()
+    def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
+        """Add a shard to the sum of its step, as far as the tree allows it by now."""
+        if step not in self._sums:
+            self._sums[step] = TreeSum(leaves, self._sum)
+        _, gradient = self._shards.pop(ticket)
+        with intra_op_threads(self._threads):
+            self._sums[step].put((0, shard), gradient)
 
     @torch.no_grad()
     def do(self, told: Mapping[str, Any], image: Image) -> Answer:
@@ -148,40 +155,36 @@ class Slice:
     # --- an update --------------------------------------------------------------------------------
 
     def _add(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the shards of a step, and divide; say whether all is finite, and squared norms."""
-        step, leaves, weight = told["step"], told["leaves"], told["weight"]
-        parts = [
-            ((level, index), _Term(self._over(self._shards[ticket][1]), is_own=False))
-            for level, index, ticket in told["parts"]
-        ]
+        """End the sum of a step, and divide; say whether all is finite, and squared norms."""
+        step, weight, tree = told["step"], told["weight"], self._sums[told["step"]]
         with intra_op_threads(self._threads):
-            total = tree_sum(parts, leaves, self._sum, len(parts))
-            finite = are_finite(total.flat)
-            mean = total.flat if total.is_own else self._room()
+            total = tree_sum([*tree.parts.items()], tree.leaves, self._sum, told["shards"])
+            finite = are_finite(total)
             if finite:
-                for into, vector in zip(mean.vectors, total.flat.vectors, strict=True):
-                    torch.div(vector, weight, out=into)
-        odd = [] if finite else [self._pieces[int(n)].name for n in not_finite(total.flat)]
-        self._closed = step
-        self._shards = {t: kept for t, kept in self._shards.items() if kept[0] > step}
-        if self._mean is not None:
-            self._spare.append(self._mean)
-        self._mean = mean
+                total.div_(weight)
+        odd = [] if finite else [self._pieces[int(n)].name for n in not_finite(total)]
+        self._end_step(step, total)
         answer: dict[str, Any] = {"is_finite": finite, "odd": odd, "squares": []}
         if finite and told["wants_norm"]:
             with intra_op_threads(1):
-                answer["squares"] = [squares(vector) for vector in mean.vectors]
+                answer["squares"] = [squares(vector) for vector in total.vectors]
         return answer
 
-    def _sum(self, left: _Term, right: _Term) -> _Term:
-        """Return left + right, in memory of our own: that of one of them, if it is."""
-        own = left if left.is_own else right if right.is_own else _Term(self._room(), is_own=True)
-        pairs = zip(left.flat.vectors, right.flat.vectors, own.flat.vectors, strict=True)
-        for one, other, into in pairs:
-            torch.add(one, other, out=into)
-        if left.is_own and right.is_own:
-            self._spare.append(right.flat)
-        return own
+    def _end_step(self, step: int, total: Flat) -> None:
+        """Have the memory of what belongs to it, or to earlier ones, for others."""
+        self._closed = step
+        late = [ticket for ticket, (of, _) in self._shards.items() if of <= step]
+        self._spare += [self._shards.pop(ticket)[1] for ticket in late]
+        self._sums = {of: tree for of, tree in self._sums.items() if of > step}
+        if self._mean is not None:
+            self._spare.append(self._mean)
+        self._mean = total
+
+    def _sum(self, left: Flat, right: Flat) -> Flat:
+        """Return left + right, in the memory of the left one."""
+        left.add_(right)
+        self._spare.append(right)
+        return left
 
     def _step(self, told: Mapping[str, Any]) -> None:
         """Make the update, from the mean that was found last."""
@@ -196,21 +199,6 @@ class Slice:
             self._optimizer.step(mean, missing)
 
     # --- memory -----------------------------------------------------------------------------------
-
-    def _room(self) -> Flat:
-        return (
-            self._spare.pop() if self._spare else self._parameters.layout.new(torch.device("cpu"))
-        )
-
-    def _over(self, image: Image) -> Flat:
-        """Return vectors over bytes that were sent: they are read only."""
-        layout, at, vectors = self._parameters.layout, 0, []
-        for size, dtype in zip(layout.sizes, layout.dtypes, strict=True):
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*not writable.*")
-                vectors.append(torch.frombuffer(image, dtype=dtype, count=size, offset=at))
-            at += size * dtype.itemsize
-        return Flat(layout, vectors)
 
     def _fill(self, flat: Flat, image: Image) -> None:
         at = 0

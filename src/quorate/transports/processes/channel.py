@@ -37,6 +37,7 @@ from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.wire import Message
+from quorate.transports.servers import Servers
 
 
 class Owner(Protocol):
@@ -45,6 +46,10 @@ class Owner(Protocol):
     arena: Arena
     tickets: Iterator[int]  # of all jobs, no two alike
     buffers: Buffers
+
+    @property
+    def servers(self) -> Servers | None:
+        """What has the parameters; None: the coordinator has."""
 
     def tell(self, worker: int, message: Message) -> None:
         """Send a worker a message. Does not block."""
@@ -100,12 +105,7 @@ class ProcessesChannel:
             case Compute():
                 self._compute(effect)
             case Keep(worker, step, shard):
-                if step not in self._sums:
-                    self._kept[step] = deque()
-                    self._has[step] = set()
-                    self._sums[step] = TreeSum(self.job.plan.shards_of(step), self._add)
-                self._kept[step].append(((0, shard), self._pending.pop((worker, step, shard))))
-                self._has[step].add(shard)
+                self._keep(step, shard, self._pending.pop((worker, step, shard)))
             case Discard(worker, step, shard):
                 self._give_back(self._pending.pop((worker, step, shard)))
             case Cancel(worker):
@@ -256,7 +256,7 @@ class ProcessesChannel:
         missing = message["missing"]
         gradient = None if slot is None else slot.flat
         if message.get("is_held"):
-            gradient = Held(step, self.job.plan.shards_of(step), {(0, shard): message["ticket"]})
+            gradient = Held(step, message["ticket"])
         self._pending[worker, step, shard] = _Result(
             ShardSum(
                 weight=message["weight"],
@@ -328,6 +328,17 @@ class ProcessesChannel:
             self._snapshots.give_back(worker)
         if not keep_slot:
             self._free_slot(running.slot)
+
+    def _keep(self, step: int, shard: int, result: _Result) -> None:
+        leaves, gradient = self.job.plan.shards_of(step), result.sum.gradient
+        if isinstance(gradient, Held) and self._transport.servers is not None:
+            self._transport.servers.keep(gradient.ticket, step, shard, leaves)
+        if step not in self._sums:
+            self._kept[step] = deque()
+            self._has[step] = set()
+            self._sums[step] = TreeSum(leaves, self._add)
+        self._kept[step].append(((0, shard), result))
+        self._has[step].add(shard)
 
     def _add(self, left: _Result, right: _Result) -> _Result:
         left.sum.add(right.sum)

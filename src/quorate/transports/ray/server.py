@@ -15,7 +15,7 @@ LIFE, WORK = "life", "work"  # threads of a server
 
 
 class Server:
-    """One server. Ray calls ``take`` and ``do`` in one thread, in the order in which they come.
+    """One server. Ray calls all but ``live`` in one thread, in the order in which they come.
 
     Args:
         number: of the server.
@@ -43,6 +43,10 @@ class Server:
     def take(self, ticket: int, step: int, image: Image) -> None:
         """Take a shard's gradient: when this has returned it is here."""
         self._handler.take(ticket, step, image)
+
+    def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
+        """Add a shard to the sum of its step."""
+        self._handler.keep(ticket, step, shard, leaves)
 
     def do(self, told: bytes, image: Image) -> tuple[bytes, Image]:
         """Do what the coordinator asks for."""

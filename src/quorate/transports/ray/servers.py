@@ -32,7 +32,7 @@ class RayServers:
         self.have_newest = False
         self._ring: Callable[[], None] = lambda: None
         self._lost: int | None = None
-        self._where = ["a node"] * count
+        self.where: Sequence[str] = ["a node"] * count
         self._refs: list[Ref] = []  # what workers compute from, by server
         nodes = _nodes()
         self.actors = [
@@ -46,7 +46,7 @@ class RayServers:
             )(Server).remote(number, handler)
             for number in range(count)
         ]
-        self._where = self._got(
+        self.where = self._got(
             [actor.where.options(concurrency_group=WORK).remote() for actor in self.actors]
         )
         # Held: a future that nobody holds is never called.
@@ -67,6 +67,11 @@ class RayServers:
     def refs(self) -> list[Ref]:
         """What workers compute from, as it is now: an object per server, on its node."""
         return self._refs
+
+    def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
+        """Have all add a shard, which they have, to the sum of its step. Does not block."""
+        for actor in self.actors:
+            actor.keep.options(concurrency_group=WORK).remote(ticket, step, shard, leaves)
 
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
         """Ask each for something of its own, and return the answers. Blocks."""
@@ -101,6 +106,8 @@ class RayServers:
 
     def _got(self, refs: Sequence[Ref]) -> list[Any]:
         """Return what servers have answered, by their number."""
+        if len(refs) > 1:
+            ray.wait(list(refs), num_returns=len(refs))  # they come side by side
         found = []
         for number, ref in enumerate(refs):
             try:
@@ -117,7 +124,7 @@ class RayServers:
 
     def _error(self, number: int) -> ServerError:
         return ServerError(
-            f"server {number} of {self.count} on {self._where[number]} is lost, and its slice of "
+            f"server {number} of {self.count} on {self.where[number]} is lost, and its slice of "
             "the parameters with it; run the same command again: it goes on from the newest "
             "checkpoint, with as many servers as you like"
         )
