@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,12 @@ def test_one_digest_for_any_number_of_servers(
     assert [line for line in ended["2"].out.splitlines() if line.startswith("norm")] == [
         line for line in touched.out.splitlines() if line.startswith("norm")
     ]
+    # Each on a node of its own.
+    placed = re.search(
+        r"server 0 on .*\(node (\w+)\), server 1 on .*\(node (\w+)\)", ended["2"].said
+    )
+    assert placed is not None
+    assert placed[1] != placed[2]
     # 2. The other half without servers: the files are the same as ever.
     assert inspected(tmp_path / "half")["global_step"] == 5
     rest = run(words("half", "served.py", "plain", "12", options=("--engine", "towers")))

@@ -58,6 +58,12 @@ def checked(callbacks: object) -> tuple[Callback, ...]:
     return found
 
 
+def defines(callback: Callback, method: str) -> bool:
+    """Return whether a callback has a method of its own: the others do nothing."""
+    is_inherited = getattr(type(callback), method, None) is getattr(Callback, method)
+    return method in vars(callback) or not is_inherited
+
+
 class Callback:
     """Inherit from it, and define what is of interest.
 

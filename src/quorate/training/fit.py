@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quorate.errors import cut
+from quorate.errors import ServerError, cut
 from quorate.machine.standard_streams import steady
 from quorate.replica.totals import Totals
 from quorate.services import Service
@@ -28,7 +28,7 @@ from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
-from quorate.training.callbacks import Callback, Run, checked
+from quorate.training.callbacks import Callback, Run, checked, defines
 from quorate.training.loop import Loop
 from quorate.training.saved_state import contents
 from quorate.training.state import State
@@ -85,6 +85,7 @@ class Fit:
         # Who was named as slow: what is not in the log yet, and the newest for checkpoints.
         self._slow_now: deque[str] = deque()
         self._slow: deque[str] = deque(maxlen=MOST_SLOW)
+        self._state: State | None = None  # of the loop
         self._unsaved: str | None = None  # why saves fail at present, as it was said
         self._summaries: Summaries | None = None
 
@@ -131,10 +132,10 @@ class Fit:
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
             # 3. Training.
             first = loop.state.global_step + 1
-            for callback in self._services.callbacks:
+            self._state, visits = loop.state, loop.state.visits
+            for callback in self._visitors("started"):
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
-            visits = loop.state.visits
             stack.enter_context(visits.announced())
             for report in loop.reports:
                 if self._saver is not None and report.global_step == first:
@@ -144,12 +145,22 @@ class Fit:
                 supervisor.updated(report)
                 if self._log is not None:
                     self._log.update(report, self._taken_slow())
-                for callback in self._services.callbacks:
-                    visits.announce()
+                for callback in self._visitors("updated"):
                     callback.updated(report)
                 self._evaluate_if_due(loop, supervisor)
                 self._save_if_due(loop.state)
         signals.leave()
+
+    def _visitors(self, method: str) -> Iterator[Callback]:
+        """Yield the callbacks that have a method; whoever keeps the state knows of each."""
+        for callback in self._services.callbacks:
+            if defines(callback, method):
+                self._announce()
+                yield callback
+
+    def _announce(self) -> None:
+        if self._state is not None:
+            self._state.visits.announce()
 
     # --- evaluations ------------------------------------------------------------------------------
 
@@ -175,7 +186,7 @@ class Fit:
         if self._log is not None:
             self._log.evaluation(n, values)
         supervisor.evaluated(n, values)
-        for callback in self._services.callbacks:
+        for callback in self._visitors("evaluated"):
             callback.evaluated(n, values)
         best = None if validation.best is None else Best(validation.best)
         if best is not None and best.is_better(values, state.best):
@@ -220,7 +231,7 @@ class Fit:
             if self._unsaved is not None:
                 self._screen.say(f"step {n:,} is saved again")
             self.saved, self._unsaved = (n, path), None
-            for callback in self._services.callbacks:
+            for callback in self._visitors("saved"):
                 callback.saved(n, path)
 
     def _save_at_end(self, state: State, raised: BaseException | None) -> None:
@@ -286,7 +297,9 @@ class Fit:
         reason = self._stops.reason or "all steps are done"
         if raised is not None:
             reason = cut(f"{type(raised).__name__}: {raised}")
-        for callback in self._services.callbacks:
+            with suppress(ServerError):  # it is what was raised
+                self._announce()
+        for callback in self._visitors("stopped"):
             try:
                 callback.stopped(reason)
             except Exception as error:

@@ -98,11 +98,15 @@ def same_everywhere(script: Script, copy: Script | None = None) -> dict[str, str
     """
     here = copy or script
     return {
-        "the torch build": torch.__version__,
-        "quorate": _package_hash(),
+        **same_packages(),
         f"the script {script.path}": _hash([Path(here.path)]),
         f"the folder {script.folder}": "is there" if Path(here.folder).is_dir() else "not there",
     }
+
+
+def same_packages() -> dict[str, str]:
+    """Return which packages have to be the same on every node -> which they are here."""
+    return {"the torch build": torch.__version__, "quorate": _package_hash()}
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:

@@ -8,7 +8,7 @@ import numpy as np
 import ray
 
 from quorate.machine import this_host
-from quorate.transports.ray.relayed import packed, unpacked
+from quorate.transports.ray.relayed import packed, same_packages, unpacked
 from quorate.transports.servers import Image, handler_of
 
 LIFE, WORK = "life", "work"  # threads of a server
@@ -31,10 +31,10 @@ class Server:
         """Return what Ray writes before each line that is printed here."""
         return f"quorate server {self._number}"
 
-    def where(self) -> str:
-        """Return where it is, for people."""
+    def hello(self) -> tuple[str, dict[str, str]]:
+        """Return where it is, for people, and what has to be the same as elsewhere."""
         node = ray.get_runtime_context().get_node_id()
-        return f"{this_host.name()} (node {node[:8]})"
+        return f"{this_host.name()} (node {node[:8]})", same_packages()
 
     def live(self) -> None:
         """Return with the end of the actor alone: whoever waits for this hears of that."""

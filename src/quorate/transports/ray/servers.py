@@ -10,8 +10,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from quorate.errors import ServerError
-from quorate.transports.ray.relayed import Ref, packed, unpacked
+from quorate.errors import ServerError, UserError, cut
+from quorate.transports.ray.relayed import Ref, difference, packed, same_packages, unpacked
 from quorate.transports.ray.server import LIFE, WORK, Server
 from quorate.transports.servers import NO_IMAGE, Answer, Image, Told
 
@@ -25,6 +25,7 @@ class RayServers:
 
     Raises:
         ServerError: one cannot be started.
+        UserError: one has other packages than this process.
     """
 
     def __init__(self, count: int, handler: str) -> None:
@@ -40,15 +41,14 @@ class RayServers:
                 num_cpus=0,  # it works while workers wait
                 max_restarts=0,  # its slice would be lost
                 concurrency_groups={LIFE: 1, WORK: 1},
+                # A soft affinity Ray 2.60 does not keep for what takes no resources.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(
-                    nodes[number % len(nodes)], soft=True
+                    nodes[number % len(nodes)], soft=False
                 ),
             )(Server).remote(number, handler)
             for number in range(count)
         ]
-        self.where = self._got(
-            [actor.where.options(concurrency_group=WORK).remote() for actor in self.actors]
-        )
+        self._meet()
         # Held: a future that nobody holds is never called.
         self._lives = [actor.live.options(concurrency_group=LIFE).remote() for actor in self.actors]
         for number, life in enumerate(self._lives):
@@ -96,6 +96,21 @@ class RayServers:
         for actor in self.actors:
             with suppress(RayError, ValueError):
                 ray.kill(actor, no_restart=True)
+
+    def _meet(self) -> None:
+        """Wait until all are there, and refuse one that would compute something else."""
+        hellos = [actor.hello.options(concurrency_group=WORK).remote() for actor in self.actors]
+        here, where = same_packages(), []
+        for number, hello in enumerate(hellos):
+            try:
+                place, there = ray.get(hello)
+            except RayError as error:
+                why = cut(" ".join(str(error).split()))
+                raise ServerError(f"server {number} cannot be started: {why}") from error
+            if (differs := difference(here, there)) is not None:
+                raise UserError(f"server {number} is on {place}, where differs {differs}")
+            where.append(place)
+        self.where = where
 
     def _asked(self, told: Sequence[Told], images: Sequence[Image], returns: int = 1) -> list[Any]:
         values = images or [NO_IMAGE] * self.count
