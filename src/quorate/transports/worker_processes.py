@@ -89,7 +89,7 @@ def worker_processes(
     if (servers := site.servers) is not None:
         each = ", ".join(f"server {n} on {where}" for n, where in enumerate(servers.where))
         say(f"{servers.count} slices of the parameters: {each}")
-    return Processes(
+    processes = Processes(
         script,
         site,
         arena,
@@ -106,6 +106,9 @@ def worker_processes(
         original=kept.original,
         growth=_growth(workers),
     )
+    if servers is not None:
+        servers.watch(processes.wake)
+    return processes
 
 
 def _growth(workers: Workers) -> Growth | None:

@@ -124,8 +124,6 @@ class Processes:
         self._description, self._fds = arena.described()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
-        if self.servers is not None:
-            self.servers.watch(self.wake)
         try:
             for number in range(len(groups)):
                 self._start(number)
