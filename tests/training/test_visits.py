@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quorate.training.callbacks import Callback, defines
 from quorate.training.collective.visits import Visits
 
 
@@ -26,3 +27,20 @@ def test_values_are_taken_before_the_first_code_that_runs() -> None:
     assert taken == [1]
     visits.updated(lambda: taken.append(9))
     assert taken == [1, 9], "the loop that announces is over"
+
+
+def test_a_callback_visits_where_it_has_a_method_of_its_own() -> None:
+    class Saves(Callback):
+        def saved(self, global_step: int, path: object) -> None:
+            """Hear of it."""
+
+    class Odd:
+        def updated(self, report: object) -> None:
+            """Of a class of its own: it is called as well."""
+
+    callback, given = Saves(), Callback()
+    given.stopped = lambda reason: None  # type: ignore[method-assign]
+    methods = ["started", "updated", "evaluated", "saved", "stopped"]
+    assert [name for name in methods if defines(callback, name)] == ["saved"]
+    assert [name for name in methods if defines(given, name)] == ["stopped"]
+    assert defines(Odd(), "updated")  # type: ignore[arg-type]
