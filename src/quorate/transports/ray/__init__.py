@@ -9,6 +9,7 @@ cluster     the cluster: one that is there, or a local one that ends with the ru
 sweeper     a process that ends what a local cluster leaves, also after the run was killed
 site        starts workers there
 published   what workers compute from, in the object store once
+servers     the servers, if they have the parameters in the coordinator's place
 hand        one worker: what is sent to its agent, and what comes from there
 near        one on the coordinator's own node, which has its memory, and a wire to it
 open_job    what it knows of a job: what is ordered, and what is likely to follow
@@ -19,6 +20,8 @@ notices     which nodes are to go, and whether the cluster is there
 On a node:
 agent       an actor: one worker process, its memory, and what is passed on
 adding      adds results of the node's workers
+pushed      gradients on their way from an agent to the servers
+server      an actor: a slice of the parameters
 
 On both:
 relayed     what travels
