@@ -102,8 +102,7 @@ class Processes:
         original: Original = UNCHANGED,
         growth: Growth | None = None,
     ) -> None:
-        self._site = site
-        self.servers = site.servers
+        self._site, self.servers = site, site.servers
         self.arena = arena
         self.buffers = buffers
         self.tickets: Iterator[int] = itertools.count()
