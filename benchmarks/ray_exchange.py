@@ -129,12 +129,14 @@ def _watch(ready: dict[int, float], in_: dict[int, float], moved: list[int]) -> 
     fetch, put = Results._fetch, ray.put
 
     def collecting(self: ProcessesChannel, step: int, *of: Any) -> Any:
-        in_[step] = time.monotonic()
+        if self.number == 1:  # others check in between that workers agree
+            in_[step] = time.monotonic()
         return collect(self, step, *of)
 
     def publishing(self: ProcessesChannel) -> None:
         publish(self)
-        ready[max(in_, default=-1) + 1] = time.monotonic()
+        if self.number == 1:
+            ready[max(in_) + 1] = time.monotonic()
 
     def fetching(self: Results, ref: Any, slot: int) -> None:
         moved[1] += self._arena.slot_bytes
