@@ -123,7 +123,7 @@ def test_rules_keep_their_books_where_one_worker_takes_5_times_as_long(
                 "exactly_once.py",
                 *("five", str(number), "0", "0", str(tmp_path / name)),
                 options=(
-                    *(*cluster.options(3), "--worker-resources", "CPU=0.5"),
+                    *(*cluster.options(2), "--worker-resources", "CPU=0.5"),
                     *("--update", name, "--shards", "4", "--run-dir", str(tmp_path / name / "run")),
                 ),
             )
