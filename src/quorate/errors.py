@@ -15,6 +15,7 @@
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
     │   ├── NotFiniteError       a loss or gradient that is no number, before the update
     │   ├── SameBitsError        a strict run that cannot have the same bits elsewhere
+    │   ├── ServerError          a server of a Ray cluster is gone, with its slice of the parameters
     │   └── RunError             a run that a command started failed
     ├── WorkerError              workers ended, or raised what only they have a type for
     └── ProtocolError            a transport broke the coordinator's rules: a bug, with the events
