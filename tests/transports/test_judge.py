@@ -72,6 +72,17 @@ def test_a_short_silence_is_none() -> None:
         assert ranks.look(2) is None
 
 
+def test_a_rank_that_is_spared_has_its_time_again() -> None:
+    """One that a person has stopped, and who may go on: it tells a moment later."""
+    ranks = Ranks(1)
+    ranks.look(5)
+    ranks.silent = {0}
+    assert ranks.look(LOST_S - 1) is None
+    ranks.judge.spare(0, ranks.now)
+    assert ranks.look(LOST_S - 1) is None
+    assert ranks.look(2) is not None
+
+
 def test_others_judge_rank_0_alone_and_hear_the_rest_from_it() -> None:
     ranks = Ranks(1)
     ranks.silent = {2}

@@ -98,6 +98,10 @@ class Judge:
             return None
         return self._hung(heard) or self._silent(heard, now) or self._cut_off(heard, now)
 
+    def spare(self, rank: int, now: float) -> None:
+        """Take a rank as heard of now, though it says nothing: it will, once it may go on."""
+        self._fresh_at[rank] = now
+
     def of_first(self, heard: Heard) -> Verdict | None:
         """Return the verdict of rank 0, as another rank hears it."""
         first = heard.beats[0]

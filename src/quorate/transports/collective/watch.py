@@ -144,7 +144,9 @@ class Watch:
             self._tell()
             heard = self._board.heard()
             verdict = self._ended(heard) or self._judge.look(heard, time.monotonic())
-            if verdict is not None and not self._is_paused(verdict, heard):
+            if self._is_paused(heard):
+                self._judge.spare(0, time.monotonic())
+            elif verdict is not None:
                 self._lose(verdict)
                 return
             self._hear_asking(heard)
@@ -212,11 +214,12 @@ class Watch:
         member = beat.member
         return member.mark == self._own.mark and this_host.is_stopped(member.pid)
 
-    def _is_paused(self, verdict: Verdict, heard: Heard) -> bool:
+    def _is_paused(self, heard: Heard) -> bool:
         """Whether a person has stopped rank 0 by Ctrl-Z, and with it the others that it started."""
         first = heard.beats[0]
-        is_first = self._is_told and verdict.rank == 0 and self._own.rank > 0
-        return is_first and first is not None and self._is_stopped(first)
+        return (
+            self._is_told and self._own.rank > 0 and first is not None and self._is_stopped(first)
+        )
 
     def _ended(self, heard: Heard) -> Verdict | None:
         """Return which rank of this host has ended without a word, if one has."""
