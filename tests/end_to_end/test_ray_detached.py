@@ -25,7 +25,7 @@ def loss(model, batch):
 torch.manual_seed(0)
 trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=4,
     optimizer=lambda params: torch.optim.SGD(params, lr=0.001))
-trainer.fit(torch.utils.data.TensorDataset(torch.randn(64, 1)), epochs=40)
+trainer.fit(torch.utils.data.TensorDataset(torch.randn(64, 1)), epochs=60)
 """
 
 
@@ -46,6 +46,10 @@ def test_whoever_is_killed_the_run_goes_on_until_it_is_stopped(
             process.kill()
         assert f"{folder}  runs" in run(listed).out
         with started(tmp_path, words) as (process, _):
+            # Whoever asks for something else in its name is told.
+            other = run([*words[:-1], "--seed", "1", words[-1]])
+            assert other.code == 2, other.said
+            assert "with another script, arguments or options" in other.err
             # 2. The coordinator is killed, then its actor: it is started again, and resumes.
             wait_for(process, "step 12/")
             os.kill(_coordinator(folder), signal.SIGKILL)

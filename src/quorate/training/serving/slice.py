@@ -70,7 +70,7 @@ class Slice:
                 self._make(told, image)
                 return {}, self._image(self._parameters)
             case "set":
-                self._set(image)
+                self._fill(self._parameters, image)
                 return {}, self._image(self._parameters)
             case "add":
                 return self._add(told), NO_IMAGE
@@ -102,10 +102,10 @@ class Slice:
         self._threads = usable_cores() if made["elements"] >= ALL_CORES_FROM else 1
         self._spare, self._mean = [], None
         self._parameters = layout.shared()
-        named = {str(n): torch.nn.Parameter(view) for n, view in self._views(self._parameters)}
+        named = {n: torch.nn.Parameter(view) for n, view in self._parameters.views.items()}
         model = torch.nn.ParameterDict(named)
         bind(named, self._parameters)
-        self._set(image[: layout.nbytes])
+        self._fill(self._parameters, image[: layout.nbytes])
         self._average = None
         if made["ema_decay"] is not None:
             self._average = Average(made["ema_decay"], self._parameters)
@@ -131,10 +131,6 @@ class Slice:
             params = [named[number] for number in numbers]
             own.append({**self._values(values), "params": params})
         return of(own)  # type: ignore[call-arg]
-
-    def _set(self, image: Image) -> None:
-        """Take other values of the parameters."""
-        self._fill(self._parameters, image)
 
     def _state(self) -> Answer:
         """Return what the optimizer keeps of the pieces."""
@@ -211,9 +207,6 @@ class Slice:
         """Return the bytes of vectors that lie in one segment: no copy."""
         nbytes = flat.layout.nbytes
         return flat.segment.array(nbytes) if nbytes and flat.segment is not None else NO_IMAGE
-
-    def _views(self, flat: Flat) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from flat.views.items()
 
     def _values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: from_json(value) for name, value in values.items()}

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from quorate.errors import RunError
+from quorate.errors import RunError, UserError
 from quorate.transports.processes.script import Script
 from quorate.transports.ray.connection import connected
 
@@ -52,6 +52,7 @@ class Driver:
     """
 
     def __init__(self, script: dict[str, Any], folder: str | None, options: list[str]) -> None:
+        self._asked = (script, options)
         run = Script(**script)
         if folder is not None:
             run = run.within(Path(folder), Path.cwd())
@@ -81,6 +82,10 @@ class Driver:
         """Send its process a signal, if it goes on."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+    def is_for(self, script: dict[str, Any], options: list[str]) -> bool:
+        """Return whether it is this that it was asked to run."""
+        return self._asked == (script, options)
 
     def about(self) -> dict[str, Any]:
         """Return its state for a person: since when it runs, and what it printed last."""
@@ -194,7 +199,7 @@ def started(
         run_dir: names it.
 
     Raises:
-        UserError: there is no such cluster.
+        UserError: there is no such cluster, or another run of that name.
     """
     travels = {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
     fields = json.loads(json.dumps(vars(script)))
@@ -208,7 +213,13 @@ def started(
             num_cpus=0,
             resources=HEAD,
         )
-        yield Detached(named.remote(fields, folder and str(folder), options), run_dir)
+        run = Detached(named.remote(fields, folder and str(folder), options), run_dir)
+        if not run.ask("is_for", fields, options):
+            raise UserError(
+                f"a detached run of {run_dir} is at {address} with another script, arguments or "
+                "options; give those to look on, stop it first, or choose another run_dir"
+            )
+        yield run
 
 
 @contextmanager
