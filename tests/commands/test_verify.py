@@ -261,6 +261,23 @@ def test_a_shard_that_was_computed_by_two_workers_is_the_same_if_one_copy_is() -
     assert found.cause == differences.UPDATE
 
 
+def test_what_a_killed_worker_noted_and_never_answered_does_not_count() -> None:
+    other = recording()
+    # It computed the shard, noted it, and was killed; the one in its place parted.
+    other.shards[1, 1] = [
+        shard(1, 1, worker=1),
+        shard(1, 1, worker=1, gradient={"first.weight": "o", "last.weight": "g"}),
+    ]
+    other.updates[2] = replace(other.updates[2], tensors={"first.weight": "o"})
+    found = first_difference(recording(), other)
+    assert found is not None
+    assert found.cause == differences.UPDATE  # who made the update is not known
+    other.updates[2] = replace(other.updates[2], computed_by={1: 1})
+    found = first_difference(recording(), other)
+    assert found is not None
+    assert (found.cause, found.parameter) == (differences.GRADIENT, "first.weight")
+
+
 def test_what_changes_nothing_is_a_note() -> None:
     other = recording()
     other.shards[1, 1] = [shard(1, 1, samples=["row 12", "time 5"])]

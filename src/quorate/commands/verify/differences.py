@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from quorate.commands.verify.records import Recording, ShardRecord
+from quorate.commands.verify.records import Recording, ShardRecord, UpdateRecord
 from quorate.replica.witness.module_trace import Event
 
 # Causes.
@@ -74,7 +74,7 @@ def first_difference(first: Recording, second: Recording) -> Difference | None:
             return Difference(WEIGHTS, 0, parameter=names[0], parameters=len(names))
         if place == 0 and names:
             return Difference(RESTORED, a.number, parameter=names[0], parameters=len(names))
-        in_shards = _in_shards(first, second, a.number, a.step)
+        in_shards = _in_shards((first, a), (second, b))
         if in_shards is None and not names:
             return Difference(RATE, a.number, rates=rates)
         if in_shards is None:
@@ -125,13 +125,15 @@ def _loss(record: ShardRecord) -> tuple[str, ...]:
     return tuple(repr(record.metrics.get(name)) for name in ("loss", "weight"))
 
 
-def _in_shards(first: Recording, second: Recording, update: int, step: int) -> Difference | None:
+def _in_shards(
+    first: tuple[Recording, UpdateRecord], second: tuple[Recording, UpdateRecord]
+) -> Difference | None:
+    update, step = first[1].number, first[1].step
     parted = []
-    for ticket in sorted(first.shards.keys() | second.shards.keys()):
+    for ticket in sorted(first[0].shards.keys() | second[0].shards.keys()):
         if ticket[0] != step:
             continue
-        copies = (run.shards.get(ticket, []) for run in (first, second))
-        pairs = list(product(*copies))
+        pairs = list(product(_counted(*first, ticket), _counted(*second, ticket)))
         partings = [_parting(a, b, update) for a, b in pairs]
         if partings and all(p is not None for p in partings):
             parted.append((partings[0], pairs[0]))
@@ -142,10 +144,21 @@ def _in_shards(first: Recording, second: Recording, update: int, step: int) -> D
     seen: tuple[Sighting, ...] = ()
     if difference.row is not None:
         at = b.rows.index(difference.row)
-        seen = tuple(_sightings(second, b.samples[at], difference.row))
-        seen = seen or tuple(_sightings(first, a.samples[at], difference.row))
+        seen = tuple(_sightings(second[0], b.samples[at], difference.row))
+        seen = seen or tuple(_sightings(first[0], a.samples[at], difference.row))
     names = list(_differing(a.gradient, b.gradient))
     return _with(difference, a, b, names, seen, len(parted))
+
+
+def _counted(run: Recording, update: UpdateRecord, ticket: tuple[int, int]) -> list[ShardRecord]:
+    """Return what was computed of a shard and went into the update: all, where that is not known.
+
+    The last of its worker, as one that was killed may have noted what it never answered: the one
+    in its place has its number.
+    """
+    copies = run.shards.get(ticket, [])
+    mine = [record for record in copies if record.worker == update.computed_by.get(ticket[1])]
+    return mine[-1:] or copies
 
 
 def _with(
