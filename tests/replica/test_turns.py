@@ -231,7 +231,7 @@ def test_a_switch_that_is_left_is_put_back_and_said() -> None:
 
 def test_modes_of_the_thread_are_put_back() -> None:
     threads = torch.get_num_threads()
-    with switches.of_this_thread():
+    with switches.of_a_shard(named=False, scripted=False):
         torch.set_grad_enabled(False)
         torch.set_num_threads(threads + 1)
         torch.set_autocast_enabled("cpu", True)

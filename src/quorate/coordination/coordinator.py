@@ -85,6 +85,8 @@ class Coordinator:
         attempts: how often a shard may fail before the run is stopped.
         timeout_s: a worker that computes one shard for so long, and for 3 times its usual time, is
             replaced. None: never.
+        run_s: how long a run of shards may usually take that a worker is given at once; 0 where
+            workers take single ones.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Coordinator:
         patience: float = 1.5,
         attempts: int = 2,
         timeout_s: float | None = None,
+        run_s: float = 0.0,
     ) -> None:
         self.first_step = first_step
         self.begun_at: float | None = None  # when the first worker joined
@@ -126,6 +129,7 @@ class Coordinator:
             rule,
             most_open=most_open,
             patience=patience,
+            run_s=run_s,
         )
         self._trail: deque[Event] = deque(maxlen=20)
 
@@ -185,17 +189,18 @@ class Coordinator:
                 return self._leave(event)
             case Done(worker, step, shard):
                 task = self._end_task(worker, step, shard)
-                self._members[worker].learn(now - task.since)
-                return [self._done(task, worker)]
+                self._members[worker].learn((now - task.since) / task.count)
+                return self._done(task, worker)
             case Failed(worker, step, shard):
-                return self._failed(self._end_task(worker, step, shard), worker)
+                return self._failed(self._end_task(worker, step, shard), worker, shard)
             case Cancelled(worker, step, shard):
                 task = self._end_task(worker, step, shard)
                 if not task.is_lost:
                     raise self._error(f"worker {worker} left off what it was not told to")
                 # A lower bound: else one that is always too late would seem as fast as ever.
-                if now - task.since > self._members.expected_s(worker):
-                    self._members[worker].learn(now - task.since)
+                took_s = (now - task.since) / task.count
+                if took_s > self._members.expected_s(worker):
+                    self._members[worker].learn(took_s)
             case Applied(step):
                 return self._end_step(step)
             case Stop(reason):
@@ -227,9 +232,13 @@ class Coordinator:
         if not event.crashed or task is None or expecting is None:
             return []
         # What it was computing may be to blame. Unlike an exception, the same worker may try it
-        # again, under its old number, and each time counts.
+        # again, under its old number, and each time counts. Which shard of a run it was shows when
+        # they are dealt one by one.
+        expecting.has_runs = expecting.has_runs and task.count == 1
+        if task.count > 1:
+            return []
         if len(expecting.note_failure(task.shard, worker)) >= self._attempts:
-            return [self._abort(task, worker)]
+            return [self._abort(task.step, task.shard, worker)]
         return []
 
     def _lose_results(self, step: OpenStep, worker: int) -> None:
@@ -244,40 +253,55 @@ class Coordinator:
     def _end_task(self, worker: int, step: int, shard: int) -> Task:
         member = self._members.get(worker)
         task = member.task if member is not None else None
-        if member is None or task is None or (task.step, task.shard) != (step, shard):
+        if member is None or task is None or task.step != step or shard not in task.shards:
             raise self._error(f"worker {worker} was not computing step {step}, shard {shard}")
         member.task = None
         return task
 
-    def _done(self, task: Task, worker: int) -> Effect:
+    def _done(self, task: Task, worker: int) -> list[Effect]:
         step = self._steps.expecting(task)
         if step is None:
-            self._lose(task, worker)
-            return Discard(worker, task.step, task.shard)
-        step.kept[task.shard] = Kept(worker, task.version)
-        return Keep(worker, task.step, task.shard)
+            self._lose(task, worker, task.shards)
+            return [Discard(worker, task.step, task.shard, task.count)]
+        late = [shard for shard in task.shards if shard in step.kept]  # others were first
+        step.kept |= dict.fromkeys(task.shards - step.kept.keys(), Kept(worker, task.version))
+        if not late:
+            return [Keep(worker, task.step, task.shard, task.count)]
+        self._lose(task, worker, late)
+        return [
+            (Discard if shard in late else Keep)(worker, task.step, shard) for shard in task.shards
+        ]
 
-    def _lose(self, task: Task, worker: int) -> None:
-        """Count a shard whose result is not wanted, once."""
+    def _lose(self, task: Task, worker: int, shards: Iterable[int]) -> None:
+        """Count shards of a task whose results are not wanted, once."""
         if not task.is_lost:
             task.is_lost = True
             step = self._steps[task.step]
-            self.tally.lost(worker, dropped=task.shard not in step.kept)
+            for shard in shards:
+                self.tally.lost(worker, dropped=shard not in step.kept)
 
-    def _failed(self, task: Task, worker: int) -> list[Effect]:
+    def _failed(self, task: Task, worker: int, shard: int) -> list[Effect]:
         step = self._steps.expecting(task)
         if step is None:
             return []  # a copy that nobody needs any more
-        failed_on = step.note_failure(task.shard, worker)
-        if task.shard not in self._members.computing(step.number):
-            step.todo.add(task.shard)
+        self._give_back(step, task)
+        if shard in step.kept:
+            return []
+        failed_on = step.note_failure(shard, worker)
         if len(set(failed_on)) >= self._attempts or self._members.are_among(failed_on):
-            return [self._abort(task, worker)]
+            return [self._abort(task.step, shard, worker)]
         return []
 
-    def _abort(self, task: Task, worker: int) -> Abort:
+    def _give_back(self, step: OpenStep, task: Task) -> None:
+        """Have shards that were to be computed dealt again, those of a run one by one."""
+        step.has_runs = step.has_runs and task.count == 1
+        step.todo |= (
+            set(task.shards) - step.kept.keys() - self._members.computing(step.number).keys()
+        )
+
+    def _abort(self, step: int, shard: int, worker: int) -> Abort:
         self.phase = Phase.FINISHED
-        return Abort(worker, task.step, task.shard)
+        return Abort(worker, step, shard)
 
     def _end_step(self, number: int) -> Iterator[Effect]:
         if self.phase is not Phase.APPLYING or number != self._steps.applying:
@@ -286,7 +310,7 @@ class Coordinator:
         for kept in step.kept.values():
             self.tally.applied(kept.worker, self.applied - kept.version)
         for worker, task in self._members.tasks(number):
-            self._lose(task, worker)
+            self._lose(task, worker, task.shards)
             yield Cancel(worker, number, task.shard)
         self._steps.close(number)
         self.phase = Phase.COMPUTING

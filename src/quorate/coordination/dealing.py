@@ -89,6 +89,7 @@ class Dealing:
         rule: how many shards a step needs, how stale it may be, whether copies are made.
         most_open: how many steps may be open under any rule; bounds the memory for results.
         patience: a shard is far behind when it has taken this many times the usual time.
+        run_s: how long a run of shards may usually take that is dealt at once. 0: none is.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Dealing:
         *,
         most_open: float,
         patience: float,
+        run_s: float,
     ) -> None:
         self.look_again_at = inf  # when someone will be far behind whom an idle worker could help
         self._work = work
@@ -108,6 +110,7 @@ class Dealing:
         self._rule = rule
         self._most_open = most_open
         self._patience = patience
+        self._run_s = run_s
 
     def deal(self, now: float, last_step: int) -> Iterator[Compute]:
         """Give every idle worker a shard that is of use; note when to look again if there is none.
@@ -154,13 +157,28 @@ class Dealing:
         now: float,
         instead_of: int | None = None,
     ) -> Compute:
-        step.todo.discard(shard)
         member = self._members[worker]
+        count = 1 if instead_of is not None else self._count(step, worker, shard)
+        step.todo.difference_update(range(shard, shard + count))
         # The version is of now and not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
-        member.task = Task(step.number, shard, self._steps.applied, now)
+        member.task = Task(step.number, shard, self._steps.applied, now, count)
         told = (worker, step.number, shard, reason, member.rank_of, instead_of)
-        return Compute(*told, is_needed=step.needed == step.shards)
+        return Compute(*told, is_needed=step.needed == step.shards, count=count)
+
+    def _count(self, step: OpenStep, worker: int, first: int) -> int:
+        """Return how many shards, from the first on, a worker is given at once.
+
+        A run of its own that will be over before anybody would wait for a part of it. Its shards
+        can be taken over as any others when it is late: then one by one.
+        """
+        usual_s, own = self._members[worker].usual_s, step.homes.get(worker, range(0))
+        may_run = self._run_s > 0 and step.has_runs and step.needed == step.shards
+        if not may_run or usual_s is None or first not in own:
+            return 1
+        most = min(int(self._run_s / max(usual_s, 1e-9)), own.stop - first)
+        ends = (n for n in range(1, most) if first + n not in step.todo)
+        return max(1, next(ends, most))
 
     # --- shards that nobody has begun -------------------------------------------------------------
 
@@ -307,7 +325,7 @@ class Dealing:
                 member = self._members[worker]
                 assert member.task is not None
                 usual_s = usual_s_of_all if member.usual_s is None else member.usual_s
-                began.append((member.task.since, usual_s))
+                began.append((member.task.since, usual_s * member.task.count))
             running.append(
                 Running(
                     step.number,

@@ -20,13 +20,19 @@ RECENT = 15  # shards that a worker's usual time is the median of
 
 @dataclass
 class Task:
-    """A shard that a worker computes."""
+    """A shard that a worker computes, or a run of them."""
 
     step: int
-    shard: int
+    shard: int  # the first
     version: int
     since: float
+    count: int = 1
     is_lost: bool = False  # in no update, and counted as such: the worker may have been told so
+
+    @property
+    def shards(self) -> range:
+        """All of them."""
+        return range(self.shard, self.shard + self.count)
 
 
 @dataclass
@@ -122,7 +128,8 @@ class Members:
         """Return the shards of a step that are being computed, with the workers on each."""
         workers_on: dict[int, list[int]] = {}
         for worker, task in self.tasks(step):
-            workers_on.setdefault(task.shard, []).append(worker)
+            for shard in task.shards:
+                workers_on.setdefault(shard, []).append(worker)
         return workers_on
 
     # --- how long it takes them -------------------------------------------------------------------
@@ -144,5 +151,5 @@ class Members:
         """
         for worker, member in self._by_number.items():
             if member.task is not None and not member.is_replaced:
-                usual_s = member.usual_s or 0.0
+                usual_s = (member.usual_s or 0.0) * member.task.count
                 yield member.task.since + max(timeout_s, 3 * usual_s), worker

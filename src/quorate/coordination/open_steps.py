@@ -38,6 +38,7 @@ class OpenStep:
     kept: dict[int, Kept] = field(default_factory=dict)  # by shard
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
     homes: dict[int, range] = field(default_factory=dict)  # by worker; empty: not known any more
+    has_runs: bool = True  # False: a worker crashed, or user code raised, in one
 
     @property
     def wanting(self) -> int:
@@ -90,9 +91,9 @@ class OpenSteps:
         Not the one whose update is being made: its sums are collected, and may be added to no more.
         """
         step = self._open.get(task.step)
-        if step is None or step.number == self.applying or task.shard in step.kept:
+        if step is None or step.number == self.applying:
             return None
-        return step
+        return step if any(shard not in step.kept for shard in task.shards) else None
 
     def next_to_begin(self, within: int, end: int, is_home: Callable[[int], bool]) -> int:
         """Return the first step that nobody has begun, or one a little later that is at home.

@@ -1,5 +1,8 @@
 """What the coordinator is told, and what it asks for: events go in, effects come out.
 
+A run of shards of one step, s to s + count - 1, may be dealt at once. It is answered at once: by
+``Done`` of all, or by ``Failed`` of one or ``Cancelled``, and then nothing of it was computed.
+
 Legend: t step, s shard, w worker.
 """
 
@@ -30,7 +33,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Done:
-    """Worker w has computed shard s of step t and holds the result."""
+    """Worker w has computed what it was given from shard s of step t on, and holds the results."""
 
     worker: int
     step: int
@@ -48,7 +51,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Worker w left off shard s of step t, as it was told to."""
+    """Worker w left off what it was given from shard s of step t on, as it was told to."""
 
     worker: int
     step: int
@@ -81,7 +84,7 @@ Event = Joined | Left | Done | Failed | Cancelled | Applied | Stop | Tick
 
 @dataclass(frozen=True)
 class Compute:
-    """Have worker w compute shard s of step t; the reason is for people."""
+    """Have worker w compute shards of step t, from s on; the reason is for people."""
 
     worker: int
     step: int
@@ -90,29 +93,32 @@ class Compute:
     rank_of: tuple[int, int] = field(default=(0, 1), compare=False)  # (its rank, of how many)
     instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
     is_needed: bool = field(default=False, compare=False)  # no update of the step is without it
+    count: int = 1  # of shards
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Worker w's result for shard s counts: add it to what w holds of step t."""
+    """Worker w's results from shard s on count: add them to what w holds of step t."""
 
     worker: int
     step: int
     shard: int
+    count: int = 1  # of shards
 
 
 @dataclass(frozen=True)
 class Discard:
-    """Worker w's result for shard s does not count: another was first, or it came too late."""
+    """Worker w's results from shard s on do not count: others were first, or they are too late."""
 
     worker: int
     step: int
     shard: int
+    count: int = 1  # of shards
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """Tell worker w that shard s of step t is not wanted any more: it may leave off."""
+    """Tell worker w that what it was given from shard s of step t on is not wanted any more."""
 
     worker: int
     step: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
+from itertools import chain, islice
 
 import torch
 
@@ -14,11 +16,17 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.replica.transfer import pinned
 
 CPU = torch.device("cpu")
+
+# A shard that takes no longer to load is loaded by whoever wants it: to hand it over from one
+# thread to another takes as long.
+CHEAP_S = 3e-4
+FIRST_LOAD = 30  # times as long as usual a first load may take
+SLOW_LOADS = 4  # in turn, after which shards are loaded ahead: one may have waited for a core
 GRACE_S = 5.0  # how long a row that nobody wants any more may take
 
 
 class Feed:
-    """Loads shards ahead of their use, in the order of the tickets.
+    """Loads shards ahead of their use, in the order of the tickets; cheap ones when they are taken.
 
     Args:
         source: what loads them.
@@ -60,10 +68,32 @@ class Feed:
         self._loaded: Ticket = (-1, -1)  # the last one put into _ready
         self._ended = False
         self._changed = threading.Condition()
-        # Loader processes start here, in the caller's thread: of a training loop before the
-        # workers' threads. A fork of a process with running threads may inherit a locked lock.
-        still_wanted = (t for t in tickets if t[0] >= self._wanted[0] - behind)
-        self._loads = load_all(source, still_wanted, loader_workers, threads, told)
+        self._thread: threading.Thread | None = None  # once something is loaded ahead
+        self._tickets = iter(tickets)
+        self._told = told
+        self._slow = 0  # loads in turn that were not cheap
+        if loader_workers or moves_to.type != "cpu" or not self._is_cheap():
+            # Loader processes start here, in the caller's thread: of a training loop before the
+            # workers' threads. A fork of a process with running threads may inherit a locked lock.
+            self._load_ahead(loader_workers)
+
+    def _is_cheap(self) -> bool:
+        """Return whether a shard is cheap to load; tried where a first load may have been slow."""
+        source = self._source
+        if source.load_s is None or source.load_s > FIRST_LOAD * CHEAP_S:
+            return False
+        first = list(islice(self._tickets, 1))
+        self._tickets = chain(first, self._tickets)
+        for ticket in [*first, *first]:
+            if source.load_s > CHEAP_S:
+                source.load(ticket)
+        return source.load_s <= CHEAP_S
+
+    def _load_ahead(self, loader_workers: int = 0) -> None:
+        still_wanted = (t for t in self._tickets if t[0] >= self._wanted[0] - self._behind)
+        self._loads = load_all(
+            self._source, still_wanted, loader_workers, self._threads, self._told
+        )
         self._thread = threading.Thread(target=self._run, name="quorate-feed", daemon=True)
         self._thread.start()
 
@@ -73,6 +103,8 @@ class Feed:
         A shard that was taken before (its worker died, or is slow) is loaded again, by the caller,
         and so is one whose loading failed: what the dataset raises, it raises here.
         """
+        if self._thread is None:
+            return self._loaded_now(ticket)
         with self._changed:
             if self._covers(ticket):
                 self._wanted = max(self._wanted, ticket)
@@ -85,6 +117,17 @@ class Feed:
             self._changed.notify_all()
         return self._source.load(ticket) if batch is None else batch
 
+    def _loaded_now(self, ticket: Ticket) -> Batch:
+        begun = time.monotonic()
+        batch = self._source.load(ticket)
+        slow = time.monotonic() - begun > CHEAP_S
+        with self._changed:  # several towers have one feed
+            self._wanted = max(self._wanted, ticket)
+            self._slow = self._slow + 1 if slow else 0
+            if self._slow >= SLOW_LOADS and self._thread is None and not self._ended:
+                self._load_ahead()
+        return batch
+
     def following(self, ticket: Ticket) -> Batch | None:
         """Return the next batch after a ticket's that is loaded and not taken, if there is one."""
         with self._changed:
@@ -96,6 +139,8 @@ class Feed:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        if self._thread is None:
+            return
         self._loads.end()
         # After a second Ctrl-C nobody waits for a dataset that may be stuck.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))

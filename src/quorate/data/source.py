@@ -8,6 +8,7 @@ augments whole batches gets numbers that are keyed in the same way (``quorate.da
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -82,6 +83,7 @@ class Source:
         self._tensors = type(dataset) is TensorDataset and collate is None
         self._turns = Turns()
         self._draws = False  # from torch's generator
+        self.load_s: float | None = None  # that a shard takes at least; None before one is loaded
         self.hashes_samples = False  # whether batches tell what each row held
 
     def hashing(self) -> Source:
@@ -92,6 +94,14 @@ class Source:
 
     def load(self, ticket: Ticket) -> Batch:
         """Fetch, collate and augment one shard's rows; may raise whatever user code raises."""
+        begun = time.monotonic()
+        batch = self._whole(ticket)
+        took_s = time.monotonic() - begun
+        if self.load_s is None or took_s < self.load_s:
+            self.load_s = took_s
+        return batch
+
+    def _whole(self, ticket: Ticket) -> Batch:
         rows = self.plan.shard(*ticket)
         if self._tensors and self._augment is None:
             indexed = self._indexed(rows)

@@ -49,25 +49,15 @@ def read(returned: object, *, rows: int, training: bool, totals: Collection[str]
         LossError: the loss is no scalar or has no gradient, a metric is no scalar, counts are no
             integers, or the weight is negative or not finite.
     """
+    if type(returned) is torch.Tensor and not totals:
+        return Outcome(*_alone(returned, training=training), float(rows))
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     if "loss" not in values:
         raise LossError(
             f'the loss function returned a dict with {_names(values)}, without "loss"; '
             'put the scalar to be minimised under "loss"'
         )
-    loss = values.pop("loss")
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise LossError(
-            f"the loss must be a scalar tensor, the mean over the shard's rows; the loss function "
-            f"returned {_describe(loss)}; reduce it, with .mean() for example"
-        )
-    if training and not loss.requires_grad:
-        raise LossError(
-            f"the loss has no gradient: the loss function returned {_describe(loss)} that depends "
-            "on no parameter; compute it with the model it is given, without detach() or no_grad()"
-        )
-    if training and not loss.is_floating_point():
-        raise LossError(f"the loss must be a real number; got {_describe(loss)}")
+    loss = _loss(values.pop("loss"), training=training)
     weight = _weight(values.pop("weight", rows))
     summed = {name: counts(name, values.pop(name)) for name in totals if name in values}
     numbers: dict[str, torch.Tensor] = {"loss": loss.detach()}
@@ -84,6 +74,28 @@ def read(returned: object, *, rows: int, training: bool, totals: Collection[str]
         tensor = tensor.detach()
         numbers[str(name)] = tensor
     return Outcome(loss.reshape(()), _to_floats(numbers), weight, summed)
+
+
+def _alone(loss: torch.Tensor, *, training: bool) -> tuple[torch.Tensor, dict[str, float]]:
+    """Check a loss that comes without anything else, and return it as a scalar, and its value."""
+    loss = _loss(loss, training=training)
+    return loss if loss.dim() == 0 else loss.reshape(()), {"loss": loss.item()}
+
+
+def _loss(loss: object, *, training: bool) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise LossError(
+            f"the loss must be a scalar tensor, the mean over the shard's rows; the loss function "
+            f"returned {_describe(loss)}; reduce it, with .mean() for example"
+        )
+    if training and not loss.requires_grad:
+        raise LossError(
+            f"the loss has no gradient: the loss function returned {_describe(loss)} that depends "
+            "on no parameter; compute it with the model it is given, without detach() or no_grad()"
+        )
+    if training and not loss.is_floating_point():
+        raise LossError(f"the loss must be a real number; got {_describe(loss)}")
+    return loss
 
 
 def _tensor(value: Any) -> torch.Tensor | None:

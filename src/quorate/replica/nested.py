@@ -19,6 +19,11 @@ _SEQUENCES_THAT_ARE_LEAVES = (str, bytes, bytearray, memoryview, range)
 
 def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return what a container consists of, each part with its name or number; None for a leaf."""
+    kind = type(value)  # first what is usual: to ask for an abstract class takes a while
+    if kind is torch.Tensor:
+        return None
+    if kind is list or kind is tuple:
+        return enumerate(value)
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, Sequence) and not isinstance(value, _SEQUENCES_THAT_ARE_LEAVES):
@@ -55,6 +60,9 @@ def mapped_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     batch of others as it is. Other sequences are left alone if nothing in them changes: not all can
     be made anew of their items.
     """
+    kind = type(value)
+    if kind is list or kind is tuple:  # the usual ones first
+        return kind([mapped_leaves(part, function) for part in value])
     inner = parts(value)
     if inner is None:
         return function(value)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ NORMS = (*NORM_BASES, torch.nn.GroupNorm, torch.nn.LayerNorm)
 FIRST_SCALE = 2.0**13
 SCALE_STEP = 2.0**4
 LEAST_SCALE = 2.0**-7
+
+
+_AS_THEY_ARE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,14 @@ class Precision:
             found.append((name, torch.empty_like(parameter, dtype=dtype, requires_grad=False)))
         return found
 
-    @contextmanager
-    def operations(self, devices: Sequence[torch.device]) -> Iterator[None]:
+    def operations(self, devices: Sequence[torch.device]) -> AbstractContextManager[object]:
         """Let operations of this thread pick their dtype within the block: a forward pass."""
+        return _AS_THEY_ARE if self.working is None else self._casts(devices)
+
+    @contextmanager
+    def _casts(self, devices: Sequence[torch.device]) -> Iterator[None]:
         with ExitStack() as stack:
-            for kind in dict.fromkeys(device.type for device in devices if self.working):
+            for kind in dict.fromkeys(device.type for device in devices):
                 # Its cache is the process's, so that what is in it would depend on other towers;
                 # and the weights need none.
                 cast = torch.autocast(kind, dtype=self.working, cache_enabled=False)

@@ -10,7 +10,7 @@ Legend: V shards of a step, P elements of the flat parameter vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,6 +46,10 @@ Phase = Callable[[str], None]  # told "forward", "backward", ... when that begin
 
 def no_phase(_name: str) -> None:
     """Tell nobody."""
+
+
+def no_reseed(_seed: int) -> None:
+    """Seed nothing: nobody draws from what a process has once."""
 
 
 _Grads = dict[str, torch.Tensor]
@@ -117,6 +121,8 @@ class Replica:
         self.witness = Witness(self.model, model, parameters, loss, notes, written, mutable_frozen)
         self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
+        self._alone = partial(alone_on, group)
+        self._modes_together: switches.ThreadModes | None = None  # within ``together``
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
@@ -215,7 +221,7 @@ class Replica:
                     return outcome, grads, scale
                 scale /= SCALE_STEP
 
-        with alone_on(self.group):
+        with self._alone():
             outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
         if outcome.weight > 0 and not grads:
             raise LossError(
@@ -254,10 +260,26 @@ class Replica:
             self._begin(stream, seed, training=False)
             return self._read(loss, fresh, rows, training=False)
 
-        with alone_on(self.group), torch.no_grad():
+        with self._alone(), torch.no_grad():
             outcome = self._run(compute, batch, reload, stream, training=False)
         self.witness.end(self._flat)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
+
+    def together(self, work: Callable[[], T]) -> tuple[T] | None:
+        """Compute several shards within ``work()``, which are looked at as one.
+
+        Returns:
+            Its result; None if that does not count: compute them one by one.
+        """
+        with self._of_a_shard():
+            self._modes_together = switches.ThreadModes()
+            try:
+                return self._turns.together(work)
+            finally:
+                self._modes_together = None
+
+    def _of_a_shard(self) -> AbstractContextManager[None]:
+        return switches.of_a_shard(named=self._computing.deterministic, scripted=self._is_scripted)
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
         """Return left + right, in the memory of left; that of right is used again."""
@@ -321,14 +343,21 @@ class Replica:
                 fresh.on_device, training=training, work=lambda each: work(reseed, each, fresh)
             )
 
+        def placed(fresh: FreshBatch, reseed: Reseed) -> T:
+            return self._placement.run(
+                partial(attempt, fresh, reseed), self.model, stream, training=training
+            )
+
         def alone(fresh: FreshBatch, reseed: Reseed) -> T:
-            named, scripted = self._computing.deterministic, self._is_scripted
-            with switches.of_a_shard(named=named, scripted=scripted):
-                return self._placement.run(
-                    partial(attempt, fresh, reseed), self.model, stream, training=training
-                )
+            with self._of_a_shard():
+                return placed(fresh, reseed)
 
         def run(fresh: FreshBatch) -> T:
+            if self._modes_together is not None:
+                try:
+                    return placed(fresh, no_reseed)
+                finally:
+                    self._modes_together.restore()
             result = self._turns.run(partial(alone, fresh))
             self._turns.tell(self._notes)
             return result

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -230,14 +230,20 @@ def without_stream() -> Iterator[None]:
         _local.stream = outer
 
 
-@contextmanager
-def alone_on(group: Group) -> Iterator[None]:
-    """Wait until no other replica computes on these devices, and keep them for the block.
+def alone_on(group: Group) -> AbstractContextManager[object]:
+    """Return a context that waits until no other replica computes on these devices.
 
     Replicas on one accelerator share its generator, and so compute their shards in turn.
 
     The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
     """
+    if all(device.type == "cpu" for device in group):
+        return nullcontext()
+    return _locked(group)
+
+
+@contextmanager
+def _locked(group: Group) -> Iterator[None]:
     with ExitStack() as stack:
         for device in sorted(group, key=str):  # replicas of several devices take them in one order
             if device.type != "cpu":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from numbers import Number
 from typing import Any
 
@@ -20,7 +20,10 @@ from quorate.replica.torch_internals import version
 
 def move(batch: Any, device: torch.device) -> Any:
     """Return the batch with every tensor in it on the device; those that are there stay."""
-    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return mapped(
+        batch,
+        lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True),
+    )
 
 
 def pinned(batch: Any, device: torch.device) -> Any:
@@ -36,13 +39,14 @@ class Transfers:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._is_cuda = device.type == "cuda"
         self._side: Any = None  # the stream
         # Batches, what they become, and events: one that is taken at once, and the one after it.
         self._begun: deque[tuple[Any, Any, Any]] = deque(maxlen=2)
 
     def begin(self, batch: Any) -> None:
         """Begin to move a batch that may be taken soon. Does not wait."""
-        if self._device.type != "cuda" or any(t.device.type != "cpu" for t in tensors(batch)):
+        if not self._is_cuda or any(t.device.type != "cpu" for t in tensors(batch)):
             return
         if any(known is batch for known, _, _ in self._begun):
             return
@@ -55,6 +59,8 @@ class Transfers:
 
     def take(self, batch: Any) -> Any:
         """Return the batch on the device, for the current stream."""
+        if not self._is_cuda:
+            return move(batch, self._device)
         self.begin(batch)
         begun = next((each for each in self._begun if each[0] is batch), None)
         if begun is None:
@@ -103,7 +109,7 @@ class FreshBatch:
         """
         if self._keeps:
             return mapped_leaves(self.on_device, copied)
-        now = [_state(leaf) for leaf in leaves(self._batch)]
+        now = _states(self._batch)
         if self._before is None:
             self._before = now
             return self.on_device
@@ -131,8 +137,18 @@ def copied(leaf: Any) -> Any:
     return window.as_strided(leaf.shape, leaf.stride())
 
 
+def _states(batch: Any) -> list[Hashable]:
+    """Return what is another list once something in a batch was written, or may have been."""
+    if type(batch) is list or type(batch) is tuple:
+        return [_state(leaf) for part in batch for leaf in _leaves(part)]
+    return [_state(leaf) for leaf in leaves(batch)]
+
+
+def _leaves(part: Any) -> Iterable[Any]:
+    return (part,) if type(part) is torch.Tensor else leaves(part)
+
+
 def _state(leaf: Any) -> Hashable:
-    """Return what is another value once a leaf was written, or may have been."""
     if isinstance(leaf, torch.Tensor):
         # Of a tensor of inference_mode torch does not count writes.
         return object() if leaf.is_inference() else version(leaf)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 from quorate.replica.notes import Notes
@@ -61,7 +62,7 @@ class Turns:
 
     def news(self) -> str | None:
         """Return that code takes turns now, and why; None if that was said."""
-        if not self.draws or self._is_said:
+        if not self.draws or self._is_said:  # asked after every shard
             return None
         self._is_said = True
         if self.reasons:
@@ -86,14 +87,9 @@ class Turns:
         """
         if self.may_draw is not None and not self.draws and _turn.drawers:
             self.require(f"{self.may_draw} may draw, and loading rows does")
-        if self._beside is not None and not self._first and not self.draws:
-            with self._beside:
-                before = _turn.look()
-                result = work(_leave_alone)
-                after = _turn.look()
-            # What another thread has found out meanwhile holds for this run too.
-            if before == after and not self.draws:
-                return result
+        beside = self.together(partial(work, _leave_alone))
+        if beside is not None:
+            return beside[0]
         nobody = nullcontext() if self._beside is None else self._beside.held_up()
         with _turn.lock, nobody:
             if self._beside is not None and self._beside.stand is not None:
@@ -101,6 +97,20 @@ class Turns:
             # A first run is a turn already: other code must not take its draws for its own.
             with _turn.taken() if self._first else nullcontext():
                 return self._alone(work)
+
+    def together(self, work: Callable[[], T]) -> tuple[T] | None:
+        """Run ``work()`` outside of turns, and return its result.
+
+        None: that cannot be, or somebody drew or set something meanwhile, and it does not count.
+        """
+        if self._beside is None or self._first or self.draws:
+            return None
+        with self._beside:
+            before = _turn.look()
+            result = work()
+            after = _turn.look()
+        # What another thread has found out meanwhile holds for this run too.
+        return (result,) if before == after and not self.draws else None
 
     def _alone(self, work: Callable[[Reseed], T]) -> T:
         states, stand = _turn.states(), switches.settings()

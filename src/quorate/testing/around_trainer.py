@@ -14,6 +14,7 @@ from quorate.testing.transport import InMemory, one_second
 from quorate.training.observer import observing
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
+from quorate.transports.inline import Inline
 from quorate.transports.job import Job, Training
 from quorate.transports.towers import Towers
 from quorate.transports.wrapped import WrappedTransport
@@ -43,14 +44,13 @@ def in_memory(
     happened: list[Event | Effect] = []
 
     def replace(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-        if not isinstance(transport, Towers):
+        if not isinstance(transport, Towers | Inline):
             transport.close()
             raise SettingError(
                 "engine", facts["engine"], "towers", "workers in memory take the place of towers"
             )
-        replicas = [tower.replica for tower in transport.towers]
         workers = InMemory(
-            replicas,
+            transport.replicas,
             state.buffers,
             moves,
             threads=transport.threads,

@@ -45,6 +45,7 @@ class InMemory:
     """
 
     can_replace = True
+    takes_runs = False
 
     def __init__(
         self,

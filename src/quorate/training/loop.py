@@ -30,6 +30,7 @@ from quorate.transports import Transport
 from quorate.transports.job import Training, drawing
 from quorate.transports.spot_checks import SpotChecks, asking
 
+RUN_S = 2e-3  # of shards that are dealt at once: some fifty times what dealing one costs
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
 
 
@@ -110,6 +111,7 @@ def looping(
             rule=crew.rule,
             most_open=crew.most_open,
             timeout_s=crew.timeout_s if transport.can_replace else None,
+            run_s=RUN_S if transport.takes_runs else 0.0,
         )
         rests = between.begin, between.end
         updates = Updates(state, source, crew, loop.last_step, say, rests, checks, again, turns)

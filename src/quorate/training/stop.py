@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from quorate.machine.left import LeftError
+
 # They ask for a stop; SIGHUP is not everywhere.
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -104,9 +106,9 @@ class Signals:
         if self.received is signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:
-            raise SystemExit(128 + self.received)
+            raise LeftError(128 + self.received)
         if self._stops.exit_code is not None:
-            raise SystemExit(self._stops.exit_code)
+            raise LeftError(self._stops.exit_code)
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():

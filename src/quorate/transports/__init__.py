@@ -47,6 +47,7 @@ class Transport(Protocol):
     """The owner of all workers of one kind, from its construction to ``close``."""
 
     can_replace: bool  # whether a worker that does not answer can be ended, and another started
+    takes_runs: bool  # whether ``Compute`` may have several shards
 
     def can_compute(self, dataset: object) -> bool:
         """Return whether its workers have this dataset."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
+from quorate.machine.left import LeftError
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Phase, Replica, no_phase
@@ -158,35 +159,61 @@ class Job(ABC):
             ExitError: user code called ``sys.exit()``.
             Whatever else user code raises.
         """
-        try:
-            return self._computed(replica, stream, feed, task, snapshot, is_only=is_only)
-        except SystemExit as error:
-            where = f"step {task.step}, shard {task.shard}"
-            raise exited(error, f"worker {task.worker}, {where}") from error
+        batch = self._fetched(replica, feed, task, is_only=is_only)
+        return self._computed(replica, stream, batch, task, snapshot)
+
+    def compute_run(
+        self,
+        replica: Replica,
+        stream: Stream,
+        feed: Feed,
+        tasks: Sequence[Task],
+        *,
+        snapshot: Snapshot | None = None,
+    ) -> list[ShardSum]:
+        """Compute shards of one step one after the other, as ``compute`` would.
+
+        What a process has once is looked at once before and once after all of them.
+        """
+        if len(tasks) > 1:
+            batches = [self._fetched(replica, feed, task) for task in tasks]
+            # Without a turn: what loads rows may have to wait for its own.
+            together = replica.together(
+                lambda: [
+                    self._computed(replica, stream, batch, task, snapshot)
+                    for task, batch in zip(tasks, batches, strict=True)
+                ]
+            )
+            if together is not None:
+                return together[0]
+        return [self.compute(replica, stream, feed, task, snapshot=snapshot) for task in tasks]
+
+    def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
+        with _no_exit(task):
+            task.at("fetching")
+            ticket = (task.step, task.shard)
+            batch = feed.take(ticket)
+            replica.transfers.begin(batch.data)
+            if is_only and (following := feed.following(ticket)) is not None:
+                replica.transfers.begin(following.data)
+            return batch
 
     def _computed(
         self,
         replica: Replica,
         stream: Stream,
-        feed: Feed,
+        batch: Batch,
         task: Task,
         snapshot: Snapshot | None,
-        *,
-        is_only: bool,
     ) -> ShardSum:
-        task.at("fetching")
-        ticket = (task.step, task.shard)
-        batch = feed.take(ticket)
-        replica.transfers.begin(batch.data)
-        if is_only and (following := feed.following(ticket)) is not None:
-            replica.transfers.begin(following.data)
         if snapshot is None:
             # Within a step parameters do not change; a job that ended leaves others behind.
             replica.pull(self.parameters, version=(self, task.step))
         else:
             values = snapshot.values
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
-        return self._work(replica, batch, stream, task)
+        with _no_exit(task):
+            return self._work(replica, batch, stream, task)
 
     def ticket(self, step: int, shard: int) -> Ticket:
         """Return step and shard of the rows that a task is about, for messages."""
@@ -213,6 +240,24 @@ class Job(ABC):
     @abstractmethod
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         """Compute the rows that were fetched; the replica has the parameters."""
+
+
+class _no_exit:  # noqa: N801
+    """Within the block an end of the program that user code asks for is an error of the shard."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, SystemExit) and not isinstance(error, LeftError):
+            task = self._task
+            where = f"worker {task.worker}, step {task.step}, shard {task.shard}"
+            raise exited(error, where) from error
 
 
 def exited(error: SystemExit, where: str) -> ExitError:

@@ -14,7 +14,6 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,16 +34,16 @@ from quorate.coordination.protocol import (
     Replace,
     Tick,
 )
-from quorate.coordination.tree import TreeSum
 from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
 from quorate.replica.streams import Stream
-from quorate.transports.amendments import Amendments, Follower
-from quorate.transports.job import Job, NotWanted, Original, Task
-from quorate.transports.worker_status import Timesheet, WorkerStatus
+from quorate.transports.amendments import Amendments
+from quorate.transports.desk import Desk, Results
+from quorate.transports.job import Job, NotWanted, Original
+from quorate.transports.worker_status import WorkerStatus
 
 GRACE_S = 1.0  # how long towers may take to end
 
@@ -65,6 +64,7 @@ class Towers:
     """
 
     can_replace = False  # a thread cannot be ended
+    takes_runs = True
 
     def __init__(
         self,
@@ -78,12 +78,17 @@ class Towers:
     ) -> None:
         self._say = say or logging.getLogger("quorate").warning
         self.towers = [
-            _Tower(number, make_replica(group), threads, original)
+            _Tower(Desk(number, make_replica(group), original), threads)
             for number, group in enumerate(groups)
         ]
         self.threads = threads
         self._buffers = buffers
         self._started = False
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """The replica of each tower."""
+        return [tower.desk.replica for tower in self.towers]
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         """Return True: towers have what this process has."""
@@ -101,8 +106,8 @@ class Towers:
     def status(self) -> list[WorkerStatus]:
         """Return what each tower is at. Any thread may."""
         return [
-            WorkerStatus(t.number, str(t.replica.group), None, t.native_id, *t.sheet.read())
-            for t in self.towers
+            WorkerStatus(d.number, str(d.replica.group), None, t.native_id, *d.sheet.read())
+            for t, d in ((tower, tower.desk) for tower in self.towers)
         ]
 
     def close(self) -> None:
@@ -134,12 +139,11 @@ class TowersChannel:
 
     def __init__(self, job: Job, towers: Sequence[_Tower], buffers: Buffers) -> None:
         self._job = job
-        self._feed = job.feed(moves_to=towers[0].replica.device)
+        self._feed = job.feed(moves_to=towers[0].desk.replica.device)
         self._towers = towers
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._errors: dict[tuple[int, int, int], BaseException] = {}
         self._failure: Exception | None = None  # of adding, which no other worker could do better
-        self._held = [_Held(job, tower.replica) for tower in towers]
+        self._results = [Results(job, tower.desk.replica) for tower in towers]
         self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
@@ -151,24 +155,19 @@ class TowersChannel:
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         """Put work into a tower's mailbox. Does not block."""
         assert not isinstance(effect, Replace)
-        tower, held = self._towers[effect.worker], self._held[effect.worker]
-        step, shard = effect.step, effect.shard
+        tower, results = self._towers[effect.worker], self._results[effect.worker]
         match effect:
             case Compute():
                 snapshot = None if self._snapshots is None else self._snapshots.lend(tower.number)
-                amendments = tower.amendments()
-                tower.mailbox.put(
-                    lambda stream: self._compute(
-                        tower, held, stream, step, shard, snapshot, amendments
-                    )
-                )
+                given = effect, snapshot, tower.desk.amendments()
+                tower.mailbox.put(lambda stream: self._compute(tower, stream, *given))
             case Keep():
-                held.decided.append((step, shard))
-                tower.mailbox.put(lambda _: self._push(tower, held))
+                results.keep(effect)
+                tower.mailbox.put(lambda _: self._push(tower, results))
             case Discard():
-                tower.mailbox.put(lambda _: held.discard(step, shard))
+                tower.mailbox.put(lambda _: results.discard(effect))
             case Cancel():
-                held.cancelled = (step, shard)
+                results.cancelled = (effect.step, effect.shard)
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
@@ -194,11 +193,11 @@ class TowersChannel:
         """Return the sums of a step. What towers have not added yet is added here; blocks."""
         # A holder may be computing another shard: what is left to add is added here.
         for worker in holders:
-            self._add(self._held[worker])
+            self._add(self._results[worker])
         if self._failure is not None:
             raise self._failure
-        parts = [(w, *part) for w in holders for part in self._held[w].take(step)]
-        self._collected = [(self._towers[w].replica, value) for w, _, value in parts]
+        parts = [(w, *part) for w in holders for part in self._results[w].take(step)]
+        self._collected = [(self._towers[w].desk.replica, value) for w, _, value in parts]
         return [(node, value) for _, node, value in parts]
 
     def publish(self) -> None:
@@ -211,7 +210,7 @@ class TowersChannel:
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
         """Return what was raised in a shard."""
-        return self._errors[worker, step, shard]
+        return self._results[worker].errors[step, shard]
 
     def close(self) -> None:
         """End the job. Towers stay."""
@@ -220,118 +219,52 @@ class TowersChannel:
     def _compute(
         self,
         tower: _Tower,
-        held: _Held,
         stream: Stream,
-        step: int,
-        shard: int,
+        given: Compute,
         snapshot: Snapshot | None,
         amendments: Amendments | None,
     ) -> None:
-        def at(phase: str) -> None:
-            if held.cancelled == (step, shard):
-                raise NotWanted
-            tower.sheet.tell(phase, *self._job.ticket(step, shard))
+        results = self._results[tower.number]
+        answer = tower.desk.compute(
+            results, self._feed, stream, given, snapshot=snapshot, amendments=amendments
+        )
+        self._events.put(answer)
 
-        task = Task(tower.number, step, shard, at=at)
+    def _push(self, tower: _Tower, results: Results) -> None:
+        tower.desk.sheet.tell("pushing")
+        self._add(results)
+
+    def _add(self, results: Results) -> None:
         try:
-            tower.follow(amendments)
-            result = self._job.compute(tower.replica, stream, self._feed, task, snapshot=snapshot)
-            held.pending[step, shard] = result.computed_by(tower.number, shard)
-        except NotWanted:
-            self._events.put(Cancelled(tower.number, step, shard))
-        except BaseException as error:  # the edge of the thread: the coordinator decides
-            self._job.annotate(error, task, tower.replica.device)
-            self._errors[tower.number, step, shard] = error
-            self._events.put(Failed(tower.number, step, shard))
-        else:
-            self._events.put(Done(tower.number, step, shard))
-
-    def _push(self, tower: _Tower, held: _Held) -> None:
-        tower.sheet.tell("pushing")
-        self._add(held)
-
-    def _add(self, held: _Held) -> None:
-        try:
-            held.add_decided()
+            results.add_decided()
         except Exception as error:  # the edge of the thread: raised by receive() or collect()
             self._failure = error
             self._events.put(Tick())
 
 
-class _Held:
-    """What one tower holds for one job: results not decided on, and the sums of those kept.
-
-    The tower adds what was decided when it comes to it; ``collect`` adds the rest.
-    """
-
-    def __init__(self, job: Job, replica: Replica) -> None:
-        self._job = job
-        self._replica = replica
-        self._sums: dict[int, TreeSum[ShardSum]] = {}  # by step
-        self._adding = threading.Lock()
-        self.pending: dict[tuple[int, int], ShardSum] = {}
-        self.decided: deque[tuple[int, int]] = deque()  # (step, shard) to be kept
-        self.cancelled: tuple[int, int] | None = None  # (step, shard) to leave off
-
-    def add_decided(self) -> None:
-        with self._adding:
-            while self.decided:
-                step, shard = self.decided.popleft()
-                if step not in self._sums:
-                    shards = self._job.plan.shards_of(step)
-                    self._sums[step] = TreeSum(shards, self._replica.add)
-                self._sums[step].put((0, shard), self.pending.pop((step, shard)))
-
-    def discard(self, step: int, shard: int) -> None:
-        self._replica.recycle(self.pending.pop((step, shard)))
-
-    def take(self, step: int) -> list[Part]:
-        """Return the parts of a step, which are held no longer."""
-        return list(self._sums.pop(step).parts.items())
-
-
 class _Tower(threading.Thread):
     """One worker's thread: carries out what is put into its mailbox, in order."""
 
-    def __init__(
-        self, number: int, replica: Replica, threads: int, original: Original | None
-    ) -> None:
-        super().__init__(name=f"quorate-tower-{number}", daemon=True)
-        self.number = number
-        self.replica = replica
+    def __init__(self, desk: Desk, threads: int) -> None:
+        super().__init__(name=f"quorate-tower-{desk.number}", daemon=True)
+        self.number = desk.number
+        self.desk = desk
         self.mailbox: SimpleQueue[Callable[[Stream], None] | None] = SimpleQueue()
-        self.sheet = Timesheet(bytearray(Timesheet.SIZE))  # this thread's to write, once it runs
-        self.sheet.tell("starting")
         self._threads = threads
-        self._original = original
-        self._follower: Follower | None = None
-        if original is not None:
-            self._follower = Follower(
-                replica.model, replica.trained, original.frozen, replica.changed
-            )
-
-    def amendments(self) -> Amendments | None:
-        """Return what was changed in the coordinator's model, as it is now."""
-        return None if self._original is None else self._original.amendments()
-
-    def follow(self, amendments: Amendments | None) -> None:
-        """Change the replica in the same way."""
-        if self._follower is not None and amendments is not None:
-            self._follower.take(amendments)
 
     def run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
         # Autocast's cache of cast weights is the process's, and any thread that leaves autocast
         # empties it: whether a weight is cast once or twice would depend on the other towers.
         torch.set_autocast_cache_enabled(False)
-        device = self.replica.device
+        device = self.desk.replica.device
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)  # so is "cuda" without a number
         with suppress(NotWanted), Stream() as stream:  # or it is interrupted
-            self.sheet.tell("waiting")
+            self.desk.sheet.tell("waiting")
             while (work := self.mailbox.get()) is not None:
                 work(stream)
-                self.sheet.tell("waiting")
+                self.desk.sheet.tell("waiting")
 
     def interrupt(self) -> None:
         """Have what it computes raise ``NotWanted`` when it comes to its next line of Python.

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 # In the order in which a shard goes through the last four of them.
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 
+_NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
+
 # Version; phase, step, shard; when the phase began, time.monotonic(), or 0 if none has; shards
 # begun; seconds in each phase before this one.
 _FIELDS = f"qqqqdq{len(PHASES)}d"
@@ -131,3 +133,34 @@ class Timesheet:
             # A copy is written again only when the other one has been.
             if _VERSION.unpack_from(self._memory, self._copies[older])[0] <= entry[0]:
                 return entry
+
+
+class OwnTimesheet:
+    """The same of a worker of this process: what one thread writes, and others read.
+
+    An entry is one object, and is put in the place of the one before as a whole.
+    """
+
+    def __init__(self) -> None:
+        # Phase, step, shard, since, shards, seconds: see ``Timesheet``.
+        self._entry: tuple[str, int, int, float, int, list[float]]
+        self._entry = ("starting", 0, 0, time.monotonic(), 0, [0.0] * len(PHASES))
+
+    def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
+        """Note that a phase begins, or goes on; of the same shard as before if none is named."""
+        was, old_step, old_shard, since, shards, seconds = self._entry
+        step = old_step if step is None else step
+        shard = old_shard if shard is None else shard
+        if phase == was and step == old_step and shard == old_shard:
+            return
+        now = time.monotonic()
+        seconds = [*seconds]
+        seconds[_NUMBERS[was]] += now - since
+        self._entry = (phase, step, shard, now, shards + (phase == "fetching"), seconds)
+
+    def read(self) -> Doing:
+        """Return what it is at. Any thread may ask; does not block."""
+        phase, step, shard, since, shards, seconds = self._entry
+        spent = dict(zip(PHASES, seconds, strict=True))
+        spent[phase] += max(0.0, time.monotonic() - since)
+        return Doing(phase, step, shard, since, spent, shards)

@@ -18,6 +18,8 @@ class WrappedTransport:
         inner: the transport that does the work.
     """
 
+    takes_runs = False  # whoever looks at a loop looks at shards
+
     def __init__(self, inner: Transport) -> None:
         self.can_replace = inner.can_replace
         self._inner = inner

@@ -13,6 +13,7 @@ class Status:
     """The transport of the loop: what all ranks are at. It computes no other job."""
 
     can_replace = False
+    takes_runs = False
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

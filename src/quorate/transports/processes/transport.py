@@ -82,6 +82,7 @@ class Processes:
     """
 
     can_replace = True
+    takes_runs = False
 
     def __init__(
         self,

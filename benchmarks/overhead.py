@@ -1,0 +1,214 @@
+"""What an update costs beside its arithmetic, at 1, 2, 4 and 8 shards.
+
+    python benchmarks/overhead.py [--rounds 7] [--updates 200] [--json FILE] [--peers]
+
+A perceptron of 32, 64 and 4, 64 rows, Adam, one thread per worker. Milliseconds per update, medians
+over rounds, of a plain loop with as many micro-batches (fused Adam), and of quorate on one worker,
+on two towers and on two worker processes; with --peers also of Fabric and Accelerate, if they are
+installed. All of them live in one process each and take their rounds in turn; nobody computes while
+another does. The bound is what the project promises for one worker: plain + 0.15 + 0.05 * V ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+
+ROWS, BATCH = 12_800, 64
+SHARDS = (1, 2, 4, 8)
+WORKERS = {"quorate, one": (1, "towers"), "two towers": (2, "towers"), "two processes": (2, None)}
+PEERS = {"Fabric": "lightning", "Accelerate": "accelerate"}
+
+
+def net() -> nn.Module:
+    """The perceptron."""
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+def adam(params: Any) -> torch.optim.Optimizer:
+    """The optimizer of all."""
+    return torch.optim.Adam(params, lr=1e-3, fused=True)
+
+
+def loss(model: Any, batch: Any) -> torch.Tensor:
+    """The loss function of all."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 32, generator=generator)
+    return x, torch.randint(0, 4, (ROWS,), generator=generator)
+
+
+Backward = Callable[[torch.Tensor], None]
+
+
+def loop(shards: int, model: Any, optimizer: Any, backward: Backward) -> Iterator[None]:
+    """One update each: so many micro-batches, whose loss is read, as a loop that logs does."""
+    x, y = data()
+    for _ in cycle([0]):
+        for rows in torch.randperm(ROWS).split(BATCH):
+            for part in rows.chunk(shards):
+                value = loss(model, (x[part], y[part]))
+                backward(value / shards)
+                value.item()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+
+def by_hand(shards: int) -> Iterator[None]:
+    """The plain loop."""
+    model = net()
+    return loop(shards, model, adam(model.parameters()), lambda value: value.backward())
+
+
+def fabric(shards: int) -> Iterator[None]:
+    """Fabric's model, optimizer and backward in the plain loop."""
+    from lightning.fabric import Fabric
+
+    made = Fabric(accelerator="cpu", devices=1)
+    made.launch()
+    model = net()
+    model, optimizer = made.setup(model, adam(model.parameters()))
+    return loop(shards, model, optimizer, made.backward)
+
+
+def accelerate(shards: int) -> Iterator[None]:
+    """Accelerate's model, optimizer and backward in the plain loop."""
+    from accelerate import Accelerator
+
+    made = Accelerator(cpu=True)
+    model = net()
+    model, optimizer = made.prepare(model, adam(model.parameters()))
+    return loop(shards, model, optimizer, made.backward)
+
+
+def ours(shards: int, workers: int, engine: str | None) -> Iterator[Any]:
+    """Quorate's loop."""
+    trainer = quorate.Trainer(
+        net,
+        loss,
+        optimizer=adam,
+        batch_size=BATCH,
+        shards=shards,
+        devices="cpu",
+        workers=quorate.Workers(workers, engine=engine or "processes"),
+    )
+    return trainer.updates(TensorDataset(*data()), epochs=1_000_000)
+
+
+def contenders(names: list[str]) -> dict[str, Callable[[int], Iterator[Any]]]:
+    """Return by name what makes the updates of a contender for a number of shards."""
+    known: dict[str, Callable[[int], Iterator[Any]]] = {"plain loop": by_hand}
+    for name, (workers, engine) in WORKERS.items():
+        known[name] = lambda shards, w=workers, e=engine: ours(shards, w, e)  # type: ignore[misc]
+    known |= {"Fabric": fabric, "Accelerate": accelerate}
+    return {name: known[name] for name in names}
+
+
+def serve(name: str, shards: int) -> None:
+    """Make as many updates as each line of standard input says, and print the seconds."""
+    torch.set_num_threads(1)
+    updates = contenders([name])[name](shards)
+    next(updates)  # worker processes run this script up to here, and have no standard input
+    print("ready", flush=True)
+    for line in sys.stdin:
+        begun = time.perf_counter()
+        for _ in range(int(line)):
+            next(updates)
+        print(f"took {time.perf_counter() - begun}", flush=True)
+    close = getattr(updates, "close", None)
+    if close is not None:
+        close()
+
+
+class Child:
+    """A contender in a process of its own."""
+
+    def __init__(self, name: str, shards: int) -> None:
+        words = [sys.executable, __file__, "--serve", name, "--shards", str(shards)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
+        self._until("ready")
+
+    def ms(self, updates: int) -> float:
+        """Return milliseconds per update."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{updates}\n")
+        self._process.stdin.flush()
+        return float(self._until("took").split()[1]) / updates * 1e3
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _until(self, word: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(word):
+                return line
+        raise RuntimeError(f"it ended with {self._process.wait()}")
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--only", nargs="*", help="of the contenders, beside the plain loop")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--shards", type=int, nargs="*", default=SHARDS)
+    told = parser.parse_args()
+    if told.serve:
+        serve(told.serve, told.shards[0])
+        return
+    names = ["plain loop", *WORKERS]
+    names += [n for n, module in PEERS.items() if told.peers and find_spec(module)]
+    if told.only is not None:
+        names = ["plain loop", *(name for name in names if name in told.only)]
+    found: dict[str, dict[int, float]] = {name: {} for name in names}
+    for shards in told.shards:
+        children = {name: Child(name, shards) for name in names}
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for round_number in range(told.rounds + 1):
+            for name, child in children.items():
+                ms = child.ms(told.updates)
+                if round_number:  # the first one warms up
+                    times[name].append(ms)
+        for name, child in children.items():
+            found[name][shards] = statistics.median(times[name])
+            child.close()
+    print("| ms per update | " + " | ".join(f"V = {v}" for v in told.shards) + " |")
+    print("|---|" + "---|" * len(told.shards))
+    bound = {v: found["plain loop"][v] + 0.15 + 0.05 * v for v in told.shards}
+    for name, by_shards in [*found.items(), ("bound for one worker", bound)]:
+        print(f"| {name} | " + " | ".join(f"{ms:.3f}" for ms in by_shards.values()) + " |")
+    if told.json:
+        told.json.write_text(json.dumps(found | {"bound": bound}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
