@@ -24,6 +24,7 @@ from support.simulator import Simulation
 from quorate.coordination.protocol import (
     Finish,
     Joined,
+    Left,
     Stop,
 )
 from quorate.coordination.rules import Async, Bounded, Rule
@@ -117,6 +118,31 @@ def test_an_undisturbed_step_takes_as_long_as_the_most_shards_of_a_worker(
     run.run()
     assert run.now == 3 * math.ceil(shards / workers)
     assert run.copies == 0
+
+
+@pytest.mark.parametrize(("run_s", "runs"), [(0.0, 0), (2.0, 4), (100.0, 2)])
+def test_short_shards_are_dealt_in_runs(run_s: float, runs: int) -> None:
+    run = Simulation(shards=8, steps=2, run_s=run_s)
+    run.at(0.0, Joined(0), Joined(1))
+    run.run()
+    assert run.now == 8.0
+    assert run.runs >= runs
+    assert run.copies == 0
+    assert (run.runs == 0) == (run_s == 0)
+
+
+def test_a_run_that_crashes_again_and_again_ends_with_the_shard_to_blame() -> None:
+    # Worker 1's shards are 4 to 7. A first step without runs, as no time is known yet.
+    run = Simulation(shards=8, steps=3, run_s=100.0, results_stay=True)
+    run.at(0.0, Joined(0), Joined(1))
+    while not run.runs:
+        run.advance()
+    for number in range(3):
+        at = run.now + 0.5 + number
+        run.at(at, Left(1, "killed", crashed=True, results_stay=True), Joined(1))
+    run.run()
+    assert run.abort is None or run.abort.shard >= 4
+    assert run.finish is not None or run.abort is not None
 
 
 def test_five_hundred_workers_compute_five_hundred_shards() -> None:

@@ -73,6 +73,7 @@ class History:
             "end_s": draw(st.sampled_from([0.0, 0.5, 3.0])),
             "start_s": draw(st.sampled_from([0.0, 1.0, 7.5])),
             "results_stay": draw(st.booleans()),
+            "run_s": draw(st.sampled_from([0.0, 2.0, 6.0])),
         }
         self.rule, self.steps = self._draw_rule(draw, kind)
 

@@ -17,6 +17,8 @@ how many shards a step needs and how stale it may be. After every event it is ch
 
 - a busy worker gets no shard, and nobody gets one that is kept already, or of a step that is
   applied, or that may not be begun yet: too many are open, or it is too far ahead;
+- a run of several shards is the worker's own and short, all of it is needed, and it is answered,
+  taken over and lost as its shards would be one by one;
 - a shard has at most two copies running, and a second only when there is nothing else to do; of a
   rule that makes no copies, none is ever computed in vain;
 - in the middle of a step no shard is begun that its quorum will not need;
@@ -122,13 +124,13 @@ def never(worker: int, step: int, shard: int) -> bool:
 
 @dataclass(eq=False)
 class _Task:
-    """A shard that a worker computes."""
+    """A run of shards that a worker computes, one as a rule."""
 
     step: int
-    shard: int
+    shards: range
     version: int  # updates made when it was begun
     since: float
-    is_lost: bool = False  # the worker was told, or its result came too late
+    lost: set[int] = field(default_factory=set)  # shards: the worker was told, or came too late
 
 
 @dataclass(eq=False)
@@ -195,6 +197,7 @@ class Simulation:
         patience: see ``Coordinator``.
         attempts: see ``Coordinator``.
         timeout_s: see ``Coordinator``.
+        run_s: see ``Coordinator``.
         end_s: how long it takes to end a worker that is replaced. It may report meanwhile.
         start_s: how long it takes after that until it has joined again.
         results_stay: whether its results outlive it.
@@ -219,6 +222,7 @@ class Simulation:
         patience: float = 1.5,
         attempts: int = 2,
         timeout_s: float | None = None,
+        run_s: float = 0.0,
         end_s: float = 0.0,
         start_s: float = 1.0,
         results_stay: bool = False,
@@ -238,6 +242,7 @@ class Simulation:
         self.computed: Counter[int] = Counter()  # worker -> results of its that were kept
         self.copies = 0  # shards that were dealt while another worker was computing them
         self.replaced: list[int] = []  # workers
+        self.runs = 0  # of several shards that were dealt
         self.finish: Finish | None = None
         self.abort: Abort | None = None
         self.log: deque[tuple[float, Event, Sequence[Effect]]] = deque(maxlen=50)
@@ -255,7 +260,10 @@ class Simulation:
             patience=patience,
             attempts=attempts,
             timeout_s=timeout_s,
+            run_s=run_s,
         )
+        self._run_s = run_s
+        self._single: set[int] = set()  # steps in which a run crashed, or a shard of it failed
         self._home_shards = home_shards or (
             lambda rank_of, step: plan.home_shards(rank_of, self.shards_of(step))
         )
@@ -349,19 +357,26 @@ class Simulation:
                         self._open[number].kept_now = None
                     if self._applying is not None and worker in self._applying[0].holders:
                         self._applying = None
-                if event.crashed and member.task is not None:
-                    self._note_failure(worker, member.task)
+                task = member.task
+                if event.crashed and task is not None and len(task.shards) > 1:
+                    self._single.add(task.step)
+                if event.crashed and member.task is not None and len(member.task.shards) == 1:
+                    self._note_failure(worker, member.task.step, member.task.shards[0])
                 if member.is_replaced:
                     back = Joined(worker)
                     self._post(self.now + self._start_s, back, lambda: self._is_possible(back))
-            case Done(worker, step, shard):
+            case Done(worker, step):
                 task = self._end_task(worker)
-                self._workers[worker].times_s.append(self.now - task.since)
-                self._results[worker].pending[step, shard] = task
-            case Failed(worker):
-                self._note_failure(worker, self._end_task(worker))
+                self._workers[worker].times_s.append((self.now - task.since) / len(task.shards))
+                for shard in task.shards:
+                    self._results[worker].pending[step, shard] = task
+            case Failed(worker, step, shard):
+                if len(self._end_task(worker).shards) > 1:
+                    self._single.add(step)
+                self._note_failure(worker, step, shard)
             case Cancelled(worker):
-                took_s = self.now - self._end_task(worker).since
+                task = self._end_task(worker)
+                took_s = (self.now - task.since) / len(task.shards)
                 if took_s > self._expected_s(self._workers[worker]):
                     self._workers[worker].times_s.append(took_s)
             case Applied(step):
@@ -394,22 +409,23 @@ class Simulation:
         kept = self._kept(step)
         for worker, member in self._workers.items():
             if member.task is not None and member.task.step == step:
-                self._lose(worker, member.task, kept)
-                self._to_tell.add((worker, step, member.task.shard))
+                for shard in member.task.shards:
+                    self._lose(worker, member.task, shard, kept)
+                self._to_tell.add((worker, step, member.task.shards[0]))
         for results in self._results.values():
             results.sums.pop(step, None)
         del self._open[step]
         self._closed.add(step)
         self.applied += 1
 
-    def _lose(self, worker: int, task: _Task, kept: set[int]) -> None:
-        if not task.is_lost:
-            task.is_lost = True
-            self.fates["copies" if task.shard in kept else "dropped"][worker] += 1
+    def _lose(self, worker: int, task: _Task, shard: int, kept: set[int]) -> None:
+        if shard not in task.lost:
+            task.lost.add(shard)
+            self.fates["copies" if shard in kept else "dropped"][worker] += 1
 
-    def _note_failure(self, worker: int, task: _Task) -> None:
-        if self._is_wanted(task.step, task.shard):
-            self._open[task.step].failed_on.setdefault(task.shard, []).append(worker)
+    def _note_failure(self, worker: int, step: int, shard: int) -> None:
+        if self._is_wanted(step, shard):
+            self._open[step].failed_on.setdefault(shard, []).append(worker)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -419,20 +435,23 @@ class Simulation:
         match effect:
             case Compute():
                 self._compute(effect)
-            case Keep(worker, step, shard):
-                if not self._is_wanted(step, shard):
-                    raise self._violation(f"nobody needs this result any more: {effect}")
-                results, task = self._result(effect)
-                tree = results.sums.setdefault(step, TreeSum(self.shards_of(step), add))
-                tree.put((0, shard), leaf(step, shard))
-                results.versions[step, shard] = task.version
-                self._open[step].kept_now = None
-                self.computed[worker] += 1
-            case Discard(worker, step, shard):
-                if self._is_wanted(step, shard) or not self.rule.copies:
-                    raise self._violation(f"it was not in vain: {effect}")
-                _, task = self._result(effect)
-                self._lose(worker, task, self._kept(step) if step in self._open else set())
+            case Keep(worker, step, first, count):
+                for shard in range(first, first + count):
+                    if not self._is_wanted(step, shard):
+                        raise self._violation(f"nobody needs this result any more: {effect}")
+                    results, task = self._result(effect, shard)
+                    tree = results.sums.setdefault(step, TreeSum(self.shards_of(step), add))
+                    tree.put((0, shard), leaf(step, shard))
+                    results.versions[step, shard] = task.version
+                    self._open[step].kept_now = None
+                    self.computed[worker] += 1
+            case Discard(worker, step, first, count):
+                kept = self._kept(step) if step in self._open else set()
+                for shard in range(first, first + count):
+                    if self._is_wanted(step, shard) or not self.rule.copies:
+                        raise self._violation(f"it was not in vain: {effect}")
+                    _, task = self._result(effect, shard)
+                    self._lose(worker, task, shard, kept)
             case Cancel(worker, step, shard):
                 if (worker, step, shard) not in self._to_tell or not self.rule.copies:
                     raise self._violation(f"it is not in vain: {effect}")
@@ -462,7 +481,7 @@ class Simulation:
                 self.finish = effect
 
     def _compute(self, effect: Compute) -> None:
-        worker, number, shard = effect.worker, effect.step, effect.shard
+        worker, number = effect.worker, effect.step
         member = self._workers.get(worker)
         if member is None or member.task is not None:
             raise self._violation(f"worker {worker} is not idle: {effect}")
@@ -470,22 +489,44 @@ class Simulation:
             raise self._violation(f"worker {worker} is at {self._rank_of(worker)}: {effect}")
         if number not in self._open:
             self._begin(effect)
-        if shard not in range(self.shards_of(number)) or self._applying:
-            raise self._violation(f"there is no such shard to compute now: {effect}")
-        if shard in self._kept(number):
-            raise self._violation(f"shard {shard} is kept already: {effect}")
-        runners = self._running(number).get(shard, [])
-        if runners and (not self.rule.copies or len(runners) > 1 or self._have_work([worker])):
-            raise self._violation(f"{len(runners)} copies of it are running: {effect}")
-        if not runners and self._is_in_vain(worker, number):
-            raise self._violation(f"the quorum will be there without it: {effect}")
-        if not self._may_compute(worker, number, {shard}):
-            raise self._violation(f"shard {shard} failed there and others could try: {effect}")
-        self.copies += len(runners)
-        task = member.task = _Task(number, shard, self.applied, self.now)
-        time_s = self._time_s(worker, number, shard)
-        ended = Failed if self._fails(worker, number, shard) else Done
-        self._post_of(worker, task, time_s, ended(worker, number, shard))
+        shards = range(effect.shard, effect.shard + effect.count)
+        for shard in shards:
+            if shard not in range(self.shards_of(number)) or self._applying:
+                raise self._violation(f"there is no such shard to compute now: {effect}")
+            if shard in self._kept(number):
+                raise self._violation(f"shard {shard} is kept already: {effect}")
+            runners = self._running(number).get(shard, [])
+            if runners and (not self.rule.copies or len(runners) > 1 or self._have_work([worker])):
+                raise self._violation(f"{len(runners)} copies of it are running: {effect}")
+            if not runners and self._is_in_vain(worker, number):
+                raise self._violation(f"the quorum will be there without it: {effect}")
+            if not self._may_compute(worker, number, {shard}):
+                raise self._violation(f"shard {shard} failed there and others could try: {effect}")
+            if runners and effect.count > 1:
+                raise self._violation(f"shard {shard} is a copy, and copies come alone: {effect}")
+            self.copies += len(runners)
+        if effect.count > 1:
+            self._check_run(effect, member)
+        task = member.task = _Task(number, shards, self.applied, self.now)
+        time_s = 0.0
+        for shard in shards:
+            time_s += self._time_s(worker, number, shard)
+            if self._fails(worker, number, shard):
+                self._post_of(worker, task, time_s, Failed(worker, number, shard))
+                return
+        self._post_of(worker, task, time_s, Done(worker, number, effect.shard))
+
+    def _check_run(self, effect: Compute, member: _Worker) -> None:
+        """Whether a run is short, of the worker's own, and nobody waits for a part of it."""
+        self.runs += 1
+        home = self._home_shards(self._rank_of(effect.worker), effect.step)
+        is_home = effect.shard in home and effect.shard + effect.count - 1 in home
+        if self.rule.needed(self.shards_of(effect.step)) < self.shards_of(effect.step):
+            raise self._violation(f"the quorum could do without a part of it: {effect}")
+        if not is_home or (member.usual_s or math.inf) * effect.count > self._run_s + 1e-9:
+            raise self._violation(f"{home} is at home, and {member.usual_s} s usual: {effect}")
+        if effect.step in self._single:
+            raise self._violation(f"a run of this step crashed or failed: {effect}")
 
     def _post_of(self, worker: int, task: _Task, after_s: float, event: Event) -> None:
         """Let a worker report later, if it is alive and computing the same thing then."""
@@ -515,12 +556,12 @@ class Simulation:
     def _cancel(self, effect: Cancel) -> None:
         task = self._workers[effect.worker].task
         assert task is not None
-        event = Cancelled(effect.worker, effect.step, effect.shard)
+        event = Cancelled(effect.worker, effect.step, task.shards[0])
         self._post_of(effect.worker, task, self._leaves_off_s, event)
 
-    def _result(self, effect: Keep | Discard) -> tuple[_Results, _Task]:
+    def _result(self, effect: Keep | Discard, shard: int) -> tuple[_Results, _Task]:
         results = self._results.get(effect.worker)
-        task = results and results.pending.pop((effect.step, effect.shard), None)
+        task = results and results.pending.pop((effect.step, shard), None)
         if results is None or task is None:
             raise self._violation(f"there is no such result: {effect}")
         return results, task
@@ -541,7 +582,8 @@ class Simulation:
         """When a worker is to be replaced if it has not answered before."""
         if self._timeout_s is None or member.task is None or member.is_replaced:
             return math.inf
-        return member.task.since + max(self._timeout_s, 3 * (member.usual_s or 0.0))
+        usual_s = (member.usual_s or 0.0) * len(member.task.shards)
+        return member.task.since + max(self._timeout_s, 3 * usual_s)
 
     def _apply(self, effect: Apply) -> None:
         step = effect.step
@@ -606,8 +648,9 @@ class Simulation:
         kept = self._kept(step)
         for worker, member in self._workers.items():
             task = member.task
-            if task is not None and task.step == step and task.shard not in kept:
-                running.setdefault(task.shard, []).append(worker)
+            if task is not None and task.step == step:
+                for shard in set(task.shards) - kept:
+                    running.setdefault(shard, []).append(worker)
         return running
 
     def _versions(self, step: int, *, running: bool = True) -> list[int]:

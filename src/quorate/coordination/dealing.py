@@ -174,10 +174,11 @@ class Dealing:
         """
         usual_s, own = self._members[worker].usual_s, step.homes.get(worker, range(0))
         may_run = self._run_s > 0 and step.has_runs and step.needed == step.shards
-        if not may_run or usual_s is None or first not in own:
+        if not may_run or usual_s is None or first not in own or step.failed_on(first):
             return 1
         most = min(int(self._run_s / max(usual_s, 1e-9)), own.stop - first)
-        ends = (n for n in range(1, most) if first + n not in step.todo)
+        rest = range(first + 1, first + most)
+        ends = (s - first for s in rest if s not in step.todo or step.failed_on(s))
         return max(1, next(ends, most))
 
     # --- shards that nobody has begun -------------------------------------------------------------

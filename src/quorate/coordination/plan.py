@@ -95,6 +95,7 @@ class Plan:
         self.order = order
         self.steps_per_epoch = steps_per_epoch(rows, batch_size, shards, by_shard=self.by_shard)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
+        self._known: tuple[int, Rows, int] | None = None  # the last step: number, rows, V
 
     def to_json(self) -> dict[str, int]:
         """Return what ``from_json`` makes this plan of, but for the order: that is a function."""
@@ -128,8 +129,12 @@ class Plan:
 
     def shard(self, step: int, shard: int) -> Rows:
         """Return the rows of shard s of step t: [s*B//V, (s+1)*B//V) of the batch."""
-        b, v = self.batch_rows(step), self.shards_of(step)
-        return self.batch(step)[shard * b // v : (shard + 1) * b // v]
+        known = self._known
+        if known is None or known[0] != step:
+            self._known = known = (step, self.batch(step), self.shards_of(step))
+        _, rows, v = known
+        b = len(rows)
+        return rows[shard * b // v : (shard + 1) * b // v]
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the shards of step t that a worker computes if nothing unusual happens."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
 
@@ -80,7 +79,7 @@ class Feed:
     def _is_cheap(self) -> bool:
         """Return whether a shard is cheap to load; tried where a first load may have been slow."""
         source = self._source
-        if source.load_s is None or source.load_s > FIRST_LOAD * CHEAP_S:
+        if source.load_s > FIRST_LOAD * CHEAP_S:
             return False
         first = list(islice(self._tickets, 1))
         self._tickets = chain(first, self._tickets)
@@ -118,12 +117,13 @@ class Feed:
         return self._source.load(ticket) if batch is None else batch
 
     def _loaded_now(self, ticket: Ticket) -> Batch:
-        begun = time.monotonic()
         batch = self._source.load(ticket)
-        slow = time.monotonic() - begun > CHEAP_S
+        if self._source.last_s <= CHEAP_S:
+            self._slow = 0
+            return batch
         with self._changed:  # several towers have one feed
             self._wanted = max(self._wanted, ticket)
-            self._slow = self._slow + 1 if slow else 0
+            self._slow += 1
             if self._slow >= SLOW_LOADS and self._thread is None and not self._ended:
                 self._load_ahead()
         return batch

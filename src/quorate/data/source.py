@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ class Source:
         self._tensors = type(dataset) is TensorDataset and collate is None
         self._turns = Turns()
         self._draws = False  # from torch's generator
-        self.load_s: float | None = None  # that a shard takes at least; None before one is loaded
+        self.load_s, self.last_s = inf, 0.0  # that a shard took at least, and the last one
         self.hashes_samples = False  # whether batches tell what each row held
 
     def hashing(self) -> Source:
@@ -96,9 +97,9 @@ class Source:
         """Fetch, collate and augment one shard's rows; may raise whatever user code raises."""
         begun = time.monotonic()
         batch = self._whole(ticket)
-        took_s = time.monotonic() - begun
-        if self.load_s is None or took_s < self.load_s:
-            self.load_s = took_s
+        self.last_s = time.monotonic() - begun
+        if self.last_s < self.load_s:
+            self.load_s = self.last_s
         return batch
 
     def _whole(self, ticket: Ticket) -> Batch:

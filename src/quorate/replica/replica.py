@@ -214,7 +214,8 @@ class Replica:
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                     if gradient is not None and scale == 1.0:
                         gradient.expect(self._trainable, outcome.weight)
-                    torch.autograd.backward(outcome.loss, outcome.loss.new_tensor(scale))
+                    factor = None if scale == 1.0 else outcome.loss.new_tensor(scale)
+                    torch.autograd.backward(outcome.loss, factor)
                 grads = self._take_grads()
                 may_rescale = scale != 1.0 and scale > LEAST_SCALE
                 if not may_rescale or not overflows(outcome.metrics["loss"], grads.values()):

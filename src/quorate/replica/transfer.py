@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from numbers import Number
 from typing import Any
 
@@ -20,10 +20,15 @@ from quorate.replica.torch_internals import version
 
 def move(batch: Any, device: torch.device) -> Any:
     """Return the batch with every tensor in it on the device; those that are there stay."""
-    return mapped(
-        batch,
-        lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True),
-    )
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+
+    if type(batch) is list or type(batch) is tuple:  # the usual ones, without a walk
+        return type(batch)(
+            [moved(p) if type(p) is torch.Tensor else mapped(p, moved) for p in batch]
+        )
+    return mapped(batch, moved)
 
 
 def pinned(batch: Any, device: torch.device) -> Any:
@@ -139,13 +144,9 @@ def copied(leaf: Any) -> Any:
 
 def _states(batch: Any) -> list[Hashable]:
     """Return what is another list once something in a batch was written, or may have been."""
-    if type(batch) is list or type(batch) is tuple:
-        return [_state(leaf) for part in batch for leaf in _leaves(part)]
+    if type(batch) is list and all(type(part) is torch.Tensor for part in batch):
+        return [_state(part) for part in batch]
     return [_state(leaf) for leaf in leaves(batch)]
-
-
-def _leaves(part: Any) -> Iterable[Any]:
-    return (part,) if type(part) is torch.Tensor else leaves(part)
 
 
 def _state(leaf: Any) -> Hashable:

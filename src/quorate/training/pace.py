@@ -11,21 +11,29 @@ class Pace:
     LAST = 50
 
     def __init__(self) -> None:
-        self._last: deque[tuple[float, int]] = deque(maxlen=self.LAST)  # (seconds, rows)
+        self._last: deque[tuple[float, int]] = deque()  # (seconds, rows)
+        self._seconds, self._rows = 0.0, 0  # of all that are in it
 
     def add(self, seconds: float, rows: int) -> None:
         """Take an update in."""
         self._last.append((seconds, rows))
+        self._seconds += seconds
+        self._rows += rows
+        if len(self._last) > self.LAST:
+            old_s, old_rows = self._last.popleft()
+            self._seconds -= old_s
+            self._rows -= old_rows
 
     def forget(self) -> None:
         """Begin anew: what was so far is no guide."""
         self._last.clear()
+        self._seconds, self._rows = 0.0, 0
 
     @property
     def examples_per_s(self) -> float:
         """Rows per second."""
-        return sum(rows for _, rows in self._last) / sum(seconds for seconds, _ in self._last)
+        return self._rows / self._seconds
 
     def eta_s(self, updates: int) -> float:
         """Return the seconds that so many updates take."""
-        return updates * sum(seconds for seconds, _ in self._last) / len(self._last)
+        return updates * self._seconds / len(self._last)

@@ -66,15 +66,18 @@ class Desk:
         job, sheet = results.job, self.sheet
         now = first  # the shard that it is at
 
-        def at(shard: int, phase: str) -> None:
+        def at(shard: int, ticket: tuple[int, int], phase: str) -> None:
             nonlocal now
             now = shard
             if results.cancelled == (step, first):
                 raise NotWanted
-            sheet.tell(phase, *job.ticket(step, shard))
+            sheet.tell(phase, *ticket)
 
         shards = range(first, first + given.count)
-        tasks = [Task(self.number, step, shard, at=partial(at, shard)) for shard in shards]
+        tasks = [
+            Task(self.number, step, shard, at=partial(at, shard, job.ticket(step, shard)))
+            for shard in shards
+        ]
         try:
             if self._follower is not None and amendments is not None:
                 self._follower.take(amendments)

@@ -189,14 +189,16 @@ class Job(ABC):
         return [self.compute(replica, stream, feed, task, snapshot=snapshot) for task in tasks]
 
     def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
-        with _no_exit(task):
-            task.at("fetching")
-            ticket = (task.step, task.shard)
+        task.at("fetching")
+        ticket = (task.step, task.shard)
+        try:
             batch = feed.take(ticket)
-            replica.transfers.begin(batch.data)
-            if is_only and (following := feed.following(ticket)) is not None:
-                replica.transfers.begin(following.data)
-            return batch
+        except SystemExit as error:
+            raise _exited(error, task) from error
+        replica.transfers.begin(batch.data)
+        if is_only and (following := feed.following(ticket)) is not None:
+            replica.transfers.begin(following.data)
+        return batch
 
     def _computed(
         self,
@@ -212,8 +214,10 @@ class Job(ABC):
         else:
             values = snapshot.values
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
-        with _no_exit(task):
+        try:
             return self._work(replica, batch, stream, task)
+        except SystemExit as error:
+            raise _exited(error, task) from error
 
     def ticket(self, step: int, shard: int) -> Ticket:
         """Return step and shard of the rows that a task is about, for messages."""
@@ -242,22 +246,11 @@ class Job(ABC):
         """Compute the rows that were fetched; the replica has the parameters."""
 
 
-class _no_exit:  # noqa: N801
-    """Within the block an end of the program that user code asks for is an error of the shard."""
-
-    __slots__ = ("_task",)
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, SystemExit) and not isinstance(error, LeftError):
-            task = self._task
-            where = f"worker {task.worker}, step {task.step}, shard {task.shard}"
-            raise exited(error, where) from error
+def _exited(error: SystemExit, task: Task) -> BaseException:
+    """Return what an end of the program is in a shard: the user's code must not ask for it."""
+    if isinstance(error, LeftError):
+        return error
+    return exited(error, f"worker {task.worker}, step {task.step}, shard {task.shard}")
 
 
 def exited(error: SystemExit, where: str) -> ExitError:

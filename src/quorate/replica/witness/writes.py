@@ -49,7 +49,6 @@ class Writes:
         for name in self.names:
             trained[name].data = values.views[name].clone()
 
-    @torch.no_grad()
     def taken(
         self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered
     ) -> Flat | None:
@@ -59,8 +58,10 @@ class Writes:
             trained: the replica's parameters, after the shard.
             values: those that ``begin`` was given.
         """
-        if not self.names:
-            return None
+        return self._taken(trained, values) if self.names else None
+
+    @torch.no_grad()
+    def _taken(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered) -> Flat:
         written = self._layout.new(torch.device("cpu"))
         for name in self.names:
             now, before = trained[name].data, values.views[name]
