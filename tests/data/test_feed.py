@@ -60,6 +60,26 @@ def test_it_loads_ahead_and_not_too_far() -> None:
         feed.take((0, 0))
 
 
+def test_what_is_cheap_is_loaded_when_it_is_taken_and_ahead_once_it_is_not() -> None:
+    dataset = Slow()
+    rows = source(dataset)
+    for _ in range(50):  # one of them is as fast as it can be
+        rows.load((0, 0))
+    with closing(Feed(rows, TICKETS, ahead=8)) as feed:
+        before = len(dataset.loaded)
+        feed.take((0, 0))
+        assert len(dataset.loaded) == before + 2
+        dataset.seconds = 0.001
+        for step, shard in TICKETS[1:5]:
+            assert feed.take((step, shard)).rows.tolist() == rows.plan.shard(step, shard).tolist()
+        deadline = time.monotonic() + 5
+        while len(dataset.loaded) < before + 2 * 9 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(dataset.loaded) >= before + 2 * 9  # more than were taken
+        for ticket in TICKETS[5:]:
+            assert feed.take(ticket).rows.tolist() == rows.plan.shard(*ticket).tolist()
+
+
 def test_closing_wakes_a_worker_that_waits() -> None:
     feed = Feed(source(Slow(0.05)), TICKETS, ahead=8)
     taken: list[object] = []

@@ -10,7 +10,7 @@ Legend: V shards of a step, P elements of the flat parameter vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,26 +30,21 @@ from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.shared import switches
+from quorate.replica.shared.alone import Alone
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
 from quorate.replica.streams import Stream, alone_on, reseed_all
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
-from quorate.replica.turns import Turns
+from quorate.replica.turns import Reseed, Turns
 from quorate.replica.witness.witness import Witness
 
 T = TypeVar("T")
-Reseed = Callable[[int], None]
 Reload = Callable[[], Any]  # the batch of a shard, loaded anew
 Phase = Callable[[str], None]  # told "forward", "backward", ... when that begins
 
 
 def no_phase(_name: str) -> None:
     """Tell nobody."""
-
-
-def no_reseed(_seed: int) -> None:
-    """Seed nothing: nobody draws from what a process has once."""
 
 
 _Grads = dict[str, torch.Tensor]
@@ -100,7 +95,6 @@ class Replica:
         self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
         self._totals = totals
         self._computing = computing
-        self._notes = notes
         self._layout = parameters.layout  # of gradients
         self._flat = self._working_copy(model, parameters)
         self._is_copy = self._flat is not parameters
@@ -114,15 +108,14 @@ class Replica:
         self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
         self._modes = Modes(self.model)
-        self._is_scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules())
+        is_scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules())
+        named = computing.deterministic
+        self.alone = Alone(turns, notes, named=named, scripted=is_scripted)
         self._buffers = Buffers(self.model, mutable_frozen)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
         self.witness = Witness(self.model, model, parameters, loss, notes, written, mutable_frozen)
-        self._turns = turns
         self._placement = Placement(group, computing, notes, until=__file__)
-        self._alone = partial(alone_on, group)
-        self._modes_together: switches.ThreadModes | None = None  # within ``together``
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
@@ -222,7 +215,7 @@ class Replica:
                     return outcome, grads, scale
                 scale /= SCALE_STEP
 
-        with self._alone():
+        with alone_on(self.group):
             outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
         if outcome.weight > 0 and not grads:
             raise LossError(
@@ -261,26 +254,10 @@ class Replica:
             self._begin(stream, seed, training=False)
             return self._read(loss, fresh, rows, training=False)
 
-        with self._alone(), torch.no_grad():
+        with alone_on(self.group), torch.no_grad():
             outcome = self._run(compute, batch, reload, stream, training=False)
         self.witness.end(self._flat)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
-
-    def together(self, work: Callable[[], T]) -> tuple[T] | None:
-        """Compute several shards within ``work()``, which are looked at as one.
-
-        Returns:
-            Its result; None if that does not count: compute them one by one.
-        """
-        with self._of_a_shard():
-            self._modes_together = switches.ThreadModes()
-            try:
-                return self._turns.together(work)
-            finally:
-                self._modes_together = None
-
-    def _of_a_shard(self) -> AbstractContextManager[None]:
-        return switches.of_a_shard(named=self._computing.deterministic, scripted=self._is_scripted)
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
         """Return left + right, in the memory of left; that of right is used again."""
@@ -349,19 +326,8 @@ class Replica:
                 partial(attempt, fresh, reseed), self.model, stream, training=training
             )
 
-        def alone(fresh: FreshBatch, reseed: Reseed) -> T:
-            with self._of_a_shard():
-                return placed(fresh, reseed)
-
         def run(fresh: FreshBatch) -> T:
-            if self._modes_together is not None:
-                try:
-                    return placed(fresh, no_reseed)
-                finally:
-                    self._modes_together.restore()
-            result = self._turns.run(partial(alone, fresh))
-            self._turns.tell(self._notes)
-            return result
+            return self.alone.run(partial(placed, fresh))
 
         try:
             return run(FreshBatch(batch, self.transfers.take, keeps=reload is None))
@@ -377,7 +343,7 @@ class Replica:
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
         """Return the CUDA graphs, unless operators are watched, or draws are Python's."""
-        return self._graphs if isinstance(loss, Compiled) and not self._turns.draws else None
+        return self._graphs if isinstance(loss, Compiled) and not self.alone.turns.draws else None
 
     def _step(self, function: Loss, batch: Any) -> Step:
         """Compute forward and backward for a CUDA graph."""

@@ -87,7 +87,7 @@ class Turns:
         """
         if self.may_draw is not None and not self.draws and _turn.drawers:
             self.require(f"{self.may_draw} may draw, and loading rows does")
-        beside = self.together(partial(work, _leave_alone))
+        beside = self.together(partial(work, leave_alone))
         if beside is not None:
             return beside[0]
         nobody = nullcontext() if self._beside is None else self._beside.held_up()
@@ -116,7 +116,7 @@ class Turns:
         states, stand = _turn.states(), switches.settings()
         if not self.draws:
             mark, drawn = generators.mark(), generators.torch_mark()
-            result = work(_leave_alone)
+            result = work(leave_alone)
             names = switches.changed(stand, switches.settings())
             was_first, self._first = self._first, False
             if generators.mark() == mark and not names:
@@ -237,5 +237,5 @@ def drawn_outside() -> object:
     return _turn.mark()[:-1]  # torch's comes last
 
 
-def _leave_alone(_seed: int) -> None:
-    pass
+def leave_alone(_seed: int) -> None:
+    """Seed nothing: nobody draws from what a process has once."""

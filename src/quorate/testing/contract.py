@@ -53,9 +53,8 @@ def check_transport(
 ) -> list[str]:
     """Check that a transport keeps the contract, and return the clauses that were tried.
 
-    Opens several jobs, one after the other, and closes each; the transport stays open. Parameters
-    are as they were at the end. Blocks for as long as computing about 10 V shards takes, and
-    starting a worker where one is ended.
+    Opens several jobs, one after the other, and closes each; the transport stays open, parameters
+    are as they were. Blocks for as long as about 10 V shards take, and to start ended workers.
 
     Args:
         transport: no job is open.
@@ -116,9 +115,8 @@ class _Conversation:
         return event
 
     def expect_nothing(self) -> None:
-        """Check that nothing happens for a moment."""
         if (event := self.channel.receive(PAUSE_S)) is not None:
-            raise self.broken(f"got {event}, expected that nothing happens")
+            raise self.broken(f"got {event}, expected that nothing happens for a moment")
 
     def send_shard(self, worker: int, step: int, shard: int) -> None:
         """Have a worker begin a shard."""
@@ -144,8 +142,7 @@ class _Conversation:
             while waiting:
                 event = self.expect(*waiting)
                 waiting.remove(event)
-                assert isinstance(event, Done)
-                # At once, while others still compute.
+                assert isinstance(event, Done)  # kept at once, while others still compute
                 self.channel.send(Keep(event.worker, step, event.shard))
 
     def collect(self, step: int, holders: Sequence[int]) -> str:
@@ -234,6 +231,15 @@ class _Check:
         with self._conversation("parts are collected from those alone who hold some") as c:
             c.compute_step(c.workers[-1:], self._t)
             self._expect_sum(c, c.workers[-1:])
+
+    def runs(self) -> None:
+        if self._transport.takes_runs:
+            with self._conversation("shards dealt in one run have the bits of single ones") as c:
+                run, count = (c.workers[-1], self._t, 0), self._shards
+                c.channel.send(Compute(*run, "a run", count=count))
+                c.expect(Done(*run))
+                c.channel.send(Keep(*run, count))
+                self._expect_sum(c, c.workers[-1:])
 
     def discarded(self) -> None:
         with self._conversation("what is discarded is in no sum, and may be computed again") as c:
@@ -379,6 +385,7 @@ CLAUSES = (
     _Check.anyone_may_ask,
     _Check.same_bits,
     _Check.any_split,
+    _Check.runs,
     _Check.discarded,
     _Check.valid_until_publish,
     _Check.published,

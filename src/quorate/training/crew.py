@@ -24,12 +24,11 @@ from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
 from quorate.transports.collective.company import Company
-from quorate.transports.inline import Inline
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.worker import here
 from quorate.transports.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.transports.spot_checks import Ask, SpotChecks
-from quorate.transports.towers import Towers
+from quorate.transports.towers import workers_here
 from quorate.transports.worker_processes import Kept, worker_processes
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
@@ -263,9 +262,10 @@ class Crew:
                 raise
             # The state is on the CPU, and nobody else uses the model now.
             make = partial(self.replicas.alone, state)
-            return Inline(
-                Group([self.master_device]),
+            return workers_here(
+                [Group([self.master_device])],
                 lambda group: make(group[0]),
+                state.buffers,
                 threads=self.recipe.workers.threads,
                 original=state.user_changes.original,
             )
@@ -275,10 +275,10 @@ class Crew:
         is_tower = self.engine == engines.TOWERS
         return self.replicas.probe(state, self.master_device, copies=is_tower)
 
-    def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Towers | Inline:
+    def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Transport:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
         original = state.user_changes.original
         groups = self.groups[: self.least_workers]
-        if len(groups) == 1:
-            return Inline(groups[0], make, threads=threads, original=original)
-        return Towers(groups, make, state.buffers, threads=threads, original=original, say=say)
+        return workers_here(
+            groups, make, state.buffers, threads=threads, original=original, say=say
+        )

@@ -22,9 +22,9 @@ from quorate.coordination.protocol import (
     Replace,
 )
 from quorate.machine.devices import Group
-from quorate.replica.new_thread import as_in_a_new_thread
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.shared.new_thread import as_in_a_new_thread
 from quorate.replica.streams import Stream
 from quorate.transports.desk import Desk, Results
 from quorate.transports.job import Job, Original

@@ -178,7 +178,7 @@ class Job(ABC):
         if len(tasks) > 1:
             batches = [self._fetched(replica, feed, task) for task in tasks]
             # Without a turn: what loads rows may have to wait for its own.
-            together = replica.together(
+            together = replica.alone.together(
                 lambda: [
                     self._computed(replica, stream, batch, task, snapshot)
                     for task, batch in zip(tasks, batches, strict=True)

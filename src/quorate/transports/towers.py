@@ -42,6 +42,7 @@ from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
 from quorate.replica.streams import Stream
 from quorate.transports.amendments import Amendments
 from quorate.transports.desk import Desk, Results
+from quorate.transports.inline import Inline
 from quorate.transports.job import Job, NotWanted, Original
 from quorate.transports.worker_status import WorkerStatus
 
@@ -132,6 +133,21 @@ class Towers:
                 # It may be in a long operator, and an interpreter that ends meanwhile aborts.
                 atexit.register(tower.join, GRACE_S)
                 self._say(f"worker {tower.number} is left behind, {tower.held_by()}")
+
+
+def workers_here(
+    groups: Sequence[Group],
+    make_replica: Callable[[Group], Replica],
+    buffers: Buffers,
+    *,
+    threads: int,
+    original: Original | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Towers | Inline:
+    """Return workers of this process: towers, or one that is inline. Arguments as of ``Towers``."""
+    if len(groups) == 1:
+        return Inline(groups[0], make_replica, threads=threads, original=original)
+    return Towers(groups, make_replica, buffers, threads=threads, original=original, say=say)
 
 
 class TowersChannel:

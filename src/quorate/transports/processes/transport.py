@@ -81,8 +81,7 @@ class Processes:
         WorkerError: a process cannot be started.
     """
 
-    can_replace = True
-    takes_runs = False
+    can_replace, takes_runs = True, False
 
     def __init__(
         self,
