@@ -20,6 +20,7 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
+from quorate.training import loop
 from quorate.training.state import State
 
 CPU = Group([torch.device("cpu")])
@@ -121,7 +122,11 @@ def test_buffers_are_weighted_means_over_shards(workers: int) -> None:
 
 
 def test_memory_is_logarithmic_in_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replica holds at most log2(V) + 2 gradients at a time, however many its shards are."""
+    """One replica holds at most log2(V) + 2 gradients at a time, however many its shards are.
+
+    Of shards that are dealt in runs it holds those of one run too.
+    """
+    monkeypatch.setattr(loop, "RUN_S", 0.0)
     replicas: list[Replica] = []
 
     def watched(*arguments: Any, **options: Any) -> Replica:
