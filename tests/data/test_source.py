@@ -34,3 +34,21 @@ def test_rows_are_asked_for_together_where_that_is_offered() -> None:
         batch = source.load((0, 0))
         assert batch.data.tolist() == batch.rows.tolist()
     assert asked == [2, 2]
+
+
+def test_a_run_of_shards_is_what_each_of_them_is_and_lies_as_it_would() -> None:
+    # Of 16 rows a shard of 8 begins at a multiple of 64 bytes, one of 3 or 4 does not.
+    for batch_size, shards in ((16, 2), (16, 4), (13, 4)):
+        plan = Plan(rows=50, batch_size=batch_size, shards=shards)
+        columns = torch.randn(50, 32), torch.arange(50), torch.randn(50, 3, 2, 2)
+        channels_last = columns[2].contiguous(memory_format=torch.channels_last)
+        source = Source(TensorDataset(*columns, channels_last), plan)
+        for step in range(plan.steps_per_epoch):
+            tickets = [(step, shard) for shard in range(plan.shards_of(step))]
+            for ticket, batch in zip(tickets, source.load_run(tickets), strict=True):
+                alone = source.load(ticket)
+                assert batch.rows.tolist() == alone.rows.tolist()
+                for one, other in zip(batch.data, alone.data, strict=True):
+                    assert torch.equal(one, other)
+                    assert one.stride() == other.stride()
+                    assert one.data_ptr() % 64 == other.data_ptr() % 64 == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
 import torch
@@ -116,17 +116,29 @@ class Feed:
             self._changed.notify_all()
         return self._source.load(ticket) if batch is None else batch
 
+    def take_run(self, tickets: Sequence[Ticket]) -> list[Batch]:
+        """Return the rows of neighbouring shards of one step, as ``take`` of each."""
+        if self._thread is None:
+            batches = self._source.load_run(tickets)
+            self._note_time(tickets[-1])
+            return batches
+        return [self.take(ticket) for ticket in tickets]
+
     def _loaded_now(self, ticket: Ticket) -> Batch:
         batch = self._source.load(ticket)
+        self._note_time(ticket)
+        return batch
+
+    def _note_time(self, ticket: Ticket) -> None:
+        """Load ahead from now on, if this was not cheap again and again."""
         if self._source.last_s <= CHEAP_S:
             self._slow = 0
-            return batch
+            return
         with self._changed:  # several towers have one feed
             self._wanted = max(self._wanted, ticket)
             self._slow += 1
             if self._slow >= SLOW_LOADS and self._thread is None and not self._ended:
                 self._load_ahead()
-        return batch
 
     def following(self, ticket: Ticket) -> Batch | None:
         """Return the next batch after a ticket's that is loaded and not taken, if there is one."""

@@ -176,7 +176,11 @@ class Job(ABC):
         What a process has once is looked at once before and once after all of them.
         """
         if len(tasks) > 1:
-            batches = [self._fetched(replica, feed, task) for task in tasks]
+            tasks[0].at("fetching")
+            try:
+                batches = feed.take_run([(task.step, task.shard) for task in tasks])
+            except SystemExit as error:
+                raise _exited(error, tasks[0]) from error
             # Without a turn: what loads rows may have to wait for its own.
             together = replica.alone.together(
                 lambda: [
