@@ -69,6 +69,7 @@ class Feed:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None  # once something is loaded ahead
         self._tickets = iter(tickets)
+        self._taken: Ticket = (-1, -1)  # the last one, while nothing is loaded ahead
         self._told = told
         self._slow = 0  # loads in turn that were not cheap
         if loader_workers or moves_to.type != "cpu" or not self._is_cheap():
@@ -116,8 +117,29 @@ class Feed:
             self._changed.notify_all()
         return self._source.load(ticket) if batch is None else batch
 
+    def load_following(self) -> None:
+        """Load the shard after the one that was taken last, if no thread loads ahead.
+
+        For whoever alone takes from this feed, while nobody waits for it. What the dataset raises
+        it raises when the shard is taken. One that is not cheap is loaded so a few times at most:
+        see ``SLOW_LOADS``.
+        """
+        if self._thread is not None or any(ticket > self._taken for ticket in self._ready):
+            return
+        following = (ticket for ticket in self._tickets if ticket > self._taken)
+        try:
+            for ticket, batch in load_all(self._source, following, 0, self._threads, self._told):
+                self._ready = {ticket: batch}
+                return
+        except SystemExit:
+            self._told(None)
+
     def _loaded_now(self, ticket: Ticket) -> Batch:
-        batch = self._source.load(ticket)
+        self._taken = ticket
+        if (ready := self._ready.pop(ticket, None)) is not None:
+            batch = ready
+        else:
+            batch = self._source.load(ticket)
         if self._source.last_s <= CHEAP_S:
             self._slow = 0
             return batch
