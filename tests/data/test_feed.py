@@ -114,3 +114,84 @@ def test_what_a_dataset_raises_reaches_who_asked_with_the_row(loader_workers: in
                 assert "while loading row 17" in caught.value.__notes__[0]
             else:
                 assert feed.take(ticket).data.tolist() == rows.plan.shard(*ticket).tolist()
+
+
+class Counted(Dataset[int]):
+    """Rows that cost nothing, but for one that cannot be had."""
+
+    def __init__(self) -> None:
+        self.broken = -1
+        self.error: BaseException | None = None
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> int:
+        self.loaded.append(row)
+        if row == self.broken:
+            assert self.error is not None
+            raise self.error
+        return row
+
+
+def cheap(dataset: Counted) -> Source:
+    """Return a source that is known to be cheap."""
+    rows = source(dataset)
+    for _ in range(3):
+        rows.load((0, 0))
+    dataset.loaded.clear()
+    return rows
+
+
+def test_who_waits_loads_what_follows_and_no_more() -> None:
+    dataset = Counted()
+    rows = cheap(dataset)
+    home = [ticket for ticket in TICKETS if ticket[1] == 1]
+    told: list[object] = []
+    with closing(Feed(rows, home, ahead=8, told=told.append)) as feed:
+        taken = []
+        for ticket in home:
+            feed.load_following()
+            before = len(dataset.loaded)
+            taken += feed.take(ticket).data.tolist()
+            assert len(dataset.loaded) == before
+            for _ in range(2):
+                feed.load_following()
+        assert taken == dataset.loaded == [row for t in home for row in rows.plan.shard(*t)]
+        assert told == [said for ticket in home for said in (ticket, None)]
+
+
+def test_what_follows_is_kept_while_others_are_taken_and_dropped_when_it_is_late() -> None:
+    dataset = Counted()
+    rows = cheap(dataset)
+    home = [ticket for ticket in TICKETS if ticket[1] == 1]
+    with closing(Feed(rows, home, ahead=8)) as feed:
+        feed.take((0, 1))
+        feed.load_following()  # (1, 1)
+        feed.take((0, 3))  # of a worker that is slow
+        feed.load_following()
+        before = len(dataset.loaded)
+        assert feed.take((1, 1)).data.tolist() == rows.plan.shard(1, 1).tolist()
+        assert len(dataset.loaded) == before
+        feed.load_following()  # (2, 1), which another computes
+        feed.take((3, 0))
+        feed.load_following()
+        before = len(dataset.loaded)
+        assert feed.take((3, 1)).data.tolist() == rows.plan.shard(3, 1).tolist()
+        assert len(dataset.loaded) == before
+        assert feed.take((2, 1)).data.tolist() == rows.plan.shard(2, 1).tolist()
+
+
+@pytest.mark.parametrize("error", [ValueError("a row"), SystemExit("a row")])
+def test_what_cannot_be_loaded_raises_when_it_is_taken(error: BaseException) -> None:
+    dataset = Counted()
+    rows = cheap(dataset)
+    dataset.broken, dataset.error = int(rows.plan.shard(0, 1)[0]), error
+    with closing(Feed(rows, TICKETS, ahead=8)) as feed:
+        feed.take((0, 0))
+        feed.load_following()
+        with pytest.raises(type(error), match="a row"):
+            feed.take((0, 1))
+        feed.load_following()
+        assert feed.take((0, 2)).data.tolist() == rows.plan.shard(0, 2).tolist()

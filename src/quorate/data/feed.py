@@ -69,6 +69,7 @@ class Feed:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None  # once something is loaded ahead
         self._tickets = iter(tickets)
+        self._taken: Ticket = (-1, -1)  # the last one, while nothing is loaded ahead
         self._told = told
         self._slow = 0  # loads in turn that were not cheap
         if loader_workers or moves_to.type != "cpu" or not self._is_cheap():
@@ -118,24 +119,45 @@ class Feed:
 
     def take_run(self, tickets: Sequence[Ticket]) -> list[Batch]:
         """Return the rows of neighbouring shards of one step, as ``take`` of each."""
-        if self._thread is None:
-            batches = self._source.load_run(tickets)
-            self._note_time(tickets[-1])
-            return batches
-        return [self.take(ticket) for ticket in tickets]
+        if self._thread is not None or tickets[0] in self._ready:
+            return [self.take(ticket) for ticket in tickets]
+        batches = self._source.load_run(tickets)
+        self._note_time(tickets[-1])
+        return batches
+
+    def load_following(self) -> None:
+        """Load the shard after the one that was taken last, if no thread loads ahead.
+
+        For whoever alone takes from this feed, while nobody waits for it. What the dataset raises
+        it raises when the shard is taken. One that is not cheap is loaded so a few times at most:
+        see ``SLOW_LOADS``.
+        """
+        if self._thread is not None or any(ticket > self._taken for ticket in self._ready):
+            return
+        following = (ticket for ticket in self._tickets if ticket > self._taken)
+        try:
+            for ticket, batch in load_all(self._source, following, 0, self._threads, self._told):
+                self._ready = {ticket: batch}
+                return
+        except SystemExit:
+            self._told(None)
 
     def _loaded_now(self, ticket: Ticket) -> Batch:
-        batch = self._source.load(ticket)
+        if (ready := self._ready.pop(ticket, None)) is not None:
+            batch = ready
+        else:
+            batch = self._source.load(ticket)
         self._note_time(ticket)
         return batch
 
-    def _note_time(self, ticket: Ticket) -> None:
-        """Load ahead from now on, if this was not cheap again and again."""
+    def _note_time(self, taken: Ticket) -> None:
+        """Load ahead from now on, if it was not cheap again and again."""
+        self._taken = taken
         if self._source.last_s <= CHEAP_S:
             self._slow = 0
             return
         with self._changed:  # several towers have one feed
-            self._wanted = max(self._wanted, ticket)
+            self._wanted = max(self._wanted, taken)
             self._slow += 1
             if self._slow >= SLOW_LOADS and self._thread is None and not self._ended:
                 self._load_ahead()

@@ -15,10 +15,12 @@ _NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 # Version; phase, step, shard; when the phase began, time.monotonic(), or 0 if none has; shards
 # begun; seconds in each phase before this one.
 _FIELDS = f"qqqqdq{len(PHASES)}d"
-_COUNT = 6 + len(PHASES)
+_BEFORE = 6  # fields before the seconds
+_COUNT = _BEFORE + len(PHASES)
 _ENTRY = struct.Struct(f"<{_FIELDS}")
 _BOTH = struct.Struct(f"<{_FIELDS}{_FIELDS}")
 _VERSION = struct.Struct("<q")
+_VERSIONS = struct.Struct(f"<q{_ENTRY.size - _VERSION.size}xq")  # of both copies
 
 
 class WorkerStatus(NamedTuple):
@@ -83,30 +85,36 @@ class Timesheet:
     def __init__(self, memory: bytearray | mmap, start: int = 0) -> None:
         self._memory = memory
         self._copies = (start, start + _ENTRY.size)
+        self._last: list[Any] = [-1]  # what this object wrote last
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
         """Note that a phase begins, or goes on; of the same shard as before if none is named.
 
         Does not block.
         """
-        version, was, old_step, old_shard, since, shards, *seconds = self._newest()
-        number = PHASES.index(phase)
+        last = self._last
+        # Most often nobody else has written: five phases of each shard need not read what is known.
+        if max(_VERSIONS.unpack_from(self._memory, self._copies[0])) != last[0]:
+            last = self._last = [*self._newest()]
+        _, was, old_step, old_shard, since, shards, *_ = last
+        number = _NUMBERS[phase]
         step = old_step if step is None else step
         shard = old_shard if shard is None else shard
         if since and (number, step, shard) == (was, old_step, old_shard):
             return
         now = time.monotonic()
+        last[0] += 1  # first: if this thread is interrupted here, it is read anew
         if since:
-            seconds[was] += now - since
-        shards += phase == "fetching"
-        self._write(version + 1, number, step, shard, now, shards, *seconds)
+            last[_BEFORE + was] += now - since
+        last[1:_BEFORE] = number, step, shard, now, shards + (phase == "fetching")
+        self._write(*last)
 
     def take(self, doing: Doing) -> None:
         """Note what a sheet elsewhere says; ``since`` by this host's clock. Does not block."""
         version, *_ = self._newest()
         took_s = max(0.0, time.monotonic() - doing.since)
         seconds = [doing.seconds[p] - took_s * (p == doing.phase) for p in PHASES]
-        number = PHASES.index(doing.phase)
+        number = _NUMBERS[doing.phase]
         entry = (number, doing.step, doing.shard, doing.since, doing.shards)
         self._write(version + 1, *entry, *seconds)
 

@@ -196,6 +196,10 @@ class ProcessesChannel:
         """Return whether a worker was given a shard and has not answered."""
         return worker in self._running
 
+    def computing(self) -> list[int]:
+        """Return the workers that were given a shard and have not answered."""
+        return list(self._running)
+
     # --- what the transport reports ---------------------------------------------------------------
 
     def joined(self, worker: int, place: str = "") -> None:
@@ -221,6 +225,16 @@ class ProcessesChannel:
         self._ends[worker] += 1
         crashed = crashed and running is not None
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
+
+    def answered(self, worker: int, message: Message) -> None:
+        """Take in what a worker says of the shard that it was given."""
+        match message["kind"]:
+            case "done":
+                self.done(worker, message)
+            case "left off":
+                self.left_off(worker, message)
+            case "failed":
+                self.failed(worker, message)
 
     def done(self, worker: int, message: Message) -> None:
         """Take in a shard that is computed; its result lies in the slot that was lent for it.

@@ -140,6 +140,12 @@ class Member:
         """Whether it has a process that the coordinator did not kill."""
         return self.attempt is not None and self.attempt.kill_reason is None
 
+    @property
+    def is_to_go(self) -> bool:
+        """Whether what it runs on is to go, and it has not handed over yet."""
+        attempt = self.attempt
+        return attempt is not None and attempt.leaves is not None and not attempt.has_handed_over
+
     def started(self, now: float, *, tells_exit: bool, is_placed: bool = True) -> None:
         """Note that a process of it was started, or asked for."""
         assert self.attempt is None
@@ -159,7 +165,7 @@ class Member:
 
     def heard(self, now: float) -> None:
         """Note that a message came from it: it is alive, and its time to answer begins anew."""
-        if self.attempt is not None:
+        if self.attempt is not None and self.attempt.asked:
             self.attempt.asked = dict.fromkeys(self.attempt.asked, now)
 
     def not_asked(self, job: int) -> None:

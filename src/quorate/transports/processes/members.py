@@ -208,6 +208,11 @@ class Members:
         for member in self._members:
             yield from member.due(is_computing=member.number in computing)
 
+    @property
+    def are_calm(self) -> bool:
+        """Whether there is nothing to decide, at whatever time, before there is news."""
+        return self._growth is None and next(self.due(), None) is None
+
     def tick(self, now: float) -> list[Decision]:
         """Decide what is due for all members together; ``Member.tick`` does for each."""
         if self._gather_until is not None and self._gather_until <= now and not self._is_short:

@@ -53,6 +53,11 @@ class _OpenJob:
             self._rank_of = rank_of
         return self._feed
 
+    def load_following(self) -> None:
+        """Load the rows that are likely to be wanted next, while the coordinator is at work."""
+        if self._feed is not None:
+            self._feed.load_following()
+
     def close(self) -> None:
         if self._feed is not None:
             self._feed.close()
@@ -93,6 +98,7 @@ class ShardLoop:
             case "compute":
                 self._compute(message, stream)
                 self._arena.tell(self._number, "waiting")
+                self._jobs[message["job"]].load_following()
             case "close":
                 self._jobs.pop(message["job"]).close()
 

@@ -43,6 +43,8 @@ from quorate.transports.processes.decisions import (
     Start,
     Welcome,
 )
+from quorate.transports.processes.lookout import Lookout
+from quorate.transports.processes.member import Member
 from quorate.transports.processes.members import GATHER_S, Growth, Members
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Hand, Site
@@ -52,8 +54,8 @@ from quorate.transports.worker_status import WorkerStatus
 # How long workers may take to end when they are told to; then they are killed.
 GRACE_S = 0.5
 
-# How often workers are looked at whose job is interrupted by another.
-LOOK_S = 1.0
+# What a worker says of a shard that it was given.
+ANSWERS = ("done", "left off", "failed")
 
 
 class Processes:
@@ -123,6 +125,7 @@ class Processes:
         self._description, self._fds = arena.described()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
+        self._lookout = Lookout(self.members, self._channels, arena)
         try:
             for number in range(len(groups)):
                 self._start(number)
@@ -200,14 +203,10 @@ class Processes:
             WorkerError: no worker is left, and no more are started.
             UserError: workers cannot be started again from this script.
         """
-        now = time.monotonic()
-        due_s = [max(0.0, at - now) for at in self.members.due(self._computing())]
-        limits = due_s if timeout_s is None else [*due_s, timeout_s]
-        if len(self._channels) > 1:
-            limits.append(LOOK_S)  # at those that compute for the job that is interrupted
-        for key, _ in self._selector.select(min(limits, default=None)):
+        for key, _ in self._selector.select(self._lookout.sleeps_s(timeout_s)):
             key.data()
-        self._tick()
+        self._site.flush()
+        self._do(self._lookout.decisions())
 
     def close(self) -> None:
         """End all workers: those that wait end at once, the others are killed."""
@@ -232,6 +231,7 @@ class Processes:
     def _do(self, decisions: Iterable[Decision]) -> None:
         """Carry out decisions, in their order."""
         for decision in decisions:
+            self._lookout.stir()
             match decision:
                 case Start(number):
                     self._restart(number)
@@ -321,12 +321,33 @@ class Processes:
         if process.is_cut:
             # Its process is about to end, and its exit code says why.
             process.deaf()
+            self._lookout.stir()
             self.members[number].wire_cut(time.monotonic())
 
     def _handle(self, number: int, process: Hand, message: Message) -> None:
         member, now = self.members[number], time.monotonic()
         member.heard(now)
         channel = self._channels.get(message.get("job", 0))
+        if message["kind"] == "done":
+            for worker, _ in message.get("group", [(number, message)]):
+                self.members[worker].computed()
+        if message["kind"] not in ANSWERS:
+            self._lookout.stir()
+            self._handle_rest(member, process, channel, message, now)
+        elif channel is not None:  # else it is of a job that is over
+            channel.answered(number, message)
+        if member.is_to_go and not any(c.is_computing(number) for c in self._channels.values()):
+            self._do(self.members.hand_over(number))
+
+    def _handle_rest(
+        self,
+        member: Member,
+        process: Hand,
+        channel: ProcessesChannel | None,
+        message: Message,
+        now: float,
+    ) -> None:
+        number = member.number
         match message["kind"]:
             case "placed":
                 member.placed(now)
@@ -345,17 +366,6 @@ class Processes:
                 else:
                     process.post({"kind": "close", "job": channel.number})
                     self._ask(process, channel)
-            case "done":
-                for worker, _ in message.get("group", [(number, message)]):
-                    self.members[worker].computed()
-                if channel is not None:
-                    channel.done(number, message)
-            case "left off" if channel is not None:
-                channel.left_off(number, message)
-            case "failed" if channel is not None:
-                channel.failed(number, message)
-        if not any(channel.is_computing(number) for channel in self._channels.values()):
-            self._do(self.members.hand_over(number))
 
     def _look(self, number: int) -> None:
         process = self._processes[number]
@@ -374,27 +384,3 @@ class Processes:
             ending = ending._replace(is_out_of_memory=True)
         changed = self._script.changed(self._sources)
         self._do(self.members.exited(number, ending, doing, time.monotonic(), changed=changed))
-
-    # --- what is due at a time --------------------------------------------------------------------
-
-    def _computing(self) -> frozenset[int]:
-        """Return the workers that were given a shard, and whose coordinator looks after them.
-
-        That is the one of the newest job: an evaluation interrupts the training loop. Of an
-        interrupted job's workers those are meant that are not far behind their usual time.
-        """
-        newest = max(self._channels, default=0)
-        return frozenset(
-            worker
-            for number, channel in self._channels.items()
-            for worker in range(len(self._processes))
-            if channel.is_computing(worker)
-            and (number == newest or not self.arena.doing(worker).is_late)
-        )
-
-    def _tick(self) -> None:
-        self._site.flush()
-        now, computing = time.monotonic(), self._computing()
-        self._do(self.members.tick(now))
-        for member in self.members:
-            self._do(member.tick(now, is_computing=member.number in computing))

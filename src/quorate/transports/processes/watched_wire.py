@@ -19,18 +19,20 @@ class WatchedWire:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self._selector: BaseSelector | None = None
+        self._awaits_room = False  # whether the selector looks for it
 
     def watch(self, selector: BaseSelector, hear: Callable[[], None]) -> None:
         """Have a selector tell when something came, or there is room for what waits."""
-        self._selector = selector
+        self._selector, self._awaits_room = selector, False
         selector.register(self.wire.socket, EVENT_READ, hear)
         self.flush()
 
     def deaf(self) -> None:
         """Look at it no more: it is cut, or somebody else's."""
-        if self._selector is not None:
+        selector, self._selector = self._selector, None
+        if selector is not None:
             with suppress(KeyError):
-                self._selector.unregister(self.wire.socket)
+                selector.unregister(self.wire.socket)
 
     def post(self, message: Message, *fds: int) -> None:
         """Send a message, now or when the other end takes it. Does not block."""
@@ -48,9 +50,12 @@ class WatchedWire:
         self.wire.close()
 
     def _look(self) -> None:
-        key = None
-        if self._selector is not None:
-            key = self._selector.get_map().get(self.wire.socket)
-        events = EVENT_READ | (EVENT_WRITE if self.wire.has_unsent else 0)
-        if self._selector is not None and key is not None and key.events != events:
-            self._selector.modify(self.wire.socket, events, key.data)
+        # With every message: the selector itself is asked only if something is to change.
+        awaits_room = self.wire.has_unsent
+        if self._selector is None or awaits_room == self._awaits_room:
+            return
+        self._awaits_room = awaits_room
+        events = EVENT_READ | (EVENT_WRITE if awaits_room else 0)
+        self._selector.modify(
+            self.wire.socket, events, self._selector.get_key(self.wire.socket).data
+        )

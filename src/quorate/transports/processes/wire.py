@@ -1,7 +1,11 @@
-"""The wire between the coordinator and one worker: small JSON messages over a pair of sockets.
+"""The wire between the coordinator and one worker: small messages over a pair of sockets.
 
 What is large lies in shared memory, whose descriptors travel with a message. A message: its length
-in 4 bytes, then JSON.
+in 4 bytes, then a record if it is one of the messages that every shard costs, else JSON.
+
+Why not records in shared memory, and a descriptor to wake who waits: it is faster by some 5 us of
+the 15 that a word and its answer take, and the order beside messages that stay on the sockets, one
+that is killed while it writes, and one that sleeps are then ours to see to, not the kernel's.
 """
 
 from __future__ import annotations
@@ -13,15 +17,20 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
-Message = dict[str, Any]
+from quorate.transports.processes import records
+
+Message = records.Message
 
 _HEADER = struct.Struct("<I")
 _CHUNK = 1 << 16
 _FDS_SPACE = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 # Else a script that has SIGPIPE's default action back ends when the other end has.
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
+# Else what the worker starts would inherit descriptors that it receives.
+_NOT_INHERITED = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+# As plain numbers: two flags of an enumeration are put together in microseconds.
+_AT_ONCE = int(socket.MSG_DONTWAIT)
 
 
 class Wire:
@@ -59,18 +68,17 @@ class Wire:
         The other end may be a process that is stopped. What it does not take waits, with copies of
         the descriptors, for ``flush`` or ``withdraw``. Do not mix with ``send``.
         """
-        data, sent = bytearray(_framed(message)), 0
+        data, sent = _framed(message), 0
         if not self._outbox:
             try:
-                sent = self._sent(data, fds, socket.MSG_DONTWAIT)
+                sent = self._sent(data, fds, _AT_ONCE)
             except BlockingIOError:
                 pass
             except (BrokenPipeError, ConnectionResetError):
                 return  # nobody will read it
-        del data[:sent]
-        if data:  # descriptors go with the first byte
-            copies = [] if sent else [os.dup(fd) for fd in fds]
-            self._outbox.append(_Unsent(message, data, copies, is_begun=sent > 0))
+        if sent < len(data):  # descriptors go with the first byte
+            rest, copies = bytearray(data[sent:]), [] if sent else [os.dup(fd) for fd in fds]
+            self._outbox.append(_Unsent(message, rest, copies, is_begun=sent > 0))
             self.flush()
 
     def flush(self) -> None:
@@ -78,7 +86,7 @@ class Wire:
         while self._outbox:
             first = self._outbox[0]
             try:
-                sent = self._sent(first.data, first.fds, socket.MSG_DONTWAIT)
+                sent = self._sent(first.data, first.fds, _AT_ONCE)
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
@@ -114,7 +122,7 @@ class Wire:
         """Return all messages that are here. Does not block."""
         while not self.is_cut:
             try:
-                self._read(socket.MSG_DONTWAIT)
+                self._read(_AT_ONCE)
             except BlockingIOError:
                 break
         messages = []
@@ -129,7 +137,9 @@ class Wire:
 
     def _sent(self, data: bytes | bytearray, fds: Sequence[int], flags: int) -> int:
         """Send the beginning of what there is, and descriptors with it; return how much."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        if not fds:
+            return self.socket.send(data, flags | _NO_SIGNAL)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         return self.socket.sendmsg([data], rights, flags | _NO_SIGNAL)
 
     def _forget_outbox(self) -> None:
@@ -137,19 +147,17 @@ class Wire:
             self._outbox.popleft().close()
 
     def _read(self, flags: int) -> None:
-        fds = array.array("i")
-        # Else what the worker starts would inherit them.
-        flags |= getattr(socket, "MSG_CMSG_CLOEXEC", 0)
         try:
             # socket.recv_fds of Python 3.11 ignores its flags.
-            data, extra, _, _ = self.socket.recvmsg(_CHUNK, _FDS_SPACE, flags)
+            data, extra, _, _ = self.socket.recvmsg(_CHUNK, _FDS_SPACE, flags | _NOT_INHERITED)
         except ConnectionResetError:
             data, extra = b"", []
         for level, kind, payload in extra:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i")
                 fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
+                self.fds += fds
         self._received += data
-        self.fds += fds
         self.is_cut = not data
 
     def _take(self) -> Message | None:
@@ -159,9 +167,10 @@ class Wire:
         end = _HEADER.size + length
         if len(self._received) < end:
             return None
-        message: Message = json.loads(bytes(self._received[_HEADER.size : end]))
+        payload = bytes(self._received[_HEADER.size : end])
         del self._received[:end]
-        return message
+        message = records.unpacked(payload)
+        return json.loads(payload) if message is None else message
 
 
 class _Unsent:
@@ -181,5 +190,5 @@ class _Unsent:
 
 
 def _framed(message: Message) -> bytes:
-    payload = json.dumps(message).encode()
+    payload = records.packed(message) or json.dumps(message).encode()
     return _HEADER.pack(len(payload)) + payload
