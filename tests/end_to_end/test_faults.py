@@ -144,3 +144,16 @@ def test_scripts_that_are_not_repeatable(tmp_path: Path) -> None:
     assert ended["edited"].code == 0, ended["edited"].said
     said = "unrepeatable.py has changed since, so that no other can take its place; the run goes on"
     assert said in ended["edited"].said
+
+
+def test_runs_of_shards_are_lost_and_taken_over_shard_by_shard(references: References) -> None:
+    expected = references.on_a_tower("runs.py", "none", "40", "0", options=("--shards", "8")).json
+    assert expected["runs"] >= 30  # all but where no time is known yet
+    for how in ("none", "kill", "stop"):
+        words = ("runs.py", how, "40", "0" if how == "none" else "5")
+        ended = run(command(*words, options=("--workers", "2", "--shards", "8")))
+        assert ended.code == 0, ended.said
+        found = last_json(ended.out)
+        assert found["digest"] == expected["digest"], how
+        assert found["runs"] >= 20
+        assert len(found["hit"]) >= (0 if how == "none" else 3)

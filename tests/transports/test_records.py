@@ -26,7 +26,8 @@ COMPUTE = st.fixed_dictionaries(
         "snapshot": st.none() | st.tuples(NUMBERS, NUMBERS).map(list),
         "rank_of": st.tuples(NUMBERS, NUMBERS).map(list),
         "is_needed": st.booleans(),
-    }
+    },
+    optional={"more": st.lists(st.none() | NUMBERS, min_size=1, max_size=3)},
 )
 DONE = st.fixed_dictionaries(
     {
@@ -39,8 +40,18 @@ DONE = st.fixed_dictionaries(
         "totals": st.dictionaries(st.text(), st.just([[1], "AA=="]), max_size=1),
     }
 )
+
+
+def several(done: Message, sums: list[float]) -> Message:
+    """A run: more shards with the same metrics, and other sums."""
+    rest = [{**done, "metrics": dict.fromkeys(done["metrics"], each)} for each in sums]
+    fields = ("weight", "metrics", "missing", "totals")
+    return {**done, "more": [{name: each[name] for name in fields} for each in rest]}
+
+
+RUN = st.builds(several, DONE, st.lists(FLOATS, min_size=1, max_size=3))
 LEFT_OFF = st.fixed_dictionaries({"kind": st.just("left off"), "job": NUMBERS, "ticket": NUMBERS})
-MESSAGES = COMPUTE | DONE | LEFT_OFF
+MESSAGES = COMPUTE | DONE | RUN | LEFT_OFF
 
 
 def bits(message: Message) -> object:
@@ -52,6 +63,8 @@ def bits(message: Message) -> object:
                 return struct.pack("<d", value)
             case dict():
                 return [(key, of(inner)) for key, inner in value.items()]
+            case list():
+                return [of(inner) for inner in value]
         return value
 
     return {key: of(value) for key, value in message.items()}

@@ -170,6 +170,7 @@ class Job(ABC):
         tasks: Sequence[Task],
         *,
         snapshot: Snapshot | None = None,
+        is_only: bool = False,
     ) -> list[ShardSum]:
         """Compute shards of one step one after the other, as ``compute`` would.
 
@@ -190,7 +191,8 @@ class Job(ABC):
             )
             if together is not None:
                 return together[0]
-        return [self.compute(replica, stream, feed, task, snapshot=snapshot) for task in tasks]
+        how: Any = {"snapshot": snapshot, "is_only": is_only}
+        return [self.compute(replica, stream, feed, task, **how) for task in tasks]
 
     def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
         task.at("fetching")

@@ -29,6 +29,7 @@ from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
 _TICKET = struct.Struct("<q")
+MOST_IN_RUNS = 1 << 24  # bytes of a gradient; of a larger one no shard is short
 _AHEAD = struct.Struct("<qqq")  # whether anything, step, shard
 _Description = list[list[Any]]
 Image = np.ndarray[tuple[int], np.dtype[np.uint8]]  # bytes as they lie in a segment
@@ -164,8 +165,9 @@ class Arena:
             written=written,
             floats=floats.numel(),
             integer_buffers=integer_buffers.numel(),
-            # Per worker one that is being computed, and one that is done and not decided on.
-            slots=(results + 2 * workers) * (1 + again) + snapshots,
+            # Per worker one that is being computed, and one that is done and not decided on; and
+            # where there are runs, what late workers have of a step before.
+            slots=(results * (1 + _may_run(parameters)) + 2 * workers) * (1 + again) + snapshots,
             again=again,
             snapshots=snapshots,
             workers=workers,
@@ -174,6 +176,11 @@ class Arena:
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
         return arena
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether there are slots for shards that are dealt in runs."""
+        return _may_run(self.parameters)
 
     def lent(self, *, again: bool) -> range:
         """Return the slots of a job: of one that interrupts another they are others.
@@ -332,6 +339,10 @@ class Arena:
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
         bind(_frozen(model, self.mutable_frozen, self.parameters.layout), self.frozen)
+
+
+def _may_run(parameters: Flat) -> bool:
+    return parameters.layout.nbytes <= MOST_IN_RUNS
 
 
 def _frozen(

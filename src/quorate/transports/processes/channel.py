@@ -10,7 +10,7 @@ import heapq
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from quorate.coordination.plan import abridged
 from quorate.coordination.protocol import (
@@ -28,14 +28,14 @@ from quorate.coordination.protocol import (
 )
 from quorate.coordination.tree import Node, TreeSum
 from quorate.errors import WorkerError
-from quorate.replica import totals
 from quorate.replica.buffers import Buffers
-from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.shard_sum import Part
 from quorate.replica.snapshots import Snapshots
 from quorate.transports.held import Held
 from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.results import Result, Running, result_of
 from quorate.transports.processes.wire import Message
 from quorate.transports.servers import Servers
 
@@ -83,14 +83,14 @@ class ProcessesChannel:
         self._transport = transport
         self._events: deque[Event] = deque()
         self._errors: dict[tuple[int, int, int], BaseException] = {}
-        self._running: dict[int, _Running] = {}  # worker -> what it computes
+        self._running: dict[int, Running] = {}  # worker -> what it computes
         self._ends: Counter[int] = Counter()  # worker -> ends that are reported and not yet heard
-        self._pending: dict[tuple[int, int, int], _Result] = {}  # neither kept nor discarded
+        self._pending: dict[tuple[int, int, int], Result] = {}  # neither kept nor discarded
         # By step: what is kept and not yet added, and the sums of the rest.
-        self._kept: dict[int, deque[tuple[Node, _Result]]] = {}
+        self._kept: dict[int, deque[tuple[Node, Result]]] = {}
         self._has: dict[int, set[int]] = {}  # the shards of it that are kept, added or not
-        self._sums: dict[int, TreeSum[_Result]] = {}
-        self._collected: list[_Result] = []
+        self._sums: dict[int, TreeSum[Result]] = {}
+        self._collected: list[Result] = []
         self._is_shown = False  # whether workers see the coordinator's buffers as they are
         arena = transport.arena
         self._free = [*arena.lent(again=job.is_again)]  # a heap: low first, so that few are used
@@ -104,10 +104,12 @@ class ProcessesChannel:
         match effect:
             case Compute():
                 self._compute(effect)
-            case Keep(worker, step, shard):
-                self._keep(step, shard, self._pending.pop((worker, step, shard)))
-            case Discard(worker, step, shard):
-                self._give_back(self._pending.pop((worker, step, shard)))
+            case Keep(worker, step, first, count):
+                for shard in range(first, first + count):
+                    self._keep(step, shard, self._pending.pop((worker, step, shard)))
+            case Discard(worker, step, first, count):
+                for shard in range(first, first + count):
+                    self._give_back(self._pending.pop((worker, step, shard)))
             case Cancel(worker):
                 if (running := self._running.get(worker)) is not None:
                     self._transport.cancel(worker, running.ticket)
@@ -210,7 +212,7 @@ class ProcessesChannel:
         """Report that a worker is gone; the shard that it computed is lost, its results are not."""
         running = self._running.pop(worker, None)
         if running is not None:
-            _, step, shard, _ = running
+            step, shard = running.step, running.shard
             self._end(worker, running)  # it is gone, and reads and writes no more
             rows = abridged(self.job.plan.shard(step, shard))
             text = f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
@@ -249,50 +251,47 @@ class ProcessesChannel:
             return
         if not self._is_expected(worker, message):
             return
+        if (more := message.get("more")) is not None:
+            self._take_run(worker, message, more)
+            return
         slot = self._running[worker].slot
         for place, (number, own) in enumerate(group):
             self._take(number, own, slot, has_vectors=place == 0)  # the others are added to it
+
+    def _take_run(self, worker: int, message: Message, more: Sequence[Message]) -> None:
+        """Take in a run of shards, each with its result in a slot of its own."""
+        running = self._running.pop(worker)
+        self._end(worker, running._replace(slot=None, more=()))
+        slots = (running.slot, *running.more)
+        for place, (own, slot) in enumerate(zip((message, *more), slots, strict=True)):
+            ticket = (worker, running.step, running.shard + place)
+            self._pending[ticket] = result_of(self._transport.arena, ticket, own, slot)
+        self._events.append(Done(worker, running.step, running.shard))
 
     def _will_count(self, worker: int, message: Message) -> bool:
         """Return whether a shard of a step that needs all of them will be in its sum."""
         if not self._is_expected(worker, message):
             return False
-        _, step, shard, _ = self._running[worker]
+        step, shard = self._running[worker].step, self._running[worker].shard
         others = ((t, s) for _, t, s in self._pending)
         return shard not in self._has.get(step, ()) and (step, shard) not in others
 
     def _take(self, worker: int, message: Message, held: int | None, *, has_vectors: bool) -> None:
         """Take in a shard whose result, or a sum that it is in, lies in the slot of this number."""
-        _, step, shard, lent = running = self._running.pop(worker)
-        self._end(worker, running, keep_slot=lent == held)
-        number = held if has_vectors else None
-        slot = None if number is None else self._transport.arena.slot(number)
-        missing = message["missing"]
-        gradient = None if slot is None else slot.flat
-        if message.get("is_held"):
-            gradient = Held(step, message["ticket"])
-        self._pending[worker, step, shard] = _Result(
-            ShardSum(
-                weight=message["weight"],
-                metrics=message["metrics"],
-                gradient=gradient,
-                buffers=slot.floats if slot is not None and slot.floats.numel() else None,
-                integer_buffers=slot.integer_buffers
-                if slot is not None and slot.integer_buffers.numel()
-                else None,
-                missing=None if missing is None else frozenset(missing),
-                written=None if slot is None else slot.written,
-                totals=totals.from_json(message["totals"]),
-            ).computed_by(worker, shard),
-            number,
+        running = self._running.pop(worker)
+        self._end(worker, running, keep_slot=running.slot == held)
+        ticket = (worker, running.step, running.shard)
+        self._pending[ticket] = result_of(
+            self._transport.arena, ticket, message, held if has_vectors else None
         )
-        self._events.append(Done(worker, step, shard))
+        self._events.append(Done(*ticket))
 
     def failed(self, worker: int, message: Message) -> None:
         """Take in what user code raised in a shard."""
         if not self._is_expected(worker, message):
             return
-        _, step, shard, _ = running = self._running.pop(worker)
+        running = self._running.pop(worker)
+        step, shard = running.step, message.get("shard", running.shard)
         self._end(worker, running)
         self._errors[worker, step, shard] = remote_error.from_json(message["error"])
         self._events.append(Failed(worker, step, shard))
@@ -301,9 +300,9 @@ class ProcessesChannel:
         """Take in that a shard was cancelled in time."""
         if not self._is_expected(worker, message):
             return
-        _, step, shard, _ = running = self._running.pop(worker)
+        running = self._running.pop(worker)
         self._end(worker, running)
-        self._events.append(Cancelled(worker, step, shard))
+        self._events.append(Cancelled(worker, running.step, running.shard))
 
     def _is_expected(self, worker: int, message: Message) -> bool:
         running = self._running.get(worker)
@@ -315,12 +314,15 @@ class ProcessesChannel:
         if self._ends[effect.worker]:
             return  # the coordinator will hear next that it has left, and deal the shard again
         ticket = next(self._transport.tickets)
-        slot = heapq.heappop(self._free) if isinstance(self.job, Training) else None
+        has_slots = isinstance(self.job, Training)
+        slots = [heapq.heappop(self._free) if has_slots else None for _ in range(effect.count)]
+        slot, *more = slots
         snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
         if snapshot is None and isinstance(self.job, Training) and not self._is_shown:
             self._transport.arena.publish(self._transport.buffers)
             self._is_shown = True
-        self._running[effect.worker] = _Running(ticket, effect.step, effect.shard, slot)
+        self._running[effect.worker] = Running(ticket, effect.step, effect.shard, slot, tuple(more))
+        run = {"more": more} if more else {}  # slots of the shards after the first
         self._transport.tell(
             effect.worker,
             {
@@ -333,17 +335,19 @@ class ProcessesChannel:
                 "snapshot": snapshot and [snapshot.number, snapshot.version],
                 "rank_of": effect.rank_of,
                 "is_needed": effect.is_needed,
+                **run,
             },
         )
 
-    def _end(self, worker: int, running: _Running, *, keep_slot: bool = False) -> None:
+    def _end(self, worker: int, running: Running, *, keep_slot: bool = False) -> None:
         """Take back what a worker had for a shard that it computes no longer."""
         if self._snapshots is not None:
             self._snapshots.give_back(worker)
         if not keep_slot:
-            self._free_slot(running.slot)
+            for slot in (running.slot, *running.more):
+                self._free_slot(slot)
 
-    def _keep(self, step: int, shard: int, result: _Result) -> None:
+    def _keep(self, step: int, shard: int, result: Result) -> None:
         leaves, gradient = self.job.plan.shards_of(step), result.sum.gradient
         if isinstance(gradient, Held) and self._transport.servers is not None:
             self._transport.servers.keep(gradient.ticket, step, shard, leaves)
@@ -354,28 +358,14 @@ class ProcessesChannel:
         self._kept[step].append(((0, shard), result))
         self._has[step].add(shard)
 
-    def _add(self, left: _Result, right: _Result) -> _Result:
+    def _add(self, left: Result, right: Result) -> Result:
         left.sum.add(right.sum)
         self._give_back(right)
         return left
 
-    def _give_back(self, result: _Result) -> None:
+    def _give_back(self, result: Result) -> None:
         self._free_slot(result.slot)
 
     def _free_slot(self, number: int | None) -> None:
         if number is not None:
             heapq.heappush(self._free, number)
-
-
-class _Running(NamedTuple):
-    ticket: int
-    step: int
-    shard: int
-    slot: int | None
-
-
-class _Result(NamedTuple):
-    """One or more shards' sums, and the slot that they lie in."""
-
-    sum: ShardSum
-    slot: int | None

@@ -17,10 +17,12 @@ Message = dict[str, Any]
 _NONE = -1  # where there is no slot, or no snapshot: numbers begin at 0
 
 # Kind; is it needed; job, ticket, step, shard, slot; number and version of the snapshot; rank_of.
+# The slots of the shards after it follow, if it is a run.
 _COMPUTE = struct.Struct("<c?7q2q")
-# Kind; is the list of missing parameters empty, or is there none; job, ticket; weight; how many
-# metrics. Their sums follow, then their names, each ended by a line feed.
-_DONE = struct.Struct("<c?qqdI")
+# Kind; is the list of missing parameters empty, or is there none; job, ticket; how many shards, and
+# how many metrics. Weight and sums of each shard follow, then the names of the metrics, each ended
+# by a line feed.
+_DONE = struct.Struct("<c?qqII")
 _LEFT_OFF = struct.Struct("<cqq")  # kind; job, ticket
 
 _COMPUTE_FIELDS = {
@@ -43,10 +45,10 @@ def unpacked(record: bytes) -> Message | None:
 
 
 def _pack_compute(message: Message) -> bytes | None:
-    if message.keys() != _COMPUTE_FIELDS:
+    if message.keys() - {"more"} != _COMPUTE_FIELDS:
         return None
-    slot = message["slot"]
-    return _COMPUTE.pack(
+    slot, more = message["slot"], message.get("more", ())
+    record = _COMPUTE.pack(
         b"C",
         message["is_needed"],
         message["job"],
@@ -57,12 +59,15 @@ def _pack_compute(message: Message) -> bytes | None:
         *(message["snapshot"] or (_NONE, _NONE)),
         *message["rank_of"],
     )
+    slots = [_NONE if each is None else each for each in more]
+    return record + struct.pack(f"<{len(slots)}q", *slots) if slots else record
 
 
 def _unpack_compute(record: bytes) -> Message:
-    _, is_needed, job, ticket, step, shard, slot, number, version, rank, workers = _COMPUTE.unpack(
-        record
-    )
+    fields = _COMPUTE.unpack_from(record)
+    _, is_needed, job, ticket, step, shard, slot, number, version, rank, workers = fields
+    rest = struct.unpack_from(f"<{(len(record) - _COMPUTE.size) // 8}q", record, _COMPUTE.size)
+    more = [None if each == _NONE else each for each in rest]
     return {
         "kind": "compute",
         "job": job,
@@ -73,35 +78,48 @@ def _unpack_compute(record: bytes) -> Message:
         "snapshot": None if number == _NONE else [number, version],
         "rank_of": [rank, workers],
         "is_needed": is_needed,
+        **({"more": more} if more else {}),
     }
 
 
 def _pack_done(message: Message) -> bytes | None:
-    if message.keys() != _DONE_FIELDS or message["missing"] or message["totals"]:
+    if message.keys() - {"more"} != _DONE_FIELDS:
         return None
-    metrics = message["metrics"]
+    shards = (message, *message.get("more", ()))
+    missing, metrics = message["missing"], message["metrics"]
     names = "".join(f"{name}\n" for name in metrics)
     if names.count("\n") != len(metrics):
         return None  # there is a line feed in a name
-    lacks_missing, ticket = message["missing"] is None, (message["job"], message["ticket"])
-    head = _DONE.pack(b"D", lacks_missing, *ticket, message["weight"], len(metrics))
-    sums = struct.pack(f"<{len(metrics)}d", *metrics.values())
+    numbers: list[float] = []
+    for each in shards:
+        if each["missing"] or each["totals"] or each["missing"] != missing:
+            return None
+        if [*each["metrics"]] != [*metrics]:
+            return None
+        numbers += (each["weight"], *each["metrics"].values())
+    ticket = (message["job"], message["ticket"])
+    head = _DONE.pack(b"D", missing is None, *ticket, len(shards), len(metrics))
+    sums = struct.pack(f"<{len(numbers)}d", *numbers)
     return head + sums + names.encode(errors="surrogatepass")
 
 
 def _unpack_done(record: bytes) -> Message:
-    _, lacks_missing, job, ticket, weight, count = _DONE.unpack_from(record)
-    sums = struct.unpack_from(f"<{count}d", record, _DONE.size)
-    names = record[_DONE.size + 8 * count :].decode(errors="surrogatepass").split("\n")
-    return {
-        "kind": "done",
-        "job": job,
-        "ticket": ticket,
-        "weight": weight,
-        "metrics": dict(zip(names, sums, strict=False)),  # behind the last name nothing follows
-        "missing": None if lacks_missing else [],
-        "totals": {},
-    }
+    _, lacks_missing, job, ticket, shards, count = _DONE.unpack_from(record)
+    size = (1 + count) * shards
+    numbers = struct.unpack_from(f"<{size}d", record, _DONE.size)
+    names = record[_DONE.size + 8 * size :].decode(errors="surrogatepass").split("\n")
+    first, *more = (
+        {
+            "weight": numbers[at],
+            # Behind the last name nothing follows.
+            "metrics": dict(zip(names, numbers[at + 1 : at + 1 + count], strict=False)),
+            "missing": None if lacks_missing else [],
+            "totals": {},
+        }
+        for at in range(0, size, 1 + count)
+    )
+    run = {"more": more} if more else {}
+    return {"kind": "done", "job": job, "ticket": ticket, **first, **run}
 
 
 def _pack_left_off(message: Message) -> bytes | None:

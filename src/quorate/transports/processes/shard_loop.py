@@ -17,7 +17,8 @@ from quorate.data.source import Source, length
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.replica import Replica
-from quorate.replica.snapshots import Snapshot
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.snapshots import Snapshot, Vectors
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
 from quorate.transports.amendments import Amendments, Follower
@@ -147,44 +148,67 @@ class ShardLoop:
             self._replica.pull(self._arena.parameters, version=None)
 
     def _compute(self, message: Message, stream: Stream) -> None:
-        number, step, shard, slot = (message[name] for name in ("job", "step", "shard", "slot"))
+        number, step, first = (message[name] for name in ("job", "step", "shard"))
         ticket, snapshot = message["ticket"], message["snapshot"]
         open_job = self._jobs[number]
         answer: Message = {"job": number, "ticket": ticket}
+        slots = [
+            None if slot is None else self._arena.slot(slot)
+            for slot in (message["slot"], *message.get("more", ()))
+        ]
+        now = first  # the shard that it is at
 
-        def at(phase: str) -> None:
+        def at(shard: int, phase: str) -> None:
+            nonlocal now
+            now = shard
             # Between two phases a shard may be left off: the coordinator cancels a ticket, which no
             # other shard will ever have, so that a cancellation that comes late means nothing.
             if self._arena.is_cancelled(self._number, ticket):
                 raise NotWanted
             self._arena.tell(self._number, phase, *open_job.job.ticket(step, shard))
 
-        into = None if slot is None else self._arena.slot(slot)
-        task = Task(self._number, step, shard, None if into is None else into.flat, at)
+        tasks = [
+            Task(self._number, step, shard, None if into is None else into.flat, partial(at, shard))
+            for shard, into in enumerate(slots, start=first)
+        ]
         try:
-            at("fetching")
-            result = open_job.job.compute(
+            at(first, "fetching")
+            results = open_job.job.compute_run(
                 self._replica,
                 stream,
-                open_job.feed(tuple(message["rank_of"]), step, shard),
-                task,
+                open_job.feed(tuple(message["rank_of"]), step, first),
+                tasks,
                 snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
                 is_only=True,
             )
-            if into is not None and result.buffers is not None:
-                into.floats.copy_(result.buffers)
-            if into is not None and result.integer_buffers is not None:
-                into.integer_buffers.copy_(result.integer_buffers)
-            if into is not None and into.written is not None and result.written is not None:
-                into.written.copy_(result.written)
+            for result, into in zip(results, slots, strict=True):
+                if into is not None:
+                    _put(result, into)
         except NotWanted:
             self._wire.send({"kind": "left off", **answer})
             return
         except BaseException as error:  # the edge of the process: the coordinator decides
-            open_job.job.annotate(error, task, self._replica.device)
-            self._wire.send({"kind": "failed", "error": remote_error.to_json(error), **answer})
+            open_job.job.annotate(error, tasks[now - first], self._replica.device)
+            answer |= {"kind": "failed", "shard": now, "error": remote_error.to_json(error)}
+            self._wire.send(answer)
             return
-        missing = None if result.missing is None else sorted(result.missing)
-        answer |= {"weight": result.weight, "metrics": result.metrics, "missing": missing}
-        answer["totals"] = to_json(result.totals)
-        self._wire.send({"kind": "done", **answer})
+        said, *more = map(_said, results)
+        run = {"more": more} if more else {}
+        self._wire.send({"kind": "done", **answer, **said, **run})
+
+
+def _put(result: ShardSum, into: Vectors) -> None:
+    """Put what a shard yields beside its gradient into its slot."""
+    if result.buffers is not None:
+        into.floats.copy_(result.buffers)
+    if result.integer_buffers is not None:
+        into.integer_buffers.copy_(result.integer_buffers)
+    if into.written is not None and result.written is not None:
+        into.written.copy_(result.written)
+
+
+def _said(result: ShardSum) -> Message:
+    """Return what is said of a shard that is done."""
+    missing = None if result.missing is None else sorted(result.missing)
+    said: Message = {"weight": result.weight, "metrics": result.metrics, "missing": missing}
+    return {**said, "totals": to_json(result.totals)}

@@ -113,6 +113,8 @@ class Hand(ABC):
 class Site(Protocol):
     """Where workers' processes are started."""
 
+    takes_runs: bool  # whether ``Compute`` may have several shards
+
     @property
     def servers(self) -> Servers | None:
         """What has the parameters; None: the coordinator has."""

@@ -83,7 +83,7 @@ class Processes:
         WorkerError: a process cannot be started.
     """
 
-    can_replace, takes_runs = True, False
+    can_replace = True
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Processes:
         growth: Growth | None = None,
     ) -> None:
         self._site, self.servers = site, site.servers
+        self.takes_runs = site.takes_runs and arena.takes_runs
         self.arena = arena
         self.buffers = buffers
         self.tickets: Iterator[int] = itertools.count()

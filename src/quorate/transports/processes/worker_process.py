@@ -151,6 +151,7 @@ class ThisMachine:
     """
 
     servers = None
+    takes_runs = True
 
     def __init__(self, script: Script, workers: int, threads: int) -> None:
         require_descriptors(workers)

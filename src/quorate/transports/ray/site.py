@@ -41,6 +41,8 @@ class RaySite:
         ServerError: a server cannot be started.
     """
 
+    takes_runs = False  # results travel one by one
+
     def __init__(
         self,
         script: Script,

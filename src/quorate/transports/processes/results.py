@@ -1,0 +1,58 @@
+"""Results of worker processes: what was lent to a worker, and what it has said of a shard."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quorate.replica import totals
+from quorate.replica.shard_sum import ShardSum
+from quorate.transports.held import Held
+from quorate.transports.processes.arena import Arena
+from quorate.transports.processes.wire import Message
+
+
+class Running(NamedTuple):
+    """What a worker was given and has not answered."""
+
+    ticket: int
+    step: int
+    shard: int
+    slot: int | None
+    more: tuple[int | None, ...] = ()  # slots of the shards after it, of a run
+
+
+class Result(NamedTuple):
+    """One or more shards' sums, and the slot that they lie in."""
+
+    sum: ShardSum
+    slot: int | None
+
+
+def result_of(
+    arena: Arena, ticket: tuple[int, int, int], message: Message, number: int | None
+) -> Result:
+    """Return what a worker said of a shard, with the slot of this number if it has one.
+
+    Args:
+        ticket: worker, step and shard.
+    """
+    worker, step, shard = ticket
+    slot = None if number is None else arena.slot(number)
+    missing = message["missing"]
+    gradient = None if slot is None else slot.flat
+    if message.get("is_held"):
+        gradient = Held(step, message["ticket"])
+    has_integers = slot is not None and slot.integer_buffers.numel()
+    return Result(
+        ShardSum(
+            weight=message["weight"],
+            metrics=message["metrics"],
+            gradient=gradient,
+            buffers=slot.floats if slot is not None and slot.floats.numel() else None,
+            integer_buffers=slot.integer_buffers if slot is not None and has_integers else None,
+            missing=None if missing is None else frozenset(missing),
+            written=None if slot is None else slot.written,
+            totals=totals.from_json(message["totals"]),
+        ).computed_by(worker, shard),
+        number,
+    )
