@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
+from quorate.replica.torch_internals import has_step_hooks
 from quorate.training.optimizing.closure import Closure, takes_closure
 from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
 from quorate.training.optimizing.known_optimizers import (
@@ -177,7 +178,9 @@ class FlatOptimizer:
             self.inner.step()
         else:
             self.inner.step(closure)  # type: ignore[arg-type]
-        self.bring_home()
+        # torch's own step knows nothing of the user's parameters; what is put around it may.
+        if not self.flat or "step" in vars(self.inner) or has_step_hooks(self.inner):
+            self.bring_home()
 
     def bring_home(self) -> None:
         """Bring values that the optimizer has put into other memory to the flat parameters.
