@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from math import frexp
 from typing import NamedTuple
 
 import torch
@@ -116,12 +117,19 @@ def _pass(
         operands: left and right of each addition in turn, each as blocks.
     """
     is_finite, squared = True, list[float]()
+    # A product with 1 / 2**k is the quotient, to the bit, and takes half the time.
+    factor = 1 / weight
+    is_exact = frexp(weight)[0] == 0.5 and frexp(factor)[0] == 0.5
+    is_exact = is_exact and blocks[0].dtype in (torch.float32, torch.float64)
     for number, block in enumerate(blocks):
         for left, right in zip(operands[::2], operands[1::2], strict=True):
             left[number].add_(right[number])
         if checks:
             is_finite = is_finite and is_all_finite(block)
-        block.div_(weight)
+        if is_exact:
+            block.mul_(factor)
+        else:
+            block.div_(weight)
         if wants_squares:
             squared += squares(block)
     return is_finite, squared
