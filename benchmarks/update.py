@@ -73,7 +73,8 @@ def main() -> None:
             torch.set_num_threads(1)
             squares(total.vectors[0])
             torch.set_num_threads(cores)
-        optimizer.step(total)
+        optimizer.take(total, ())
+        optimizer.inner.step()
 
     additions = [(gradients[0], right) for right in gradients[1:]]
 

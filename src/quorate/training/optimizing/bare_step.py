@@ -26,6 +26,14 @@ def bare_step(optimizer: Optimizer) -> Callable[[], object] | None:
     return bare
 
 
+def is_counted(optimizer: Optimizer) -> bool:
+    """Whether nothing is around an optimizer's step but a schedule, which counts its steps."""
+    step = type(optimizer).step
+    around = getattr(vars(optimizer).get("step"), "__wrapped__", None)
+    is_torchs = _AROUND is not None and getattr(step, "__code__", None) is _AROUND
+    return is_torchs and around is step and not has_step_hooks(optimizer)
+
+
 def _around() -> object:
     """Return the code that torch puts around the steps of all classes of optimizers."""
     wrap: Any = getattr(Optimizer, "profile_hook_step", None)

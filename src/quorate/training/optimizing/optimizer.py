@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
-from quorate.training.optimizing.bare_step import bare_step
+from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
 from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
 from quorate.training.optimizing.known_optimizers import (
@@ -173,14 +173,12 @@ class FlatOptimizer:
             fill_momenta(self.inner)
         if self.has_modes:
             self.inner.train()  # type: ignore[attr-defined]
-        step = bare_step(self.inner) if self.flat and closure is None else None
-        if step is not None:
-            step()  # of torch's own, which knows nothing of the user's parameters
-            return
-        if closure is None:
-            self.inner.step()
-        else:
+        if closure is not None:
             self.inner.step(closure)  # type: ignore[arg-type]
+        elif not self.flat:
+            self.inner.step()
+        elif step_flat(self.inner, self.elements):
+            return  # torch's own step knows nothing of the user's parameters
         self.bring_home()
 
     def bring_home(self) -> None:
