@@ -13,6 +13,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Layout
 from quorate.replica.model import bind, trainable
 from quorate.replica.shard_sum import ShardSum
+from quorate.training.optimizing import cores as taken
 from quorate.training.optimizing import update
 from quorate.training.optimizing.known_optimizers import ELEMENTWISE
 from quorate.training.optimizing.optimizer import FlatOptimizer
@@ -139,8 +140,8 @@ def test_an_update_on_many_cores_has_the_bits_of_one(
     """Odd lengths, so that each thread's stretch ends elsewhere than a vector register does."""
 
     def updated(cores: int) -> torch.Tensor:
-        monkeypatch.setattr(update, "usable_cores", lambda: cores)
-        monkeypatch.setattr(update, "ALL_CORES_FROM", 1)
+        monkeypatch.setattr(taken, "usable_cores", lambda: cores)
+        monkeypatch.setattr(taken, "ALL_CORES_FROM", 1)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(331, 401), nn.Linear(331, 13))
         parameters = Layout(trainable(model).items()).new(torch.device("cpu"))

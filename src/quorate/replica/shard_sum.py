@@ -52,6 +52,13 @@ class ShardSum:
 
     def add(self, right: ShardSum) -> ShardSum:
         """Return self + right, in place: ``self`` must hold the shards to the left."""
+        self.join(right)
+        if self.gradient is not None and right.gradient is not None:
+            self.gradient.add_(right.gradient)
+        return self
+
+    def join(self, right: ShardSum) -> ShardSum:
+        """Add all of ``right`` but its gradient, which somebody adds to that of ``self``."""
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
                 f"one shard's metrics are {sorted(self.metrics)}, another's "
@@ -62,8 +69,6 @@ class ShardSum:
         self.weight += right.weight
         for name, value in right.metrics.items():
             self.metrics[name] += value
-        if self.gradient is not None and right.gradient is not None:
-            self.gradient.add_(right.gradient)
         if self.buffers is not None and right.buffers is not None:
             self.buffers.add_(right.buffers.to(self.buffers.device))
         if self.written is not None and right.written is not None:

@@ -12,6 +12,7 @@ Where torch has a public way in all versions that the package works with, that i
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import Enum
@@ -108,15 +109,11 @@ def _lacking(promise: Promise) -> list[str]:
     return names
 
 
-def _say(lacking: Mapping[Promise, Sequence[str]]) -> None:
-    for promise, names in lacking.items():
-        logging.getLogger("quorate").warning(
-            f"quorate: torch {torch.__version__} has no {', '.join(names)}: {promise.value}"
-        )
-
-
 LACKING = {promise: names for promise in Promise if (names := _lacking(promise))}
-_say(LACKING)
+for _promise, _names in LACKING.items():
+    logging.getLogger("quorate").warning(
+        f"quorate: torch {torch.__version__} has no {', '.join(_names)}: {_promise.value}"
+    )
 
 
 def holds(promise: Promise) -> bool:
@@ -190,7 +187,7 @@ def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
     return bool(first._cdata == second._cdata)
 
 
-# --- tensors and parameters ---------------------------------------------------------------------
+# --- tensors, parameters and optimizers ---------------------------------------------------------
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -240,6 +237,24 @@ def copy_all(
         target.copy_(source, non_blocking=non_blocking)
 
 
+_optim = vars(sys.modules[torch.optim.Optimizer.__module__])  # torch.optim deletes its name
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether user code runs before or after an optimizer's steps, or those of all optimizers."""
+    own = vars(optimizer)
+    return any(
+        own.get(f"_optimizer_step_{when}_hooks") or _optim.get(f"_global_optimizer_{when}_hooks")
+        for when in ("pre", "post")
+    )
+
+
+def is_profiled() -> bool:
+    """Whether somebody wants to know what this thread does: yes, if torch does not say."""
+    ask = getattr(torch.autograd, "_profiler_enabled", None)
+    return ask is None or ask()
+
+
 # --- modules ------------------------------------------------------------------------------------
 
 
@@ -270,19 +285,14 @@ def replace_tensors(
     replace(function)
 
 
-def _norm_bases() -> tuple[type[torch.nn.Module], ...]:
-    if holds(Promise.NORMS):
-        return (_torch.nn.modules.batchnorm._NormBase,)
-    nn = torch.nn
-    return (
-        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-        *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-    )
-
-
 # Batch and instance normalisation of any dimension. Their common class has no public name, and
 # those that others write (Apex, mmcv) are subclasses of that and not of a public one.
-NORM_BASES = _norm_bases()
+NORM_BASES: tuple[type[torch.nn.Module], ...] = (
+    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
+    *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
+)
+if holds(Promise.NORMS):
+    NORM_BASES = (_torch.nn.modules.batchnorm._NormBase,)
 
 
 # --- operators ----------------------------------------------------------------------------------
@@ -387,9 +397,3 @@ def cpu_has_bfloat16() -> bool:
         return bool(can.get("avx512_bf16") or can.get("amx_tile"))
     asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(hasattr(cpu, name) and getattr(cpu, name)() for name in asks)
-
-
-def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether user code runs before or after an optimizer's steps."""
-    own = vars(optimizer)
-    return any(own.get(f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))

@@ -20,7 +20,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
-from quorate.training.optimizing.update import intra_op_threads
+from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepare import evaluable
 from quorate.training.prepared import Prepared
 from quorate.training.stop import Stops

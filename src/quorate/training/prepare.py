@@ -22,7 +22,7 @@ from quorate.training.duration import Duration
 from quorate.training.loop import Loop, looping
 from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
-from quorate.training.optimizing.update import intra_op_threads
+from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepared import Prepared, planned
 from quorate.training.probe import probed
 from quorate.training.state import State

@@ -9,31 +9,85 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from quorate.coordination.ownership import BLOCK
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
+from quorate.training.optimizing.mean import Addition, make_mean, squares
 from quorate.training.optimizing.not_finite import is_finite, not_finite
 from quorate.transports.collective.exchange import Exchange
+
+
+class Mean(NamedTuple):
+    """The mean gradient of an update."""
+
+    gradient: Flat
+    is_finite: bool  # loss and gradient of the sum; else nothing may become of it
+    norm: float | None  # over all elements, summed in float64; None if nobody wants it
 
 
 class Whole:
     """The update has whole vectors."""
 
-    def is_finite(self, total: ShardSum) -> bool:
-        """Return whether loss and gradient of a sum are finite."""
-        return is_finite(total)
+    def mean(
+        self,
+        total: ShardSum,
+        additions: Sequence[Addition],
+        device: torch.device,
+        *,
+        wants_norm: bool,
+        cores: int,
+    ) -> Mean:
+        """Make the mean gradient of a sum, on a device.
+
+        Args:
+            total: the sum, but for its gradient, which is there when the additions are made.
+            additions: of gradients, in their order.
+            cores: how many it may take.
+        """
+        gradient = total.gradient
+        assert gradient is not None
+        loss_is_finite = math.isfinite(total.metrics["loss"])
+        flats = [flat for addition in additions for flat in addition]
+        if device.type != "cpu" or any(flat.device.type != "cpu" for flat in (gradient, *flats)):
+            return self._by_device(total, additions, device, wants_norm=wants_norm)
+        found = make_mean(
+            gradient,
+            additions,
+            total.weight,
+            checks=True,
+            wants_squares=wants_norm and loss_is_finite,
+            cores=cores,
+        )
+        is_alright = found.is_finite and loss_is_finite
+        norm = root(found.squares) if wants_norm and is_alright else None
+        return Mean(gradient, is_alright, norm)
+
+    def _by_device(
+        self,
+        total: ShardSum,
+        additions: Sequence[Addition],
+        device: torch.device,
+        *,
+        wants_norm: bool,
+    ) -> Mean:
+        """Make the mean gradient by operations on whole vectors: a GPU is fastest at those."""
+        assert total.gradient is not None
+        for left, right in additions:
+            left.add_(right)
+        if not is_finite(total):
+            return Mean(total.gradient, False, None)
+        gradient = total.gradient.on(device)
+        gradient.div_(total.weight)
+        norm = root([squares(vector) for vector in gradient.vectors]) if wants_norm else None
+        return Mean(gradient, True, norm)
 
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the parameters whose gradient is not finite everywhere."""
         return not_finite(gradient)
-
-    def norm(self, gradient: Flat) -> float:
-        """Return the norm over all elements, summed in float64."""
-        return root([squares(vector) for vector in gradient.vectors])
 
 
 class Sliced:
@@ -46,9 +100,37 @@ class Sliced:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange, self._slices = exchange, exchange.slices
 
-    def is_finite(self, total: ShardSum) -> bool:
-        """Return whether loss and gradient of a sum are finite, on all ranks."""
-        return self._exchange.is_finite and math.isfinite(total.metrics["loss"])
+    def mean(
+        self,
+        total: ShardSum,
+        additions: Sequence[Addition],
+        device: torch.device,
+        *,
+        wants_norm: bool,
+        cores: int,
+    ) -> Mean:
+        """Make this rank's slices of the mean gradient of a sum. All ranks call it.
+
+        Args:
+            total: the sum; ranks have added its gradient, and told each other whether it is finite.
+            additions: none.
+            device: that it is on.
+            cores: how many it may take.
+        """
+        assert total.gradient is not None
+        assert not additions
+        gradient = total.gradient.on(device)
+        if not (self._exchange.is_finite and math.isfinite(total.metrics["loss"])):
+            return Mean(gradient, False, None)
+        found = make_mean(
+            gradient,
+            (),
+            total.weight,
+            checks=False,
+            wants_squares=wants_norm,
+            cores=cores,
+        )
+        return Mean(gradient, True, self._norm(found.squares) if wants_norm else None)
 
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the parameters whose gradient is not finite everywhere, on any rank."""
@@ -61,9 +143,9 @@ class Sliced:
         found = self._gathered(odd)
         return [name for name in self._slices.whole.sections if any(name in odd for odd in found)]
 
-    def norm(self, gradient: Flat) -> float:
-        """Return the norm over all elements of all ranks, summed in float64."""
-        found = self._gathered([squares(vector) for vector in gradient.vectors])
+    def _norm(self, own: list[list[float]]) -> float:
+        """Return the norm over all elements of all ranks, from squares of this rank's blocks."""
+        found = self._gathered(own)
         by_vector = []
         for vector, owned in enumerate(self._slices.of):
             blocks: dict[int, float] = {}
@@ -76,18 +158,6 @@ class Sliced:
     def _gathered(self, own: object) -> list[Any]:
         packed = json.dumps(own).encode()
         return [json.loads(text) for text in self._slices.ranks.gather(packed)]
-
-
-def squares(vector: torch.Tensor) -> list[float]:
-    """Return the squared norm of each block of a vector."""
-    wide = torch.float32 if vector.device.type == "mps" else torch.float64  # which it lacks
-    norms = [
-        torch.linalg.vector_norm(torch.view_as_real(b) if b.is_complex() else b, dtype=wide)
-        for b in torch.split(vector, BLOCK)
-        if b.numel()
-    ]
-    found: list[float] = torch.stack(norms).double().cpu().square().tolist() if norms else []
-    return found
 
 
 def root(vectors: Sequence[Sequence[float]]) -> float:

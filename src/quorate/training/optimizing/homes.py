@@ -24,8 +24,15 @@ class Home(NamedTuple):
     @property
     def is_left(self) -> bool:
         """Whether the parameter was given other memory, or reads it otherwise."""
-        # Not is_set_to(), which not every kind of device has.
-        return _place(self.parameter) != _place(self.tensor)
+        # Not is_set_to(), which not every kind of device has. What differs most often comes first.
+        there, here = self.parameter, self.tensor
+        return (
+            there.data_ptr() != here.data_ptr()
+            or there.shape != here.shape
+            or there.stride() != here.stride()
+            or there.dtype != here.dtype
+            or there.device != here.device
+        )
 
     @property
     def fits(self) -> bool:
@@ -55,6 +62,8 @@ def left(homes: Collection[Home]) -> list[Home]:
 @torch.no_grad()
 def bring_home(homes: Sequence[Home]) -> None:
     """Copy parameters' values to their homes, and have them lie there again."""
+    if not homes:  # after each step, but for very few
+        return
     _copy_in(homes)
     for home in homes:
         home.parameter.data = home.tensor
@@ -96,10 +105,6 @@ def _copy_in(homes: Sequence[Home]) -> None:
     ]
     for home, value in zip(homes, values, strict=True):
         home.tensor.copy_(value)
-
-
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from quorate.errors import CheckpointError
+from quorate.replica.flat import Section
 from quorate.replica.torch_internals import has_step_hooks
 
 # Exact types: a subclass may look at shapes.
@@ -105,6 +108,42 @@ def entries_of(
     optimizer.step()
     made = optimizer.state[example].items()
     return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))
+
+
+def require_state_of(
+    kind: type[Optimizer],
+    state: Mapping[str, tuple[Mapping[str, Any], Section]],
+    tensor: torch.Tensor,
+    group: dict[str, Any],
+) -> None:
+    """Compare the state of parameters with what an optimizer would make for them.
+
+    Args:
+        state: by parameter, all of which lie in one tensor of a group, with where.
+
+    Raises:
+        CheckpointError: an entry is missing, or is of another shape or dtype.
+    """
+    expected = entries_of(kind, tensor, group)
+    for name, (entries, section) in state.items():
+        for entry in (*expected, *entries) if entries else ():
+            value, of_one = entries.get(entry), entry in COUNTERS
+            shape = () if of_one else section.shape
+            if entry not in expected and not isinstance(value, torch.Tensor):
+                continue
+            if not isinstance(value, torch.Tensor) or value.shape != shape:
+                got = str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
+                expects = f"a tensor of {shape}"
+            elif value.dtype != tensor.dtype and not (of_one and value.is_floating_point()):
+                got, expects = str(value.dtype), str(tensor.dtype)
+            elif of_one and not 0 <= float(value) < inf:
+                got, expects = str(float(value)), "a number from 0 on"
+            else:
+                continue
+            raise CheckpointError(
+                f"optimizer state: {entry!r} of {name!r}: got {got}, and this run has "
+                f"{expects}; use the optimizer of the first run"
+            )
 
 
 def piece_of_state(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:

@@ -21,15 +21,16 @@ def is_finite(total: ShardSum) -> bool:
 
 def are_finite(gradient: Flat) -> bool:
     """Whether everything in some vectors is finite. One pass over them."""
-    return all(_is_finite(vector) for vector in gradient.vectors)
+    return all(is_all_finite(vector) for vector in gradient.vectors)
 
 
 def not_finite(gradient: Flat) -> list[str]:
     """Return the parameters whose gradient is not finite everywhere."""
-    return [name for name, view in gradient.views.items() if not _is_finite(view)]
+    return [name for name, view in gradient.views.items() if not is_all_finite(view)]
 
 
-def _is_finite(values: torch.Tensor) -> bool:
+def is_all_finite(values: torch.Tensor) -> bool:
+    """Whether each element is a finite number. One pass over them."""
     if not values.numel():
         return True
     if values.is_complex():

@@ -15,27 +15,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
-from math import inf
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from quorate.errors import CheckpointError, SettingError, UserError
+from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
+from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
 from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
 from quorate.training.optimizing.known_optimizers import (
     COUNTERS,
     FUSED,
     States,
-    entries_of,
     fill_momenta,
     is_elementwise,
     kind_of_state,
     leaves_it_open,
     piece_of_state,
+    require_state_of,
 )
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
@@ -173,10 +173,12 @@ class FlatOptimizer:
             fill_momenta(self.inner)
         if self.has_modes:
             self.inner.train()  # type: ignore[attr-defined]
-        if closure is None:
-            self.inner.step()
-        else:
+        if closure is not None:
             self.inner.step(closure)  # type: ignore[arg-type]
+        elif not self.flat:
+            self.inner.step()
+        elif step_flat(self.inner, self.elements):
+            return  # torch's own step knows nothing of the user's parameters
         self.bring_home()
 
     def bring_home(self) -> None:
@@ -267,11 +269,12 @@ class FlatOptimizer:
             CheckpointError: an entry is missing, or is of another shape or dtype than this
                 optimizer's.
         """
-        loadable = {}
+        loadable, sections = {}, self.flat_parameters.layout.sections
         if self.flat:
             for group in self.inner.param_groups:
                 for tensor in group["params"]:
-                    self._require_state_of(self._held[tensor], state, tensor, group)
+                    of = {name: (state[name], sections[name]) for name in self._held[tensor]}
+                    require_state_of(type(self.inner), of, tensor, group)
         self._cut_where(lambda name: kind_of_state(state[name]))
         for group in self.inner.param_groups:
             for tensor in group["params"]:
@@ -287,38 +290,6 @@ class FlatOptimizer:
         for tensor in self._held:
             self.inner.state.pop(tensor, None)
         self.inner.state.update(loadable)
-
-    def _require_state_of(
-        self,
-        names: list[str],
-        state: dict[str, dict[str, Any]],
-        tensor: torch.Tensor,
-        group: dict[str, Any],
-    ) -> None:
-        """Compare the state of parameters with what the optimizer would make for them."""
-        expected = entries_of(type(self.inner), tensor, group)
-        for name in names:
-            entries, section = state[name], self.flat_parameters.layout.sections[name]
-            for entry in (*expected, *entries) if entries else ():
-                value, of_one = entries.get(entry), entry in COUNTERS
-                shape = () if of_one else section.shape
-                if entry not in expected and not isinstance(value, torch.Tensor):
-                    continue
-                if not isinstance(value, torch.Tensor) or value.shape != shape:
-                    got = (
-                        str(tuple(value.shape)) if isinstance(value, torch.Tensor) else repr(value)
-                    )
-                    expects = f"a tensor of {shape}"
-                elif value.dtype != tensor.dtype and not (of_one and value.is_floating_point()):
-                    got, expects = str(value.dtype), str(tensor.dtype)
-                elif of_one and not 0 <= float(value) < inf:
-                    got, expects = str(float(value)), "a number from 0 on"
-                else:
-                    continue
-                raise CheckpointError(
-                    f"optimizer state: {entry!r} of {name!r}: got {got}, and this run has "
-                    f"{expects}; use the optimizer of the first run"
-                )
 
     def _cut_where(self, kind: Callable[[str], object]) -> None:
         """Cut the stretches, and their state with them, where parameters of another kind begin."""

@@ -18,6 +18,7 @@ from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.training.collective.reading import Unread, read, read_whole, sees
 from quorate.training.collective.rows import Row, is_large
+from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.entries import (
@@ -116,7 +117,7 @@ class SlicedOptimizer(CutOptimizer):
                     piece.grad = vector[place.at : place.at + place.length]
         if type(own) is torch.optim.SGD:
             fill_momenta(own)
-        own.step()
+        step_flat(own, self.elements)
         self.inner.step()  # of nothing, as no tensor of it has a gradient: a schedule counts it
         self._exchange.spread(self.flat_parameters)
 

@@ -1,8 +1,8 @@
 """The update: tree sum, one division, clip, optimizer, schedule, average; if all is finite.
 
 It runs in the coordinator while no worker computes. What works element by element takes all cores
-if the vectors are long; what adds elements up takes one. So the bits do not depend on the number of
-workers or cores.
+if the vectors are long; what adds elements up adds those of fixed blocks. So the bits do not depend
+on the number of workers or cores.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from quorate.coordination.tree import tree_sum
 from quorate.errors import LossError, NotFiniteError, SettingError, UserError
-from quorate.machine.cores import usable_cores
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
@@ -29,7 +27,9 @@ from quorate.replica.torch_internals import has_step_hooks
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
 from quorate.training.optimizing.closure import Closure
-from quorate.training.optimizing.extent import Sliced, Whole
+from quorate.training.optimizing.cores import cores_for, intra_op_threads
+from quorate.training.optimizing.extent import Mean, Sliced, Whole
+from quorate.training.optimizing.mean import Addition
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 Schedule = Callable[[Optimizer], LRScheduler]
@@ -38,10 +38,6 @@ Schedule = Callable[[Optimizer], LRScheduler]
 Again = Callable[[Callable[[ShardSum], None]], None]
 
 VALIDATION = "validation/"  # before the names of metrics of the validation set, as in summaries
-
-# With fewer elements one core is as good: OpenMP's threads spin for milliseconds when they are
-# done, on the cores that workers need next.
-ALL_CORES_FROM = 1 << 24
 
 LATE_HOOK = (
     "a hook of the optimizer's step was registered after training began: it is given the vectors "
@@ -121,7 +117,7 @@ class Update:
             _plain({} if self.scheduler is None else self.scheduler.state_dict()),
             *groups,
         ]
-        self.sum_s = 0.0  # that the last tree sum took
+        self.sum_s = 0.0  # that the last mean took: it is one pass with the tree sum
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
     @torch.no_grad()
@@ -143,33 +139,39 @@ class Update:
             LossError: the total weight is zero.
             NotFiniteError: the optimizer moved to where the gradient is not finite.
         """
-        # 1. Tree sum, in the memory of the leftmost part.
-        began = time.monotonic()
-        with self._cores():
-            total = tree_sum(parts, leaves, ShardSum.add, present)
-        self.sum_s = time.monotonic() - began
-        assert total.gradient is not None
+        # 1. What is small, and which gradients are added to which; 2. the mean of those.
+        additions: list[Addition] = []
+
+        def join(left: ShardSum, right: ShardSum) -> ShardSum:
+            if left.gradient is not None and right.gradient is not None:
+                additions.append((left.gradient, right.gradient))
+            return left.join(right)
+
+        total = tree_sum(parts, leaves, join, present)
         if total.weight == 0:
             raise LossError(
                 f"weight: it is 0 in all {present} shards of update {n}; a mean over nothing has "
                 "no gradient: give at least one row of a batch a weight"
             )
-        # 2. Nothing that is not finite reaches the parameters.
-        if not self._extent.is_finite(total):
+        began = time.monotonic()
+        mean = self._mean(total, additions)
+        self.sum_s = time.monotonic() - began
+        # 3. Nothing that is not finite reaches the parameters.
+        if not mean.is_finite:
             return self._not_made(total)
-        # 3. One division by the total weight; 4. clip.
+        # 4. What else shards hand over; 5. clip; 6. optimizer, schedule, average.
         self.under_way = True
-        gradient, grad_norm, remarks = self._mean(total, present)
-        # 5. Optimizer, schedule, average.
+        remarks = self._take_beside(total, present)
         lr = self.optimizer.lr
         if self.optimizer.flat and has_step_hooks(self.optimizer.inner):
             remarks.append(LATE_HOOK)
-        with self._cores():
+        with intra_op_threads(self._cores):
+            self._clip(mean)
             try:
                 if again is None:
-                    self.optimizer.step(gradient, total.missing or ())
+                    self.optimizer.step(mean.gradient, total.missing or ())
                 else:
-                    self._step_with_closure(gradient, total, n, present, again)
+                    self._step_with_closure(mean.gradient, total, n, present, again)
             except UserError:
                 raise
             except Exception as error:
@@ -188,23 +190,26 @@ class Update:
             metrics=metrics,
             weight=total.weight,
             lr=lr,
-            grad_norm=grad_norm,
+            grad_norm=mean.norm,
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
             remarks=remarks,
         )
 
-    def _mean(self, total: ShardSum, present: int) -> tuple[Flat, float | None, list[str]]:
-        """Make the mean gradient of a sum, in its memory, and take in what shards wrote.
+    def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
+        """Make the mean gradient of a sum, in its memory."""
+        optimizer, wants_norm = self.optimizer, self._clip_norm is not None
+        cores = cores_for(optimizer.elements)
+        with intra_op_threads(1):  # cores have blocks of their own; a norm is that of one thread
+            return self._extent.mean(
+                total, additions, optimizer.device, wants_norm=wants_norm, cores=cores
+            )
 
-        Returns:
-            It, its norm before it was clipped, if it was to be, and remarks for the user.
-        """
-        assert total.gradient is not None
-        gradient = total.gradient.on(self.optimizer.device)
-        with self._cores():
-            gradient.div_(total.weight)
+    def _take_beside(self, total: ShardSum, present: int) -> list[str]:
+        """Take in what shards hand over beside gradients. Returns remarks for the user."""
+        if total.buffers is None and total.integer_buffers is None and total.written is None:
+            return []
         remarks = [
             f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
             "what several shards write becomes their mean: with shards=1 it is what plain torch "
@@ -213,18 +218,15 @@ class Update:
         ]
         if total.written is not None:
             writes.put(total.written, self.optimizer.flat_parameters)
-        if self._clip_norm is None:
-            return gradient, None, remarks
-        with intra_op_threads(1):  # the norm is that of the whole batch
-            return gradient, self._clip(gradient, self._clip_norm), remarks
+        return remarks
 
-    def _clip(self, gradient: Flat, most: float) -> float:
-        """Scale the gradient down to a norm of ``most``, as torch's clip_grad_norm_ does."""
-        norm = self._extent.norm(gradient)
-        scale = most / (norm + 1e-6)
+    def _clip(self, mean: Mean) -> None:
+        """Scale a gradient down to a norm of ``clip_norm``, as torch's clip_grad_norm_ does."""
+        if self._clip_norm is None or mean.norm is None:
+            return
+        scale = self._clip_norm / (mean.norm + 1e-6)
         if scale < 1:
-            gradient.mul_(scale)
-        return norm
+            mean.gradient.mul_(scale)
 
     def _step_with_closure(
         self, gradient: Flat, total: ShardSum, n: int, present: int, again: Again
@@ -235,14 +237,16 @@ class Update:
             found = {}
 
             def take(total: ShardSum) -> None:
-                if not self._extent.is_finite(total):
+                mean = self._mean(total, ())
+                if not mean.is_finite:
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
                         f"the loss or its gradient is not finite where {name} moved to in update "
                         f"{n}; lower the learning rate, or go on from the newest checkpoint"
                     )
-                mean, _, _ = self._mean(total, present)
-                self.optimizer.take(self.optimizer.whole_of(mean), total.missing or ())
+                self._take_beside(total, present)
+                self._clip(mean)
+                self.optimizer.take(self.optimizer.whole_of(mean.gradient), total.missing or ())
                 found["loss"] = total.means()["loss"]
 
             again(take)
@@ -309,21 +313,10 @@ class Update:
             not_finite=self._extent.not_finite(total.gradient),
         )
 
-    def _cores(self) -> AbstractContextManager[None]:
-        """All cores for what gives the same bits on any number of them."""
-        many = self.optimizer.flat and self.optimizer.elements >= ALL_CORES_FROM
-        return intra_op_threads(usable_cores() if many else 1)
-
-
-@contextmanager
-def intra_op_threads(threads: int) -> Iterator[None]:
-    """Within the block this thread's operations use so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    @property
+    def _cores(self) -> int:
+        """How many cores an optimizer has: several only if it works element by element."""
+        return cores_for(self.optimizer.elements) if self.optimizer.flat else 1
 
 
 def _copied(gradient: Flat) -> Flat:

@@ -6,7 +6,7 @@ Each is as ever as long as there are no servers: before a loop begins, and after
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +16,9 @@ from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.closure import Closure
-from quorate.training.optimizing.extent import Whole
+from quorate.training.optimizing.extent import Mean, Whole
 from quorate.training.optimizing.lent_states import LentStates
+from quorate.training.optimizing.mean import Addition
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.update import Average
 from quorate.training.serving.serving import Serving
@@ -167,19 +168,29 @@ class Served(Whole):
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    def is_finite(self, total: ShardSum) -> bool:
-        """Return whether loss and gradient of a sum are finite. Blocks: servers add it up."""
-        if not isinstance(total.gradient, Held):
-            return super().is_finite(total)
-        is_alright = self._serving.add(total.gradient, total.weight)
-        return is_alright and math.isfinite(total.metrics["loss"])
+    def mean(
+        self,
+        total: ShardSum,
+        additions: Sequence[Addition],
+        device: torch.device,
+        *,
+        wants_norm: bool,
+        cores: int,
+    ) -> Mean:
+        """Make the mean gradient of a sum; see ``Whole``. Blocks: servers add up what they hold."""
+        gradient = total.gradient
+        if not isinstance(gradient, Held):
+            return super().mean(total, additions, device, wants_norm=wants_norm, cores=cores)
+        for left, right in additions:
+            left.add_(right)
+        is_alright = self._serving.add(gradient, total.weight)
+        is_alright = is_alright and math.isfinite(total.metrics["loss"])
+        return Mean(
+            gradient, is_alright, self._serving.norm() if wants_norm and is_alright else None
+        )
 
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the parameters whose gradient is not finite everywhere."""
         if not isinstance(gradient, Held):
             return super().not_finite(gradient)
         return self._serving.not_finite()
-
-    def norm(self, gradient: Flat) -> float:
-        """Return the norm over all elements, summed in float64."""
-        return self._serving.norm() if isinstance(gradient, Held) else super().norm(gradient)

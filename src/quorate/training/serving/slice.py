@@ -14,14 +14,14 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.coordination.tree import TreeSum, tree_sum
-from quorate.machine.cores import usable_cores
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind
-from quorate.training.optimizing.extent import squares
+from quorate.training.optimizing.cores import cores_for, intra_op_threads
 from quorate.training.optimizing.known_optimizers import ELEMENTWISE
-from quorate.training.optimizing.not_finite import are_finite, not_finite
+from quorate.training.optimizing.mean import Addition, make_mean
+from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.update import ALL_CORES_FROM, Average, intra_op_threads
+from quorate.training.optimizing.update import Average
 from quorate.training.serving.pieces import (
     Entry,
     Piece,
@@ -99,7 +99,7 @@ class Slice:
             for n, p in enumerate(self._pieces)
         )
         # As many as a coordinator takes that has it all; the bits do not depend on it.
-        self._threads = usable_cores() if made["elements"] >= ALL_CORES_FROM else 1
+        self._threads = cores_for(made["elements"])
         self._spare, self._mean = [], None
         self._parameters = layout.shared()
         named = {n: torch.nn.Parameter(view) for n, view in self._parameters.views.items()}
@@ -152,19 +152,27 @@ class Slice:
 
     def _add(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """End the sum of a step, and divide; say whether all is finite, and squared norms."""
-        step, weight, tree = told["step"], told["weight"], self._sums[told["step"]]
-        with intra_op_threads(self._threads):
-            total = tree_sum([*tree.parts.items()], tree.leaves, self._sum, told["shards"])
-            finite = are_finite(total)
-            if finite:
-                total.div_(weight)
-        odd = [] if finite else [self._pieces[int(n)].name for n in not_finite(total)]
+        step, tree, additions = told["step"], self._sums[told["step"]], list[Addition]()
+
+        def join(left: Flat, right: Flat) -> Flat:
+            additions.append((left, right))
+            return left
+
+        total = tree_sum([*tree.parts.items()], tree.leaves, join, told["shards"])
+        with intra_op_threads(1):
+            found = make_mean(
+                total,
+                additions,
+                told["weight"],
+                checks=True,
+                wants_squares=told["wants_norm"],
+                cores=self._threads,
+            )
+        self._spare += [right for _, right in additions]
+        odd = [] if found.is_finite else [self._pieces[int(n)].name for n in not_finite(total)]
         self._end_step(step, total)
-        answer: dict[str, Any] = {"is_finite": finite, "odd": odd, "squares": []}
-        if finite and told["wants_norm"]:
-            with intra_op_threads(1):
-                answer["squares"] = [squares(vector) for vector in total.vectors]
-        return answer
+        squares = found.squares if found.is_finite and told["wants_norm"] else []
+        return {"is_finite": found.is_finite, "odd": odd, "squares": squares}
 
     def _end_step(self, step: int, total: Flat) -> None:
         """Have the memory of what belongs to it, or to earlier ones, for others."""

@@ -1,0 +1,154 @@
+"""Steps in blocks: of optimizers that have no fused kernel, over vectors that no cache holds.
+
+Such a step is a dozen operations, each of which goes through whole vectors and makes new ones. Over
+a block at a time the vectors in between stay in a core's cache, and take no memory. An element gets
+the same: blocks begin where vector registers would, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from quorate.training.optimizing import cores as _cores
+from quorate.training.optimizing.bare_step import bare_step, is_counted
+from quorate.training.optimizing.entries import copied, is_like
+from quorate.training.optimizing.mean import MOST_CORES, SPAN
+
+_State = dict[str, Any]
+
+
+class _Block(NamedTuple):
+    """A stretch of one of an optimizer's tensors."""
+
+    group: dict[str, Any]
+    tensor: torch.Tensor
+    state: _State
+    span: slice
+
+
+def step_flat(optimizer: Optimizer, elements: int) -> bool:
+    """Make a step of an optimizer that works element by element. Its tensors have their gradients.
+
+    Args:
+        elements: of the vectors of all parameters, wherever they are.
+
+    Returns:
+        Whether nothing but torch's own code ran.
+    """
+    step = bare_step(optimizer)
+    is_alone = step is not None or is_counted(optimizer)
+    if is_alone and elements >= _cores.ALL_CORES_FROM and _can_be_cut(optimizer):
+        _step_in_blocks(optimizer, _cores.cores_for(elements))
+        if step is None:
+            _step_of_nothing(optimizer)
+    elif all(group.get("fused") for group in optimizer.param_groups):
+        (step or optimizer.step)()
+    else:
+        # Fused kernels cut vectors between cache lines. Others cut them anywhere, and what is left
+        # over for no vector register may have other bits, in bfloat16 for one.
+        with _cores.intra_op_threads(1):
+            (step or optimizer.step)()
+    return is_alone
+
+
+def _can_be_cut(optimizer: Optimizer) -> bool:
+    return all(
+        not group.get("fused") and not group.get("capturable") and _is_begun(optimizer, tensor)
+        for group in optimizer.param_groups
+        for tensor in group["params"]
+        if tensor.grad is not None
+    )
+
+
+def _step_in_blocks(optimizer: Optimizer, cores: int) -> None:
+    blocks = list(_blocks(optimizer))
+    cores = max(1, min(cores, MOST_CORES, len(blocks)))
+    ends = [len(blocks) * n // cores for n in range(cores + 1)]
+    runs = (blocks[start:end] for start, end in pairwise(ends))
+    for begun in _cores.side_by_side([partial(_step, type(optimizer), run) for run in runs]):
+        for state, counted in begun:
+            for entry, value in counted.items():
+                if isinstance(state[entry], torch.Tensor):
+                    state[entry].copy_(value)
+                else:
+                    state[entry] = value
+
+
+def _is_begun(optimizer: Optimizer, tensor: torch.Tensor) -> bool:
+    """Whether a tensor on the host has all of its state: from the first step on, but for SGD."""
+    values = optimizer.state.get(tensor, {}).values()
+    return tensor.device.type == "cpu" and len(values) > 0 and all(v is not None for v in values)
+
+
+def _blocks(optimizer: Optimizer) -> Iterator[_Block]:
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if tensor.grad is not None:
+                state = optimizer.state[tensor]
+                for start in range(0, tensor.numel(), SPAN):
+                    yield _Block(group, tensor, state, slice(start, start + SPAN))
+
+
+def _step(kind: type[Optimizer], blocks: Sequence[_Block]) -> list[tuple[_State, _State]]:
+    """Make the step of some blocks.
+
+    Returns:
+        Of each tensor of which the first block is among them its state, and the entries of it that
+        are not by element, as they are to be.
+    """
+    counted = []
+    for group, own_blocks in _by_group(blocks):
+        options = {name: value for name, value in group.items() if name != "params"}
+        own = kind([{**options, "params": [torch.nn.Parameter(torch.empty(0))]}])  # type: ignore[call-arg]
+        for block in own_blocks:
+            entries = _step_of(own, block)
+            if block.span.start == 0:
+                counted.append((block.state, entries))
+    return counted
+
+
+def _step_of(own: Optimizer, block: _Block) -> _State:
+    """Make the step of a block, in place; return its entries that are not by element."""
+    tensor, span = block.tensor, block.span
+    assert tensor.grad is not None
+    piece = torch.nn.Parameter(tensor.detach()[span])
+    piece.grad = tensor.grad[span]
+    given = {
+        entry: value[span] if is_like(value, tensor) else copied(value)
+        for entry, value in block.state.items()
+    }
+    own.param_groups[0]["params"] = [piece]
+    own.state.clear()
+    own.state[piece] = dict(given)
+    (bare_step(own) or own.step)()
+    counted = {}
+    for entry, value in own.state[piece].items():
+        if not is_like(block.state[entry], tensor):
+            counted[entry] = value
+        elif value is not given[entry]:
+            given[entry].copy_(value)
+    return counted
+
+
+def _by_group(blocks: Iterable[_Block]) -> Iterator[tuple[dict[str, Any], list[_Block]]]:
+    found: dict[int, tuple[dict[str, Any], list[_Block]]] = {}
+    for block in blocks:
+        found.setdefault(id(block.group), (block.group, []))[1].append(block)
+    yield from found.values()
+
+
+def _step_of_nothing(optimizer: Optimizer) -> None:
+    """Step with no gradient: a schedule counts it."""
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    gradients = [tensor.grad for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
+    optimizer.step()
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        tensor.grad = gradient

@@ -1,0 +1,135 @@
+"""The mean gradient in one pass over memory: sum, finite check, division and squared norms.
+
+Memory is what an update of a large model waits for. So all of that is done to a block of the
+vectors while it is in a core's cache, and each core has a run of blocks of its own: a vector of
+each part is read once, and the mean is written once. An element gets what it would get in whole
+vectors, in the same order: the bits do not depend on blocks or cores.
+
+Legend: P elements of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from math import frexp
+from typing import NamedTuple
+
+import torch
+
+from quorate.coordination.ownership import BLOCK
+from quorate.replica.flat import Flat
+from quorate.training.optimizing.cores import side_by_side
+from quorate.training.optimizing.not_finite import is_all_finite
+
+Addition = tuple[Flat, Flat]  # left += right
+
+# Elements: 512 KB of float32, half of what a core's second cache often has. In smaller blocks more
+# time goes into calls than into numbers. A multiple of what norms are summed over.
+SPAN = 2 * BLOCK
+# More than these cannot be fed from memory, and they take turns at the interpreter's lock.
+MOST_CORES = 8
+
+
+class Found(NamedTuple):
+    """What was seen of vectors on the way."""
+
+    is_finite: bool  # of the sum
+    squares: list[list[float]]  # of the mean: of each block of each vector
+
+
+def make_mean(
+    gradient: Flat,
+    additions: Sequence[Addition],
+    weight: float,
+    *,
+    checks: bool,
+    wants_squares: bool,
+    cores: int,
+) -> Found:
+    """Add vectors of one device up, and divide the sum, which is in ``gradient`` then.
+
+    Args:
+        additions: in their order; the last one is to ``gradient``.
+        checks: whether to look if the sum is finite.
+        wants_squares: whether the norm of the mean is wanted.
+    """
+    is_finite, by_vector = True, []
+    for number, total in enumerate(gradient.vectors):
+        operands = [flat.vectors[number] for pair in additions for flat in pair]
+        if total.numel() <= SPAN or total.device.type != "cpu":  # a GPU has no use for blocks
+            seen = _pass((total,), [(each,) for each in operands], weight, checks, wants_squares)
+            found = [seen]
+        else:
+            found = _on_cores(total, operands, weight, checks, wants_squares, cores)
+        is_finite = is_finite and all(finite for finite, _ in found)
+        by_vector.append([each for _, squared in found for each in squared])
+    return Found(is_finite, by_vector)
+
+
+def squares(vector: torch.Tensor) -> list[float]:
+    """Return the squared norm of each block of a vector."""
+    wide = torch.float32 if vector.device.type == "mps" else torch.float64  # which it lacks
+    norms = [
+        torch.linalg.vector_norm(torch.view_as_real(b) if b.is_complex() else b, dtype=wide)
+        for b in torch.split(vector, BLOCK)
+        if b.numel()
+    ]
+    found: list[float] = torch.stack(norms).double().cpu().square().tolist() if norms else []
+    return found
+
+
+_Seen = tuple[bool, list[float]]
+
+
+def _on_cores(
+    total: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    weight: float,
+    checks: bool,
+    wants_squares: bool,
+    cores: int,
+) -> list[_Seen]:
+    """Make the pass over a long vector, on several cores. Returns what was seen, in order."""
+    blocks = torch.split(total, SPAN)
+    columns = [torch.split(each, SPAN) for each in operands]
+
+    def run(first: int, end: int) -> _Seen:
+        own = [column[first:end] for column in columns]
+        return _pass(blocks[first:end], own, weight, checks, wants_squares)
+
+    cores = min(cores, MOST_CORES, len(blocks))
+    ends = [len(blocks) * n // cores for n in range(cores + 1)]
+    return side_by_side([partial(run, *bounds) for bounds in pairwise(ends)])
+
+
+def _pass(
+    blocks: Sequence[torch.Tensor],
+    operands: Sequence[Sequence[torch.Tensor]],
+    weight: float,
+    checks: bool,
+    wants_squares: bool,
+) -> _Seen:
+    """Make the mean of some blocks.
+
+    Args:
+        operands: left and right of each addition in turn, each as blocks.
+    """
+    is_finite, squared = True, list[float]()
+    # A product with 1 / 2**k is the quotient, to the bit, and takes half the time.
+    factor = 1 / weight
+    is_exact = frexp(weight)[0] == 0.5 and frexp(factor)[0] == 0.5
+    is_exact = is_exact and blocks[0].dtype in (torch.float32, torch.float64)
+    for number, block in enumerate(blocks):
+        for left, right in zip(operands[::2], operands[1::2], strict=True):
+            left[number].add_(right[number])
+        if checks:
+            is_finite = is_finite and is_all_finite(block)
+        if is_exact:
+            block.mul_(factor)
+        else:
+            block.div_(weight)
+        if wants_squares:
+            squared += squares(block)
+    return is_finite, squared
