@@ -65,20 +65,17 @@ def test_each_operator_is_named_once_with_who_called_it(runs: dict[str, Said], r
         for line, following in pairwise(lines)
         if "has no kernel" in line
     }
-    assert (
-        said
-        == {
-            "aten::convolution": "called in module '0' (Conv1d)",
-            "aten::convolution_backward": "called in the backward pass of module '0' (Conv1d)",
-            "aten::cumsum": "called in module '3' (Cumulative)",
-            "aten::sigmoid_backward": "called in the backward pass of module '3' (Cumulative)",
-            "aten::native_dropout": "called in module '4' (Dropout)",
-            "aten::tanh_": "called in module '6' (Inverse)",
-            "aten::erfinv": "called in module '6' (Inverse)",
-            "aten::rand_like": "called in module '6' (Inverse)",
-            "aten::ones_like": "called in the loss function, outside of modules",  # where backward begins
-        }
-    )
+    assert said == {
+        "aten::convolution": "called in module '0' (Conv1d)",
+        "aten::convolution_backward": "called in the backward pass of module '0' (Conv1d)",
+        "aten::cumsum": "called in module '3' (Cumulative)",
+        "aten::sigmoid_backward": "called in the backward pass of module '3' (Cumulative)",
+        "aten::native_dropout": "called in module '4' (Dropout)",
+        "aten::tanh_": "called in module '6' (Inverse)",
+        "aten::erfinv": "called in module '6' (Inverse)",
+        "aten::rand_like": "called in module '6' (Inverse)",
+        "aten::ones_like": "called in the loss function, outside of modules",
+    }
     assert set(Counter(line for line in lines if "has no kernel" in line).values()) == {1}
     assert not any("has no kernel" in line for line in runs["cpu 1"].lines)
 
