@@ -4,7 +4,7 @@ What ``torch.nn.functional.linear`` is called for, by whatever layer (``nn.Linea
 projections, the cells of ``nn.GRU`` and ``nn.RNN``), arrives here in threads that compute a shard
 of a run that chose oneDNN: as a kernel of ``STREAM_KEY``, as random operators do for
 ``replica/streams.py``. Modules, their hooks and torch's functions stay what they are. A call costs
-2 us more than before, one that is taken 5 more for each pass.
+3 to 4 us more than before, one that is taken 5 more for each pass.
 
 Which calls are taken is a function of their shapes alone, and so is the same on all workers. The
 three products of a layer have the same size, and go together. Everything else is torch's: small
