@@ -97,6 +97,7 @@ OF_THE_TRAINER = {
     "optimizer": {"lambda: 1": "have it take 1 positional", "'adam'": "got 'str'"},
     "schedule": {"lambda optimizer: None": "got 'NoneType'", "lambda: 1": "have it take 1"},
     "compile": {"'no'": "got 'no', expected True or False", "5": "got 5"},
+    "kernels": {"'mkl'": "got 'mkl', expected torch or onednn or measured", "5": "got 5"},
     "soft_placement": {"'no'": "got 'no', expected True or False"},
     "no_such": {"1": "expected a keyword that there is"},
 }

@@ -17,7 +17,7 @@ from quorate.machine.devices import Group, current, kinds
 from quorate.replica.computing import Computing
 from quorate.replica.deterministic import WORKSPACE, deterministic, remarks, repeatable
 from quorate.replica.digest import digest
-from quorate.replica.precision import parse, tensor_float
+from quorate.replica.precision import float32_products, parse
 from quorate.replica.streams import Stream
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -59,7 +59,7 @@ def test_what_recurrent_layers_need_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_the_older_names_of_torchs_flags_agree_with_the_newer(precision: str) -> None:
     wanted = precision == "tf32"
-    with tensor_float(parse(precision)):
+    with float32_products(parse(precision)):
         assert torch.backends.cuda.matmul.allow_tf32 is wanted
         assert CUDNN.allow_tf32 is wanted
         assert torch.get_float32_matmul_precision() == ("high" if wanted else "highest")

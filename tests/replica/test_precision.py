@@ -31,9 +31,9 @@ from quorate.replica.precision import (
     FIRST_SCALE,
     LEAST_SCALE,
     SCALE_STEP,
+    float32_products,
     parse,
     remarks,
-    tensor_float,
 )
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
@@ -311,7 +311,7 @@ def test_tensor_float_is_off_unless_asked_for() -> None:
         assert seen
         assert all(flags == [expected] * 3 for flags in seen), precision
         assert (torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision) == before
-    with tensor_float(parse("fp32")) as said:
+    with float32_products(parse("fp32")) as said:
         assert said == []  # there is no GPU that it would concern
 
 
@@ -342,6 +342,5 @@ def test_a_wrong_precision_is_one_line(tmp_path: Path) -> None:
     words = ["run", "--precision", "fp8", "--run-dir", str(tmp_path), str(SCRIPT)]
     code, _, errors = WARM.run(words, os.environ, 60)
     assert code == 2
-    assert errors.splitlines() == [
-        "quorate: precision: got 'fp8', expected one of fp32, tf32, bf16, fp16; choose one of them"
-    ]
+    expected = "one of fp32, tf32, bf32, bf16, fp16; choose one of them"
+    assert errors.splitlines() == [f"quorate: precision: got 'fp8', expected {expected}"]

@@ -40,6 +40,7 @@ FREE = {
     *("engine", "devices", "device_types", "workers", "threads", "precision", "compile"),
     *("schedule", "clip_norm", "torch", "python", "processors", "row_sample", "hyperparameters"),
     *("doubts", "is_augmented", "saved_at", "optimizer_numbers", "deterministic"),
+    "kernels",
 }
 # What is compared; of an entry that is none of these nothing is known here.
 COMPARED = {
@@ -214,6 +215,8 @@ def _is_wrong(trail: tuple[Json, ...], value: Json, record: dict[str, Json]) -> 
         return not (value is None or is_line)
     if name in ("workers", "threads"):
         return not (value is None or (is_count and value >= 1))
+    if name == "kernels":
+        return value not in ("torch", "onednn")
     if name in ("compile", "is_augmented", "deterministic"):
         return not (isinstance(value, bool) or (name == "deterministic" and value is None))
     if name == "clip_norm":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quorate.settings import AtResume, Settings, about, at_least, switch
+from quorate.replica.kernels import MEASURED, ONEDNN, TORCH
+from quorate.settings import AtResume, Settings, about, at_least, one_of, switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,12 @@ class Compute(Settings):
             NVIDIA GPU a whole shard is then replayed as a CUDA graph where that works. Compiled
             operations round in another way, so the bits depend on it. What cannot be compiled runs
             as it is, and the reason is said.
+        kernels: by which library a CPU makes the products of float32 linear layers. ``"torch"``: by
+            torch's, MKL. ``"onednn"``: by oneDNN from a size on. ``"measured"``: by oneDNN if that
+            is much faster on this processor, as on some of AMD's; it is measured once, before the
+            first update. What was chosen is kept by the run's checkpoints, as the bits depend on
+            it. Try it where linear layers take much of a CPU's time. Default: as the checkpoint
+            says, and torch's in a new run.
         soft_placement: whether an operator that a device has no kernel for runs on the CPU. It is
             named once, with the module that called it. Without it that is an error. Not together
             with ``compile``.
@@ -39,6 +46,15 @@ class Compute(Settings):
             kind=bool,
             check=switch,
             at_resume=AtResume.SAID,
+        ),
+    )
+    kernels: str | None = field(
+        default=None,
+        metadata=about(
+            "float32 products of a CPU's linear layers: torch's, oneDNN's, or what is faster",
+            kind=str,
+            metavar="WORD",
+            check=lambda name, value: one_of(name, value, (TORCH, ONEDNN, MEASURED)),
         ),
     )
     soft_placement: bool = field(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
+from quorate.errors import UserError
+from quorate.replica.kernels import ONEDNN, TORCH, products
 from quorate.replica.precision import FP32, Precision
+
+_AS_TORCH_DOES = nullcontext()  # one for all: it is entered around each shard
 
 
 @dataclass(frozen=True)
@@ -16,3 +23,26 @@ class Computing:
     soft_placement: bool = False
     log_placement: bool = False
     deterministic: bool = False
+    kernels: str = TORCH  # or ONEDNN
+
+    def products(self) -> AbstractContextManager[None]:
+        """Return a context for a shard: products of float32 are made by the chosen kernels."""
+        return _AS_TORCH_DOES if self.kernels == TORCH else products.by(self.kernels)
+
+    @property
+    def decided(self) -> dict[str, Any]:
+        """What the coordinator found out, and all workers are told: for JSON."""
+        return {"compile": self.compile, "kernels": self.kernels}
+
+    def as_decided(self, decided: Mapping[str, Any]) -> Computing:
+        """Return the same as the coordinator decided it; see ``decided``.
+
+        Raises:
+            UserError: this process cannot compute so.
+        """
+        if decided["kernels"] == ONEDNN and (reason := products.lacking()) is not None:
+            raise UserError(
+                f"kernels: got no products by oneDNN ({reason}), expected them as the coordinator "
+                "has; install the same torch on all machines, or pass kernels='torch'"
+            )
+        return replace(self, **decided)

@@ -25,7 +25,7 @@ import torch
 from quorate.errors import UserError
 from quorate.machine.environment import device_environment
 from quorate.replica.computing import Computing
-from quorate.replica.precision import tensor_float
+from quorate.replica.precision import float32_products
 from quorate.replica.shared.code import user_line_of
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -111,7 +111,7 @@ def repeatable(computing: Computing, devices: Sequence[torch.device]) -> Iterato
     """
     with ExitStack() as stack:
         said = [
-            *stack.enter_context(tensor_float(computing.precision)),
+            *stack.enter_context(float32_products(computing.precision)),
             *stack.enter_context(deterministic(devices)),
         ]
         if computing.deterministic:

@@ -2,6 +2,7 @@
 
 ``fp32``  float32, with TensorFloat-32 off: cuDNN's is on in torch by default.
 ``tf32``  float32 whose products and convolutions an NVIDIA GPU makes with 10 bits of mantissa.
+``bf32``  float32 whose products and convolutions a CPU with AMX makes of bfloat16.
 ``bf16``  working parameters in bfloat16; autocast picks the dtype of each operation.
 ``fp16``  the same in float16, whose gradients are scaled: it is meant for GPUs.
 
@@ -23,6 +24,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,11 +47,12 @@ _AS_THEY_ARE = nullcontext()
 
 @dataclass(frozen=True)
 class Precision:
-    """One of the four ways to compute."""
+    """One of the five ways to compute."""
 
     name: str
     working: torch.dtype | None = None  # of the parameters that replicas compute with
     tf32: bool = False
+    is_bf32: bool = False
 
     @property
     def is_scaled(self) -> bool:
@@ -94,6 +97,7 @@ FP32 = Precision("fp32")
 ALL = (
     FP32,
     Precision("tf32", tf32=True),
+    Precision("bf32", is_bf32=True),
     Precision("bf16", torch.bfloat16),
     Precision("fp16", torch.float16),
 )
@@ -127,7 +131,40 @@ def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:
         except (RuntimeError, AssertionError):
             fix = f"torch's autocast does not know {kind}"
             raise SettingError("precision", name, f"fp32 on {kind}", fix) from None
+    if found[0].is_bf32:
+        _require_bf32({device.type for device in devices})
     return found[0]
+
+
+def _require_bf32(kinds: set[str]) -> None:
+    if others := sorted(kinds - {"cpu"}):
+        fix = "on an NVIDIA GPU it is tf32 that is like it"
+        raise SettingError("precision", "bf32", f"fp32 on {others[0]}", fix)
+    if kinds and not rounds_factors():
+        expected = "a CPU on which oneDNN rounds factors of float32 to bfloat16: one with AMX"
+        fix = "this one computes them in float32 all the same; use fp32, or bf16"
+        raise SettingError("precision", "bf32", expected, fix)
+
+
+@cache
+def rounds_factors() -> bool:
+    """Return whether ``bf32`` has an effect on this processor: by a product that shows it.
+
+    torch has the switch wherever it knows bfloat16, and oneDNN heeds it or not: on AVX512-BF16
+    alone it computes in float32.
+    """
+    onednn: Any = torch.backends.mkldnn
+    if not onednn.is_available():
+        return False
+    factors = torch.full((64, 64), 1 + 2.0**-10)  # in bfloat16 it is 1
+    before = onednn.matmul.fp32_precision
+    try:
+        onednn.matmul.fp32_precision = "bf16"
+        return (factors @ factors)[0, 0].item() == 64
+    except RuntimeError:  # a build that has no such switch
+        return False
+    finally:
+        onednn.matmul.fp32_precision = before
 
 
 def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
@@ -144,18 +181,24 @@ def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
 
 
 @contextmanager
-def tensor_float(precision: Precision) -> Iterator[list[str]]:
-    """Within the block TensorFloat-32 is on or off in this process, as the precision says.
+def float32_products(precision: Precision) -> Iterator[list[str]]:
+    """Within the block this process rounds factors of float32 as the precision says, or not at all.
 
-    Yields what to say: that it was on and is off now.
+    That is to TensorFloat-32 on GPUs, and to bfloat16 on CPUs.
+
+    Yields what to say: which of them was on and is off now.
     """
     before = [backend.fp32_precision for backend in _backends()]
-    wanted = "tf32" if precision.tf32 else "ieee"
+    on_gpu = "tf32" if precision.tf32 else "ieee"
+    on_cpu = "bf16" if precision.is_bf32 else "ieee"
     said = []
     if before[0] == "tf32" and torch.cuda.is_available() and not precision.tf32:
         said.append(f"TF32 is off, as precision={precision.name!r} says: ask with precision='tf32'")
+    # Of ``set_float32_matmul_precision("medium")``, say.
+    if "bf16" in before[3:] and not precision.is_bf32 and rounds_factors():
+        said.append(f"BF32 is off, as precision={precision.name!r} says: ask with precision='bf32'")
     try:
-        _set([wanted] * 3)
+        _set([on_gpu] * 3 + [on_cpu] * 3)
         yield said
     finally:
         _set(before)
@@ -163,7 +206,9 @@ def tensor_float(precision: Precision) -> Iterator[list[str]]:
 
 def _backends() -> list[Any]:
     cudnn: Any = torch.backends.cudnn
-    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    onednn: Any = torch.backends.mkldnn
+    gpu = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    return [*gpu, onednn.matmul, onednn.conv, onednn.rnn]
 
 
 def _set(values: Sequence[str]) -> None:
@@ -174,5 +219,7 @@ def _set(values: Sequence[str]) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = values[0] == "tf32"
     torch.backends.cudnn.allow_tf32 = values[1] == "tf32"
+    if values[3] == "bf16":
+        torch.set_float32_matmul_precision("medium")
     for backend, value in zip(_backends(), values, strict=True):
         backend.fp32_precision = value

@@ -322,9 +322,10 @@ class Replica:
             )
 
         def placed(fresh: FreshBatch, reseed: Reseed) -> T:
-            return self._placement.run(
-                partial(attempt, fresh, reseed), self.model, stream, training=training
-            )
+            with self._computing.products():
+                return self._placement.run(
+                    partial(attempt, fresh, reseed), self.model, stream, training=training
+                )
 
         def run(fresh: FreshBatch) -> T:
             return self.alone.run(partial(placed, fresh))

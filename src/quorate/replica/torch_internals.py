@@ -3,6 +3,7 @@
 A private part may go, or change, with any version of torch. So each is used here and nowhere else,
 a test holds each to what it is used for, and a torch that lacks one is found out when this module
 is imported: one line per promise that then does not hold, and nothing fails before it is asked for.
+No promise needs those that make products of float32 faster, in ``kernels/onednn.py``.
 
 Where torch has a public way in all versions that the package works with, that is taken instead:
 ``getattr(module, name)`` for a buffer, ``operator.name()`` for an operator's name, our own

@@ -231,7 +231,7 @@ class Crew:
             *(self.script, self.recipe.workers, self.groups, kept, datasets),
             results=self.most_open if self.rule.by_shard else source.plan.shards,
             on_snapshots=self.on_snapshots,
-            compiles=self.replicas.computing.compile,
+            decided=self.replicas.computing.decided,
             timeout_s=self.timeout_s,
             probe=partial(self.probe_replica, state),
             say=say,

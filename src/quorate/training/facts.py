@@ -33,6 +33,7 @@ def facts_of(
         "row_sample": row_sample,
         "compile": crew.replicas.computing.compile,
         "deterministic": crew.replicas.computing.deterministic,
+        "kernels": crew.replicas.computing.kernels,
         "schedule": None if update.scheduler is None else type(update.scheduler).__name__,
         "hyperparameters": update.hyperparameters,
         "engine": crew.engine,

@@ -14,6 +14,7 @@ from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import fraction_remark
 from quorate.replica import deterministic, precision
 from quorate.replica.computing import Computing
+from quorate.replica.kernels import TORCH
 from quorate.replica.placement import placement
 
 
@@ -63,6 +64,8 @@ def _arithmetic(plan: Plan, workers: str, threads: int, rule: Rule, computing: C
     how = [rule.name]
     if computing.precision is not precision.FP32:
         how.append(computing.precision.name)
+    if computing.kernels != TORCH:
+        how.append("products by oneDNN")
     if computing.compile:
         how.append("compiled")
     text = f"{plan.batch_size} rows = {shards} x {size} on {workers} ({threads_each}), "

@@ -38,10 +38,12 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
     """Return a state to evaluate: before any training that of the run directory, if it has one."""
     if prepared.state is None:
         state, path = _probed(crew, source, say, training=False), crew.recipe.run_dir.path
+        newest = None
         if path is not None and not prepared.is_fresh:
             newest = resume.go_to_newest(Path(path), state, {}, say)
             if newest is not None:
                 say(f"evaluating step {state.global_step:,} from {newest.path}")
+        crew.replicas.choose_kernels(state.model, resume.kernels_of(newest))
         prepared.state = state
     return prepared.state
 
@@ -142,7 +144,12 @@ def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, 
         state = _probed(crew, source, note, training=True, announce=say)
         if crew.has_processes:
             free_cache(crew.devices)
-        _restore(crew, prepared, state, source, note)
+        was = _restore(crew, prepared, state, source, note)
+        for line in crew.replicas.choose_kernels(state.model, was):
+            note(line)
+        if (now := crew.replicas.computing.kernels) != (was or now):
+            since = f"since step {state.global_step:,}"
+            crew.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
         prepared.was_trained, prepared.state = True, state
     refuse_half_an_update(prepared.state)
     return prepared.state
@@ -192,10 +199,15 @@ def _probed(
             crew.replicas.give_up_compiling()
 
 
-def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: Say) -> None:
+def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: Say) -> str | None:
+    """Bring the state to the newest checkpoint, if there is one.
+
+    Returns:
+        Whose kernels made products in its run; None: it begins.
+    """
     run_dir, notes, plan = crew.recipe.run_dir, crew.replicas.notes, source.plan
     if run_dir.path is None:
-        return
+        return None
     prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
     facts = prepared.facts(crew, state)
     path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
@@ -205,3 +217,4 @@ def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: 
         prepared.saved = (state.global_step, newest.path)
         if run_dir.init_from is not None:
             say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")
+    return resume.kernels_of(newest)

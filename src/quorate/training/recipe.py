@@ -62,7 +62,7 @@ class Recipe(Settings):
         )
     )
     precision: str = field(
-        metadata=about("fp32, tf32, bf16 or fp16", kind=str, at_resume=AtResume.SAID)
+        metadata=about("fp32, tf32, bf32, bf16 or fp16", kind=str, at_resume=AtResume.SAID)
     )
     compute: Compute
     optimize: Optimize

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from quorate.machine.devices import Group
 from quorate.replica import precision
 from quorate.replica.buffers import Buffers
 from quorate.replica.computing import Computing
+from quorate.replica.kernels import choice
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
 from quorate.replica.replica import Replica
@@ -114,6 +116,24 @@ class Replicas:
     def give_up_compiling(self) -> None:
         """Compute without torch.compile: once for all workers, as the bits depend on it."""
         self.computing = replace(self.computing, compile=False)
+
+    def choose_kernels(self, model: torch.nn.Module, was: str | None) -> list[str]:
+        """Choose whose kernels make products of float32: once for all workers, see ``choice``.
+
+        Args:
+            was: as the checkpoint says that the run goes on from.
+
+        Returns:
+            What to say.
+        """
+        asked, devices = self._recipe.compute.kernels, [d for group in self._groups for d in group]
+        kernels, said = choice.chosen(asked, was, self.computing, model, devices)
+        self.computing = replace(self.computing, kernels=kernels)
+        return said
+
+    def compute_as(self, decided: Mapping[str, Any]) -> None:
+        """Compute as rank 0 decided; see ``Computing``."""
+        self.computing = self.computing.as_decided(decided)
 
     def tell(self, say: Callable[[str], None]) -> None:
         """Say what replicas noted since the last time.

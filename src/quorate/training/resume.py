@@ -8,6 +8,7 @@ from typing import Any
 
 from quorate.errors import MisfitError
 from quorate.machine.printable import printable
+from quorate.replica.kernels import TORCH
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound
 from quorate.services.run_contents import require_usable, set_aside
@@ -133,6 +134,13 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             if old.get(name) != new.get(name)
         ]
     return found
+
+
+def kernels_of(newest: Sound | None) -> str | None:
+    """Return whose kernels made products in the run of a checkpoint; None: there is none."""
+    if newest is None:
+        return None
+    return str(newest.record.get("kernels", TORCH))  # it is not in those of before it existed
 
 
 def doubts_of(record: Mapping[str, Any]) -> list[str]:

@@ -48,7 +48,7 @@ def worker_processes(
     *,
     results: int,
     on_snapshots: bool,
-    compiles: bool,
+    decided: Mapping[str, Any],
     timeout_s: float,
     probe: Callable[[], Replica],
     say: Callable[[str], None],
@@ -64,7 +64,7 @@ def worker_processes(
         datasets: what the loop was called with, by the names that workers know it by.
         results: how many shards' results may wait for others of their step, or to be applied.
         on_snapshots: whether they compute from snapshots.
-        compiles: whether they compile, as the coordinator found it could.
+        decided: how they compute, as far as the coordinator found it out; see ``Computing``.
         timeout_s: how long one may take to reach the training loop, and to answer there.
         probe: makes a replica of the model, which workers are compared with.
         say: shows a line to the user.
@@ -99,7 +99,7 @@ def worker_processes(
         groups,
         datasets,
         threads=workers.threads,
-        compiles=compiles,
+        decided=decided,
         timeout_s=timeout_s,
         say=say,
         notes=notes,

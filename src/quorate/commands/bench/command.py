@@ -53,7 +53,7 @@ is the script's, and so is all that follows it; after -- all is.
 )
 @setting_options(
     *("shards", "engine", "threads", "address", "worker_resources"),
-    *("update", "precision", "compile"),
+    *("update", "precision", "kernels", "compile"),
 )
 def command(
     script: str,

@@ -32,7 +32,7 @@ is the script's, and so is all that follows it; after -- all is.
 @click.option("--kill/--no-kill", default=True, help="also with a worker process killed (yes)")
 @setting_options(
     *("devices", "shards", "engine", "threads", "address", "worker_resources"),
-    *("update", "seed", "precision", "memory_fraction", "compile", "soft_placement"),
+    *("update", "seed", "precision", "kernels", "memory_fraction", "compile", "soft_placement"),
 )
 def command(
     script: str,

@@ -127,6 +127,7 @@ class Record(Struct, forbid_unknown_fields=True):
     precision: Word = ""
     compile: bool = False
     deterministic: bool | None = None
+    kernels: Literal["torch", "onednn"] = "torch"  # of products of float32 on a CPU
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None

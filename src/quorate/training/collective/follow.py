@@ -132,11 +132,13 @@ def _opened(
 ) -> tuple[State, Source]:
     source = Source(dataset, plan, crew.recipe.loading.collate, crew.recipe.loading.augment)
     state = make_state(source)
-    if record["compile"] != crew.replicas.computing.compile:
+    decided = record["computing"]
+    if decided["compile"] != crew.replicas.computing.compile:
         raise UserError(
             f"compile: got {crew.replicas.computing.compile} on this rank, expected "
-            f"{record['compile']} as on rank 0; install a compiler on every host, or on none"
+            f"{decided['compile']} as on rank 0; install a compiler on every host, or on none"
         )
+    crew.replicas.compute_as(decided)
     state.average = state.update.average = None  # rank 0's alone
     state.update.leave_schedule()
     return state, source

@@ -107,7 +107,7 @@ def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks
             "kind": OPEN,
             "plan": loop.plan.to_json(),
             "steps": [state.global_step, loop.last_step],
-            "compile": crew.replicas.computing.compile,
+            "computing": crew.replicas.computing.decided,
             "state": share.header(given, state),
         }
     )

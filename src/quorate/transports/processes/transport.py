@@ -72,7 +72,7 @@ class Processes:
         groups: the devices of each worker.
         datasets: what the loop was called with, by the names that workers know it by.
         threads: intra-op threads of each.
-        compiles: whether workers compile, as the coordinator found it could.
+        decided: how workers compute, as far as the coordinator found it out; see ``Computing``.
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: those of workers go there.
@@ -97,7 +97,7 @@ class Processes:
         datasets: Mapping[str, Any],
         *,
         threads: int,
-        compiles: bool,
+        decided: Mapping[str, Any],
         timeout_s: float,
         say: Callable[[str], None],
         notes: Notes,
@@ -115,7 +115,7 @@ class Processes:
         self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
         self._script = script
         self._sources = script.sources()
-        self._compiles = compiles
+        self._decided = decided
         self._timeout_s = timeout_s
         self._say = say
         self._notes = notes
@@ -238,7 +238,7 @@ class Processes:
                     self._restart(number)
                 case Welcome(number):
                     fds = [self._description.fd, *self._fds]
-                    answer = {"kind": "arena", "compile": self._compiles, "fds": len(fds)}
+                    answer = {"kind": "arena", "computing": self._decided, "fds": len(fds)}
                     self._process(number).post(answer, *fds)
                 case Ask(number, job):
                     self._ask(self._process(number), self._channels[job])

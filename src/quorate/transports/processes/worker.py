@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -150,7 +149,7 @@ class Worker:
             loss=program.loss,
             totals=program.totals,
             turns=turns,
-            computing=replace(program.computing, compile=answer["compile"]),  # all workers alike
+            computing=program.computing.as_decided(answer["computing"]),  # all workers alike
             notes=self._notes,
         )
         # 3. From here on what user code prints is news: the coordinator's script prints it not.

@@ -290,7 +290,7 @@ class Agent:
             description, shared = arena.described()
             owned.append(description)
             fds = [description.fd, *shared]
-            message = {"kind": "arena", "compile": message["compile"], "fds": len(fds)}
+            message = {"kind": "arena", "computing": message["computing"], "fds": len(fds)}
         elif message["kind"] == "compute":
             self._give(process, message)
             if message["ticket"] == self._cancelled:

@@ -1,0 +1,66 @@
+"""The choice: whose kernels a run's replicas make products of float32 by, once for all workers.
+
+Bits depend on it. So it is torch's where nobody asks; what was chosen stands in the checkpoints,
+and is kept by whoever goes on from one, on whatever processor, unless one of them is asked for by
+its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from quorate.replica.kernels import MEASURED, ONEDNN, TORCH, measured, products
+
+if TYPE_CHECKING:
+    from quorate.replica.computing import Computing
+
+
+def chosen(
+    asked: str | None,
+    was: str | None,
+    computing: Computing,
+    model: torch.nn.Module,
+    devices: Sequence[torch.device],
+) -> tuple[str, list[str]]:
+    """Return whose kernels, and what to say of it.
+
+    Args:
+        asked: TORCH, ONEDNN, MEASURED, or None: as it was.
+        was: what a checkpoint says that the run goes on from; None: it begins.
+        computing: how replicas compute beside that.
+        devices: of all workers.
+    """
+    if asked == MEASURED and was == TORCH:
+        return TORCH, ["kernels: torch's, which this run began with; 'measured' is for new runs"]
+    measures = asked == MEASURED and was is None
+    named = asked if asked in (TORCH, ONEDNN) else was or TORCH
+    if named == TORCH and not measures:
+        return TORCH, []
+    if (reason := _nothing_to_choose(computing, model, devices)) is not None:
+        return TORCH, [f"kernels: torch's, as {reason}"]
+    if not measures:
+        return ONEDNN, []
+    times = measured.how_much_faster()
+    text = f"oneDNN makes products of float32 {times:.1f} times as fast as torch's on this CPU"
+    if times < measured.CLEARLY:
+        return TORCH, [f"kernels: torch's, as {text}, and {measured.CLEARLY:g} is the least"]
+    return ONEDNN, [f"kernels: {text}, and does so in linear layers"]
+
+
+def _nothing_to_choose(
+    computing: Computing, model: torch.nn.Module, devices: Sequence[torch.device]
+) -> str | None:
+    """Return why all products are torch's."""
+    if computing.compile:
+        return "the model is compiled"
+    if computing.precision.working is not None or computing.precision.is_bf32:
+        return f"products are in {computing.precision.name}"
+    if all(device.type != "cpu" for device in devices):
+        return "no worker is on a CPU"
+    sides = [min(p.shape) for p in model.parameters() if p.dim() == 2]
+    if max(sides, default=0) < products.LEAST_SIDE:
+        return "the model has no linear layer that is large enough"
+    return products.lacking()

@@ -1,0 +1,148 @@
+"""Products of linear layers by oneDNN: the layer's output, and both gradients.
+
+What ``torch.nn.functional.linear`` is called for, by whatever layer (``nn.Linear``, attention's
+projections, the cells of ``nn.GRU`` and ``nn.RNN``), arrives here in threads that compute a shard
+of a run that chose oneDNN: as a kernel of ``STREAM_KEY``, as random operators do for
+``replica/streams.py``. Modules, their hooks and torch's functions stay what they are. A call costs
+3 to 4 us more than before, one that is taken 5 more for each pass.
+
+Which calls are taken is a function of their shapes alone, and so is the same on all workers. The
+three products of a layer have the same size, and go together. Everything else is torch's: small
+products, other dtypes, autocast, torch.func, forward-mode differentiation, subclasses of tensors,
+what is compiled; matrix products that code writes as such; ``nn.LSTM``, which is oneDNN's anyway.
+
+Legend: M rows, K inputs, N outputs of a layer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from quorate.replica import torch_internals
+from quorate.replica.kernels import TORCH, onednn
+from quorate.replica.torch_internals import Promise
+
+# oneDNN reorders the weight in each call and looks its kernel up: 15 to 20 us. From 4 million
+# multiply-adds on that is little beside what MKL takes for them (80 us at 105 GFLOP/s), and with a
+# side below 16 there is little to reorder for.
+LEAST_SIDE = 16
+LEAST_SIZE = 1 << 22
+
+_local = threading.local()
+
+
+def is_large(rows: int, inputs: int, outputs: int) -> bool:
+    """Return whether products of this size are oneDNN's, where it was chosen."""
+    return min(rows, inputs, outputs) >= LEAST_SIDE and rows * inputs * outputs >= LEAST_SIZE
+
+
+def lacking() -> str | None:
+    """Return why this process cannot make products by oneDNN; None: it can."""
+    if not torch_internals.holds(Promise.STREAMS):
+        return f"torch {torch.__version__} lacks what random streams are made of"
+    return onednn.lacking()
+
+
+@contextmanager
+def by(kernels: str) -> Iterator[None]:
+    """Within the block the calling thread's linear layers are computed by these kernels.
+
+    Only within a ``Stream``: it switches the dispatch key on.
+    """
+    if kernels == TORCH:
+        yield
+        return
+    _intercept()
+    outer = getattr(_local, "is_onednn", False)
+    _local.is_onednn = True
+    try:
+        yield
+    finally:
+        _local.is_onednn = outer
+
+
+class _Linear(torch.autograd.Function):
+    """``rows @ weight.T + bias`` with its derivative, by oneDNN."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(rows, weight)
+        return onednn.product(rows, weight, bias)
+
+    @staticmethod
+    def backward(
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        rows, weight = ctx.saved_tensors  # (M, K), (N, K)
+        grad = grads[0]  # (M, N)
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        # With create_graph, which is when gradients are on here, it is to be derived once more.
+        matmul = torch.mm if torch.is_grad_enabled() else _product
+        return (
+            matmul(grad, weight) if of_rows else None,
+            matmul(grad.t(), rows) if of_weight else None,
+            grad.sum(0) if of_bias else None,
+        )
+
+
+def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return onednn.product(one, other.t(), None)
+
+
+@cache
+def _intercept() -> torch.library.Library:
+    """Register the kernel, once per process: it does nothing in threads that did not ask for it."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("linear", _linear, torch_internals.STREAM_KEY)
+    kept: torch.library.Library = library  # its kernel goes with it
+    return kept
+
+
+def _linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    if not (getattr(_local, "is_onednn", False) and _is_ours(rows, weight, bias)):
+        with torch_internals.passed_on():
+            result: torch.Tensor = torch.ops.aten.linear.default(rows, weight, bias)
+            return result
+    flat = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
+    given = (rows, weight) if bias is None else (rows, weight, bias)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        output = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        output = onednn.product(flat, weight, bias)
+    shaped: torch.Tensor = output if rows.dim() == 2 else output.view(*rows.shape[:-1], -1)
+    return shaped
+
+
+def _is_ours(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    if weight.dim() != 2 or rows.dim() < 2:
+        return False
+    outputs, inputs = weight.shape
+    if rows.shape[-1] != inputs or not is_large(rows.numel() // max(inputs, 1), inputs, outputs):
+        return False  # a mistake in shapes too: torch has the words for it
+    return (
+        _is_plain(rows)
+        and _is_plain(weight)
+        and (bias is None or (_is_plain(bias) and bias.shape == (outputs,)))
+        and onednn.is_on()
+        and not torch.is_autocast_enabled("cpu")
+        and not onednn.is_transformed()
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.dtype is torch.float32
+        and tensor.layout is torch.strided
+    )

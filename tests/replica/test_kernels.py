@@ -1,0 +1,384 @@
+"""Kernels: products of linear layers by oneDNN: their values, what is torch's, and the choice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.runs import command, inspected, run
+from torch import nn
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+import quorate
+from quorate.errors import SettingError, UserError
+from quorate.replica.computing import Computing
+from quorate.replica.kernels import MEASURED, ONEDNN, TORCH, measured, onednn, products
+from quorate.replica.kernels.choice import chosen
+from quorate.replica.precision import float32_products, parse, rounds_factors
+from quorate.replica.streams import Stream
+
+pytestmark = pytest.mark.skipif(products.lacking() is not None, reason=str(products.lacking()))
+
+CPU = [torch.device("cpu")]
+ROWS, INPUTS, OUTPUTS = 64, 256, 512
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """How many products oneDNN made since it was asked last; within, layers are computed by it."""
+    made = 0
+    product = onednn.product
+
+    def counted(*given: Any) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        return product(*given)
+
+    def since() -> int:
+        nonlocal made
+        number, made = made, 0
+        return number
+
+    monkeypatch.setattr(onednn, "product", counted)
+    with Stream(), products.by(ONEDNN):
+        yield since
+
+
+def gradients(loss: torch.Tensor, *of: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, of))
+
+
+def example(*shape: int, bias: bool = True) -> tuple[nn.Linear, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    layer = nn.Linear(INPUTS, OUTPUTS, bias=bias)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return layer, torch.randn(*shape, INPUTS, generator=generator).requires_grad_()
+
+
+SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda x: x,
+    "sequences": lambda x: x.view(4, 16, INPUTS),
+    "sequences, turned": lambda x: x.view(4, 16, INPUTS).transpose(0, 1),
+    "columns": lambda x: x.t().contiguous().t(),
+    "every second": lambda x: x.repeat_interleave(2, 0)[::2],
+    "expanded": lambda x: x[:1].expand(ROWS, INPUTS),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_are_torch_s(
+    shape: str, bias: bool, calls: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def computed() -> list[torch.Tensor]:
+        layer, x = example(ROWS, bias=bias)
+        output = layer(SHAPES[shape](x))
+        return [output, *gradients(output.sin().sum(), x, *layer.parameters())]
+
+    found = computed()
+    assert calls() == 3
+    monkeypatch.setattr(onednn, "is_on", lambda: False)
+    expected = computed()
+    assert calls() == 0
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4 * other.abs().max().item())
+
+
+def test_the_same_bits_wherever_rows_lie(calls: Callable[[], int]) -> None:
+    layer, x = example(ROWS)
+    memory = torch.empty(ROWS * INPUTS + 64)
+    found = []
+    for offset in (0, 1, 3, 16, 33):
+        moved = memory[offset : offset + x.numel()].view(x.shape).copy_(x.detach())
+        found.append(layer(moved))
+    assert calls() == 5
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_a_gradient_is_derived_once_more(calls: Callable[[], int]) -> None:
+    def of_a_penalty(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
+        (of_x,) = torch.autograd.grad(layer(x).sin().sum(), x, create_graph=True)
+        return gradients(of_x.pow(2).sum(), x, layer.weight)
+
+    example_64 = example(ROWS)
+    found = of_a_penalty(*example_64)
+    assert calls() > 0
+    layer, x = example(ROWS)
+    expected = of_a_penalty(layer.double(), x.double())  # float64 is never oneDNN's
+    assert calls() == 0
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one.double(), other, rtol=1e-3, atol=1e-5 * other.abs().max().item())
+
+
+def test_what_is_computed_again_in_backward(calls: Callable[[], int]) -> None:
+    layer, x = example(ROWS)
+    for reentrant in (True, False):
+        checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
+        assert calls() == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_what_calls_linear_within_torch(calls: Callable[[], int]) -> None:
+    attention = nn.MultiheadAttention(256, 4, batch_first=True)
+    attention(*[torch.randn(8, 64, 256)] * 3)[0].sum().backward()
+    assert calls() > 0
+    nn.GRU(512, 512)(torch.randn(2, 64, 512))[0].sum().backward()
+    assert calls() > 0
+    torch.jit.script(nn.Linear(INPUTS, OUTPUTS))(torch.randn(ROWS, INPUTS))
+    assert calls() == 1
+    F.linear(torch.randn(ROWS, INPUTS), torch.randn(OUTPUTS, INPUTS))
+    assert calls() == 1
+
+
+class Tagged(torch.Tensor):
+    """A subclass: what it does with operators is its own."""
+
+
+def double(layer: nn.Linear, x: torch.Tensor) -> None:
+    layer.double()(x.double())
+
+
+def autocast(layer: nn.Linear, x: torch.Tensor) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def vmap(layer: nn.Linear, x: torch.Tensor) -> None:
+    torch.vmap(layer)(torch.stack([x.detach()] * 2))
+
+
+def transformed(layer: nn.Linear, x: torch.Tensor) -> None:
+    torch.func.grad(lambda each: layer(each).sum())(x.detach())
+
+
+def forward_mode(layer: nn.Linear, x: torch.Tensor) -> None:
+    with forward_ad.dual_level():
+        output = layer(forward_ad.make_dual(x.detach(), torch.ones_like(x)))
+        assert forward_ad.unpack_dual(output).tangent is not None
+
+
+def switched_off(layer: nn.Linear, x: torch.Tensor) -> None:
+    with torch.backends.mkldnn.flags(enabled=False):
+        layer(x)
+
+
+def in_another_thread(layer: nn.Linear, x: torch.Tensor) -> None:
+    thread = threading.Thread(target=layer, args=[x])
+    thread.start()
+    thread.join()
+
+
+TORCHS: list[Callable[[nn.Linear, torch.Tensor], object]] = [
+    *(double, autocast, vmap, transformed, forward_mode, switched_off, in_another_thread),
+    lambda layer, x: layer(x[:2]),  # too few rows
+    lambda layer, x: layer(x[0]),
+    lambda layer, x: layer(x.as_subclass(Tagged)),
+    lambda layer, x: layer.to("meta")(x.to("meta")),
+    lambda layer, x: F.bilinear(x, x, torch.randn(2, INPUTS, INPUTS)),
+    lambda layer, x: layer(x[:0]),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", TORCHS)
+def test_what_is_torch_s(
+    call: Callable[[nn.Linear, torch.Tensor], object], calls: Callable[[], int]
+) -> None:
+    call(*example(ROWS))
+    assert calls() == 0
+
+
+def test_a_mistake_is_in_torch_s_words(calls: Callable[[], int]) -> None:
+    layer, x = example(ROWS)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        layer(x[:, 1:])
+
+
+def test_gradients_that_nobody_wants_are_not_computed(calls: Callable[[], int]) -> None:
+    layer, x = example(ROWS)
+    layer(x.detach()).sum().backward()
+    assert calls() == 2
+    layer.requires_grad_(False)(x).sum().backward()
+    assert calls() == 2
+    with torch.no_grad():
+        layer(x)
+    assert calls() == 1
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def choose(
+    asked: str | None, was: str | None = None, *, width: int = 64, **computing: Any
+) -> tuple[str, list[str]]:
+    devices = computing.pop("devices", CPU)
+    return chosen(asked, was, Computing(**computing), nn.Linear(width, width), devices)
+
+
+def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(measured, "how_much_faster", lambda: asked.append(1) or 2.4)
+    assert choose(None) == choose(TORCH) == choose(TORCH, ONEDNN) == (TORCH, [])
+    assert choose(None, TORCH) == (TORCH, [])
+    assert choose(None, ONEDNN) == choose(MEASURED, ONEDNN) == (ONEDNN, [])
+    assert choose(ONEDNN) == choose(ONEDNN, TORCH) == (ONEDNN, [])
+    assert asked == []  # what a run began with is kept
+    kernels, (said,) = choose(MEASURED)
+    assert kernels == ONEDNN
+    assert "2.4 times as fast" in said
+    assert asked == [1]
+    kernels, (said,) = choose(MEASURED, TORCH)
+    assert kernels == TORCH
+    assert "which this run began with" in said
+    gpu = [torch.device("cuda", 0)]
+    for others, reason in (
+        ({"compile": True}, "the model is compiled"),
+        ({"precision": parse("bf16")}, "products are in bf16"),
+        ({"devices": gpu}, "no worker is on a CPU"),
+        ({"width": 8}, "the model has no linear layer that is large enough"),
+    ):
+        assert choose(MEASURED, **others) == choose(ONEDNN, **others)
+        assert choose(MEASURED, **others) == (TORCH, [f"kernels: torch's, as {reason}"])
+    assert asked == [1]
+    monkeypatch.setattr(measured, "how_much_faster", lambda: 1.1)
+    kernels, (said,) = choose(MEASURED)
+    assert kernels == TORCH
+    assert "1.1 times as fast" in said
+    monkeypatch.setattr(products, "lacking", lambda: "this torch is without")
+    assert choose(MEASURED) == (TORCH, ["kernels: torch's, as this torch is without"])
+    with pytest.raises(UserError, match=r"kernels: got no products by oneDNN \(this torch"):
+        Computing().as_decided({"compile": False, "kernels": ONEDNN})
+
+
+def test_a_measurement_leaves_what_it_finds() -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        assert measured.how_much_faster() > 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+ENGINES = {
+    "a tower": ("--engine", "towers", "--workers", "1"),
+    "towers": ("--engine", "towers", "--workers", "2"),
+    "processes": ("--engine", "processes", "--workers", "2"),
+    "ranks": ("--engine", "collective", "--workers", "2"),
+}
+
+
+def ended(run_dir: Path, *options: str, times: float = 2.4, steps: int = 4) -> tuple[str, str, str]:
+    """Return the digest of a run, whose kernels it was by, and what it said."""
+    done = run(command("kernels.py", str(run_dir), str(times), str(steps), options=options))
+    assert done.code == 0, done.said
+    facts = inspected(run_dir)
+    return facts["digest"], facts["kernels"], done.said
+
+
+@pytest.mark.slow
+def test_one_digest_on_all_engines(tmp_path: Path) -> None:
+    found = {
+        engine: ended(tmp_path / engine, *options, "--kernels", MEASURED)
+        for engine, options in ENGINES.items()
+    }
+    assert len({digest for digest, _, _ in found.values()}) == 1
+    assert {kernels for _, kernels, _ in found.values()} == {ONEDNN}
+    assert all("sync, products by oneDNN" in said for _, _, said in found.values())
+    assert not any("same bits: no" in said for _, _, said in found.values())
+    plain, kernels, said = ended(tmp_path / "plain", *ENGINES["a tower"])
+    assert plain != found["a tower"][0]
+    assert (kernels, "oneDNN" in said) == (TORCH, False)
+    named = ended(tmp_path / "named", *ENGINES["towers"], "--kernels", ONEDNN, times=1.1)
+    assert named[:2] == (found["a tower"][0], ONEDNN)
+    slow = ended(tmp_path / "slow", *ENGINES["towers"], "--kernels", MEASURED, times=1.1)
+    assert slow[:2] == (plain, TORCH)
+
+
+@pytest.mark.slow
+def test_a_resume_keeps_the_choice(tmp_path: Path) -> None:
+    whole, _, _ = ended(tmp_path / "whole", *ENGINES["a tower"], "--kernels", MEASURED)
+    # Gone on with elsewhere: where it would not be chosen, and nobody asks for it.
+    ended(tmp_path / "half", *ENGINES["a tower"], "--kernels", MEASURED, steps=1)
+    digest, kernels, said = ended(tmp_path / "half", *ENGINES["processes"], times=1.1)
+    assert (digest, kernels) == (whole, ONEDNN)
+    assert "same bits: no" not in said
+    # torch's are taken where they are asked for, which is said.
+    ended(tmp_path / "other", *ENGINES["a tower"], "--kernels", MEASURED, steps=1)
+    digest, kernels, said = ended(tmp_path / "other", *ENGINES["a tower"], "--kernels", TORCH)
+    assert (digest == whole, kernels) == (False, TORCH)
+    assert "same bits: no, because kernels was onednn and is torch since step 1" in said
+
+
+def test_a_trainer_on_towers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "how_much_faster", lambda: 2.4)
+    data = TensorDataset(torch.randn(128, INPUTS), torch.randn(128, OUTPUTS))
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    layer, _ = example(ROWS)
+    trainer = quorate.Trainer(
+        layer, loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=128, shards=2,
+        devices="cpu", workers=2, compute=quorate.Compute(kernels=MEASURED, log_placement=True),
+        run_dir=tmp_path,
+    )  # fmt: skip
+    before = trainer.evaluate(data)["loss"]
+    trainer.fit(data, epochs=1)
+    assert inspected(tmp_path)["kernels"] == ONEDNN
+    assert trainer.evaluate(data)["loss"] < before
+    # Outside of shards torch's kernels are torch's.
+    assert torch.equal(layer(data[:][0]), F.linear(data[:][0], layer.weight, layer.bias))
+
+
+# --- bf32 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(rounds_factors(), reason="this processor has it")
+def test_bf32_is_refused_where_it_does_nothing() -> None:
+    with pytest.raises(SettingError, match="precision: got 'bf32', expected a CPU on which oneDNN"):
+        parse("bf32", CPU)
+
+
+def test_bf32_is_of_cpus() -> None:
+    with pytest.raises(SettingError, match="precision: got 'bf32', expected fp32 on cuda"):
+        parse("bf32", [torch.device("cuda", 0)])
+
+
+def test_the_switches_of_bf32() -> None:
+    onednn_switches: Any = torch.backends.mkldnn
+    kinds = (onednn_switches.matmul, onednn_switches.conv, onednn_switches.rnn)
+
+    def now() -> list[str]:
+        return [kind.fp32_precision for kind in kinds]
+
+    before = now()
+    with float32_products(parse("bf32")):
+        assert now() == ["bf16"] * 3
+        assert torch.get_float32_matmul_precision() == "medium"  # torch's older name agrees
+    assert now() == before
+    assert torch.get_float32_matmul_precision() == "highest"
+    torch.set_float32_matmul_precision("medium")  # as a script may have it
+    try:
+        with float32_products(parse("fp32")) as said:
+            assert now() == ["ieee"] * 3
+            assert bool(said) == rounds_factors()
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert now()[0] == "bf16"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for kind, value in zip(kinds, before, strict=True):
+            kind.fp32_precision = value

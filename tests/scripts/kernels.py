@@ -1,0 +1,55 @@
+"""A script whose linear layers are large enough for oneDNN, on a processor that is said to like it.
+
+    quorate run --devices cpu --kernels measured tests/scripts/kernels.py RUN [TIMES [STEPS]]
+
+What would be measured is 2.4, or TIMES: the machine that tests run on may be of either kind.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+from quorate.replica.kernels import measured
+
+ROWS, WIDTH = 32, 384  # of a shard: 4.7 million multiply-adds in a layer
+
+
+class Net(nn.Module):
+    """Two layers that are taken, one that is too small, and dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.classes = nn.Linear(WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(F.relu(self.first(x)), 0.1, self.training)
+        return self.classes(F.relu(self.second(x)))
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+if __name__ == "__main__":
+    times = float(sys.argv[2]) if len(sys.argv) > 2 else 2.4
+    measured.how_much_faster = lambda: times
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(
+        torch.randn(4 * ROWS, WIDTH, generator=generator),
+        torch.randint(0, 10, (4 * ROWS,), generator=generator),
+    )
+    torch.manual_seed(0)
+    trainer = quorate.Trainer(
+        Net(), loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=2 * ROWS, shards=2,
+        run_dir=Path(sys.argv[1]),
+    )  # fmt: skip
+    trainer.fit(data, steps=int(sys.argv[3]) if len(sys.argv) > 3 else 4)
