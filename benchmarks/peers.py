@@ -1,7 +1,7 @@
 """quorate beside its peers: examples per second on two workers of one machine, in one run.
 
     python benchmarks/peers.py [--rounds 5] [--seconds 2] [--json FILE] [--markdown FILE]
-    python benchmarks/peers.py --workloads seed --precisions fp32 --only DDP,towers
+    python benchmarks/peers.py --workloads seed --precisions fp32 --only DDP "quorate, processes"
 
 A loop by hand, DDP over gloo, Accelerate, Lightning Fabric, TensorFlow 1's towers,
 MirroredStrategy and JAX on host devices, quorate on each engine; and copies that know nothing of
@@ -283,11 +283,11 @@ class Table:
         return {**vars(self), "ratios": self.ratios()}
 
 
-def chosen(words: str | None) -> list[str]:
-    """Return the contenders whose names contain one of these words."""
+def chosen(words: Sequence[str] | None) -> list[str]:
+    """Return the contenders whose names contain one of these texts."""
     if words is None:
         return list(CONTENDERS)
-    return [name for name in CONTENDERS if any(word in name for word in words.split(","))]
+    return [name for name in CONTENDERS if any(word in name for word in words)]
 
 
 def main() -> None:
@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
-    parser.add_argument("--only", help="contenders whose names contain one of these words")
+    parser.add_argument("--only", nargs="+", help="contenders whose names contain one of these")
     parser.add_argument("--environments", type=Path, default=HERE / ".environments")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
