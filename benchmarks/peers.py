@@ -249,8 +249,12 @@ class Table:
                 running[name] = stack.enter_context(started)
                 self.tuned[name], self.speeds[name] = started.tuned, []
             for _ in range(rounds):
-                for name, one in running.items():
-                    self.speeds[name].append(one.round(seconds))
+                for name, one in list(running.items()):
+                    try:
+                        self.speeds[name].append(one.round(seconds))
+                    except PeerError as why:
+                        self.left_out[name] = str(why)
+                        del self.speeds[name], running[name]
 
     def ratios(self) -> dict[str, float]:
         """Return the medians of the ratios within a round."""
