@@ -29,7 +29,7 @@ docs: $(VENV)/stamp
 	@echo 'docs: build/docs/index.html'
 
 bench: $(VENV)/stamp
-	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/peers.py
 
 $(VENV)/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quorate needs Python >= 3.11")'

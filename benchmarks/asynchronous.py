@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from throughput import Net, data, loss, sgd
+from seed_network import Net, data, loss, sgd
 from torch.utils.data import TensorDataset
 
 import quorate

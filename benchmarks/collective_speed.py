@@ -27,7 +27,7 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # for support
 sys.path.append(str(Path(__file__).resolve().parent))
-from throughput import PER_WORKER, Net, by_hand, quorate_on, sgd, timed
+from seed_network import PER_WORKER, Net, by_hand, quorate_on, sgd, timed
 
 LIMIT_S = 300.0
 

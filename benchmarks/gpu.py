@@ -3,8 +3,8 @@
     python benchmarks/gpu.py [--rounds 5] [--out benchmarks/gpu.md] [--json FILE]
     python benchmarks/gpu.py --devices cpu --quick     # a trial of this script, without a GPU
 
-Two networks: that of throughput.py (256 rows per update) and that of examples/chatbot (64 pairs of
-12 and 16 made words). Every measurement is a process of its own. Speeds: rounds are interleaved,
+Two networks: the seed network (256 rows per update) and that of examples/chatbot (64 pairs of 12
+and 16 made words). Every measurement is a process of its own. Speeds: rounds are interleaved,
 medians are shown; each step ends with reading the loss, as people's loops do; the device is waited
 for before the clock is read. Both sides of a comparison have the same loss function, optimizer,
 rows and precision: fp32 is without TF32, bf16 is autocast in the hand-written loops, "bf16-mixed"
@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "chatbot"))
 from data import Batch
 from loss import Loss
 from model import Seq2Seq
-from throughput import WARM_UP, Net, data, loss, sgd, timed, void
+from seed_network import WARM_UP, Net, data, loss, sgd, timed, void
 
 import quorate
 from quorate.machine.gpu_identity import mapping

@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py [--rounds 7] [--steps 60] [--seeds 2] [--json FILE]
 
-Speed: the network, data and optimizer of throughput.py, 64 rows per worker, each contender in a
+Speed: the network, data and optimizer of seed_network.py, 64 rows per worker, each contender in a
 process of its own, rounds interleaved. Worth: examples/fashion_mnist.py to its end under each
 precision and seed; its test accuracy is computed in the precision that it was trained in.
 """
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from throughput import quorate_on
+from seed_network import quorate_on
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "fashion_mnist.py"
 PRECISIONS = ("fp32", "bf16")

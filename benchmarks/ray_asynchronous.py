@@ -35,7 +35,7 @@ import ray
 import torch
 from asynchronous import Stalls
 from ray.cluster_utils import Cluster
-from throughput import Net, data, loss, sgd
+from seed_network import Net, data, loss, sgd
 from torch.utils.data import TensorDataset
 
 import quorate

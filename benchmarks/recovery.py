@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
-from throughput import PER_WORKER, Net, by_hand, data, loss, sgd
+from seed_network import PER_WORKER, Net, by_hand, data, loss, sgd
 
 import quorate
 

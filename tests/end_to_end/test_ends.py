@@ -19,14 +19,15 @@ pytestmark = [
 ]
 
 
-def workers_of(mark: str) -> list[int]:
+def workers_of(coordinator: int) -> list[int]:
     """Without their fork server."""
-    found = [pid for pid, words in processes_of(mark).items() if "dies_with_parent.py" in words]
-    return [pid for pid in found if not can_fork() or parent_of(pid) in found]
+    found = children(coordinator)
+    return [pid for server in found for pid in children(server)] if can_fork() else found
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(n) for task in tasks for n in (task / "children").read_text().split()]
 
 
 @pytest.mark.parametrize("when", ["start", "computing", "holding"])
@@ -44,7 +45,7 @@ def test_nobody_outlives_a_coordinator_that_is_killed(tmp_path: Path, when: str)
         if when == "start":
             time.sleep(0.5)
         else:
-            os.kill(workers_of(mark)[0], signal.SIGSTOP)
+            os.kill(workers_of(run_.pid)[0], signal.SIGSTOP)
         run_.kill()
         killed_at = time.monotonic()
         run_.wait()
@@ -98,12 +99,12 @@ def test_a_signal_to_all_processes_ends_the_step_and_saves(
     options = ("--workers", "2", "--run-dir", str(tmp_path / "run"))
     with started(tmp_path, command(script, options=options)) as (run_, mark):
         wait_for(run_, "step 1/")
-        workers = workers_of(mark)
+        workers = workers_of(run_.pid)
         assert len(workers) == 2
         for pid in workers:  # to these alone it means nothing
             os.kill(pid, number)
         time.sleep(0.5)
-        assert workers_of(mark) == workers
+        assert workers_of(run_.pid) == workers
         # A terminal sends Ctrl-C to its whole foreground group, a cluster SIGTERM to all.
         for pid in processes_of(mark):
             os.kill(pid, number)

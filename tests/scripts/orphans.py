@@ -56,5 +56,5 @@ for update in trainer.updates(TensorDataset(data), steps=updates):
         used = transport._site._starter
         forked = isinstance(used, starter.ForkServer)
         killed = 2 if forked else 1
-        os.kill(used._popen.pid if forked else able[0], signal.SIGKILL)
+        os.kill(used._server.process.pid if forked else able[0], signal.SIGKILL)
 print(json.dumps({"digest": digest(trainer.model.state_dict().items()), "killed": killed}))

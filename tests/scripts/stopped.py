@@ -74,7 +74,7 @@ for update in trainer.updates(data, steps=UPDATES):
                 losses.append(trainer.evaluate(data)["loss"])
         if moment == "server":
             assert isinstance(transport._site._starter, ForkServer)
-            stop([transport._site._starter._popen.pid])
+            stop([transport._site._starter._server.process.pid])
             os.kill(transport.status()[1].pid, signal.SIGKILL)
         losses += [trainer.evaluate(data)["loss"] for _ in range(evaluations)]
     if moment == "end" and update.global_step == UPDATES:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.about_itself import ABOUT_ITSELF, kind
 from support.references import References
 from support.runs import command, last_json, processes_of, run_all
 
@@ -64,34 +65,7 @@ def starter(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[For
 
 # --- what a fork is -------------------------------------------------------------------------------
 
-ABOUT_ITSELF = """
-import json, os, random, signal, sys, numpy, torch
-from pathlib import Path
-def links(pid):
-    found = {}
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found[int(entry.name)] = str(entry.readlink())
-        except OSError:
-            pass
-    return found
-def tasks(pid):
-    return len(list(Path(f"/proc/{pid}/task").iterdir()))
-about = {
-    "argv": sys.argv, "path": sys.path, "folder": os.getcwd(),
-    "group": os.getpgid(0) == os.getpid(),
-    "fds": links("self"), "tasks": tasks("self"),
-    "ignored": [n for n in range(1, 32) if signal.getsignal(n) == signal.SIG_IGN],
-    "command": Path("/proc/self/cmdline").read_text().split("\\0"),
-    "random": [random.random(), float(numpy.random.rand()), torch.initial_seed()],
-    "spins": os.environ.get("OMP_WAIT_POLICY"), "threads": torch.get_num_threads(),
-}
-Path(__file__).with_suffix(f".{os.getpid()}").write_text(json.dumps(about))
-"""
-
-
-def kind(link: str) -> str:
-    return link.rpartition("/")[0] if link.startswith("/") else link.partition(":")[0]
+WRITES = 'Path(__file__).with_suffix(f".{os.getpid()}").write_text(json.dumps(about))'
 
 
 def abouts(starter: Starter, what: Script) -> list[dict[str, Any]]:
@@ -108,7 +82,7 @@ def abouts(starter: Starter, what: Script) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_fork_is_as_a_new_interpreter(starter: ForkServer, tmp_path: Path) -> None:
-    what = script(tmp_path, ABOUT_ITSELF)
+    what = script(tmp_path, ABOUT_ITSELF + WRITES)
     alone = Spawner(what, spins=False)
     forks, others = abouts(starter, what), abouts(alone, what)
     assert starter._script.folder == forks[0]["folder"]
@@ -133,9 +107,9 @@ def test_the_fork_server_keeps_one_thread_and_nothing_of_its_forks(
     starter: ForkServer, tmp_path: Path
 ) -> None:
     def held() -> tuple[int, int]:
-        assert starter._popen is not None
-        proc = Path(f"/proc/{starter._popen.pid}")
-        return len(list((proc / "task").iterdir())), descriptors(starter._popen.pid)
+        assert starter._server is not None
+        proc = Path(f"/proc/{starter._server.process.pid}")
+        return len(list((proc / "task").iterdir())), descriptors(starter._server.process.pid)
 
     def settled() -> tuple[int, int]:
         """What it holds when that has not changed for half a second: a fork's are closed late."""
@@ -241,8 +215,8 @@ def test_a_worker_is_killed_before_it_was_forked(mark: str, tmp_path: Path) -> N
 
 def test_forks_die_with_their_server(starter: ForkServer, tmp_path: Path) -> None:
     processes = [forked(WorkerProcess(n, script(tmp_path, SLEEPS), starter)) for n in range(2)]
-    assert starter._popen is not None
-    old = starter._popen.pid
+    assert starter._server is not None
+    old = starter._server.process.pid
     os.kill(old, signal.SIGKILL)
     for process in processes:
         assert process.wait(5.0)
@@ -251,14 +225,14 @@ def test_forks_die_with_their_server(starter: ForkServer, tmp_path: Path) -> Non
         assert process.ending().is_kill
         process.close()
     ended_process(starter, script(tmp_path, "")).close()
-    assert starter._popen.pid != old
+    assert starter._server.process.pid != old
 
 
 def test_a_fork_server_that_hangs_hides_no_death(starter: ForkServer, tmp_path: Path) -> None:
     process = forked(WorkerProcess(0, script(tmp_path, SLEEPS), starter))
-    assert starter._popen is not None
+    assert starter._server is not None
     assert process.pid is not None
-    os.kill(starter._popen.pid, signal.SIGSTOP)
+    os.kill(starter._server.process.pid, signal.SIGSTOP)
     assert not process.wait(0.1)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait(5.0)
@@ -280,9 +254,9 @@ def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, starter: Fo
     report, theirs = Wire.pair()
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
     server = fork_server._ForkServer(there)
-    assert not server._forks(theirs, fork_server._Task([], *fds))
+    assert not server._forks(theirs, fork_server._Task([], {}, *fds))
     server._selector.close()
-    process = _Forked(starter._popen, report)  # type: ignore[arg-type]
+    process = _Forked(starter._server.process, report)  # type: ignore[union-attr]
     assert process.has_ended()
     assert process.error == "[Errno 11] Resource temporarily unavailable"
     process.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
-from quorate.machine.surroundings import require_current_folder
+from quorate.machine.surroundings import can_fork, require_current_folder
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import real, whole
 from quorate.training.observer import observing
@@ -86,6 +88,11 @@ def command(
     if not file.is_file():
         raise SettingError("script", script, "a Python file", "check the path")
     with ExitStack() as stack:
+        if not detached and _may_fork(settings):
+            import quorate.trainer  # noqa: F401  with torch: the script wants both, and so do workers
+            from quorate.transports.processes.standby import on_standby
+
+            stack.enter_context(on_standby())  # while nothing else is in this process
         for observe in _observers(profile, profile_s, record, record_updates, record_kill):
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
@@ -101,6 +108,18 @@ def command(
         fold_tracebacks()
         program.run()
     return 0
+
+
+def _may_fork(settings: Mapping[str, Any]) -> bool:
+    """Whether workers may be forked, and a fork of this process would do as their server.
+
+    Once torch was imported, by a program that calls the command as a function, it may have
+    computed something, and have threads.
+    """
+    if settings["engine"] in ("towers", "ray") or settings["workers"] == "1":
+        return False
+    is_new = "torch" not in sys.modules and threading.active_count() == 1
+    return is_new and can_fork()
 
 
 def _observers(

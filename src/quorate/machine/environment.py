@@ -1,4 +1,7 @@
-"""The environment: read here and nowhere else, and never written, but for two variables."""
+"""The environment: read here and nowhere else, and never written, but for two variables.
+
+And by a process that is forked for somebody: it takes what that one has.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,15 @@ def child_environment(
         changes: instead of what this one has.
     """
     return {**defaults, **os.environ, **(changes or {})}
+
+
+def become(environment: Mapping[str, str]) -> None:
+    """Have this process's environment be another one, as that of a new interpreter would be."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def cache_dir() -> Path:

@@ -1,8 +1,9 @@
-"""What a process needs around it before it trains: folders that are there, standard descriptors."""
+"""What a process needs around it: folders, standard descriptors, a system on which it may fork."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 
 from quorate.errors import UserError
@@ -53,3 +54,14 @@ def require_temporary_folder() -> None:
             f"the temporary folder: {error.strerror}; set TMPDIR to a folder that can be written "
             "to, on a disk with room, and see that files may have a size (ulimit -f)"
         ) from None
+
+
+def can_fork() -> bool:
+    """Return whether this system has what a server of forks needs; some sandboxes lack it."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True

@@ -6,6 +6,7 @@ A crew outlives its training loops. Workers are made for each loop and end with 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,12 @@ from quorate.transports.processes.worker import here
 from quorate.transports.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.transports.spot_checks import Ask, SpotChecks
 from quorate.transports.towers import workers_here
-from quorate.transports.worker_processes import Kept, worker_processes
+from quorate.transports.worker_processes import (
+    Kept,
+    fork_server_ready,
+    no_fork_server,
+    worker_processes,
+)
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
 RESULTS_PER_WORKER = 4
@@ -71,6 +77,8 @@ class Crew:
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
             engine = engines.suited(recipe.workers.engine, engine, obstacle)
         self.engine, self.script, self.why = engine
+        if self.script is None:
+            no_fork_server()
         self.replicas.take(self.model)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
 
@@ -204,6 +212,12 @@ class Crew:
         self.company, self.engine, self.script, self.why = None, engines.TOWERS, None, why
 
     # --- transports -------------------------------------------------------------------------------
+
+    def starting(self) -> AbstractContextManager[None]:
+        """Return a context within which worker processes start faster, if there will be some."""
+        are_processes = self.engine == engines.PROCESSES and self._datasets is not None
+        script, threads = self.script if are_processes else None, self.recipe.workers.threads
+        return fork_server_ready(script, len(self.groups), threads)
 
     def workers(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
         """Return new workers, for one training loop; the caller closes them."""

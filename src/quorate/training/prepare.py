@@ -91,6 +91,7 @@ def prepare(
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
+        stack.enter_context(crew.starting())
         # 2. The state, tried on one shard and restored.
         if crew.company is not None:
             stack.callback(crew.company.leave)

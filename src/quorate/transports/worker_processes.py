@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,12 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.transports import Transport, engines
 from quorate.transports.job import Original
+from quorate.transports.processes import standby
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.members import Growth
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Site
+from quorate.transports.processes.starter import have_ready
 from quorate.transports.processes.transport import Processes
 from quorate.transports.processes.worker_process import ThisMachine
 from quorate.transports.ray.demand import demanded
@@ -115,6 +118,27 @@ def _growth(workers: Workers) -> Growth | None:
     if workers.engine != engines.RAY or (demand := demanded(workers)).least is None:
         return None
     return Growth(demand.least, f"the Ray cluster has room for {demand.text()} each")
+
+
+@contextmanager
+def fork_server_ready(script: Script | None, workers: int, threads: int) -> Iterator[None]:
+    """Within the block what forks worker processes starts, beside whatever else is done.
+
+    Args:
+        script: what they will run; None: nothing starts here.
+        threads: of each.
+    """
+    try:
+        if script is not None:
+            have_ready(script, workers, threads=threads)
+        yield
+    finally:
+        no_fork_server()  # whoever has started workers has taken it
+
+
+def no_fork_server() -> None:
+    """End what waits to fork worker processes: there will be none."""
+    standby.send_away()
 
 
 def servers_of(workers: Transport) -> Servers | None:

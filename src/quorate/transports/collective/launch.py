@@ -40,7 +40,7 @@ class Launched:
         board.write_bytes(bytes(FileBoard.nbytes(size)))
         meet = f"file:///{self._folder.lstrip('/')}/meet"
         self.place = Place(0, size, 0, meet, board=str(board))
-        self._starter = new_starter(script, threads=size * threads)
+        self._starter = new_starter(script, size, threads=threads)
         self._processes: list[WorkerProcess] = []
         self._oom_kills = oom_kills()  # before these
         try:

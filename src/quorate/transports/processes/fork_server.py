@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from quorate.machine.dies_with_parent import die_with
+from quorate.machine.environment import become
 from quorate.transports.processes import worker
 from quorate.transports.processes.wire import Wire
 
@@ -30,13 +31,15 @@ def run(*, wire: int) -> None:
     ``atexit``. The fork server itself does not return. It ends when its wire is cut.
 
     Args:
-        wire: descriptor of its end of the wire. Each message holds the ``sys.path`` of a worker,
-            and comes with descriptors: a wire to report on, then the worker's two.
+        wire: descriptor of its end of the wire. Each message holds the ``sys.path`` and the
+            environment of a worker, and comes with descriptors: a wire to report on, then the
+            worker's two.
     """
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page
     task = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
     sys.path[:] = task.path
+    become(task.environment)
     importlib.invalidate_caches()  # of the folders as they were
     # Each its own, as processes from nothing have; ``random`` sees to that itself.
     np.random.seed()
@@ -48,6 +51,7 @@ class _Task(NamedTuple):
     """What a fork is to do."""
 
     path: list[str]
+    environment: dict[str, str]
     wire: int
     output: int
 
@@ -82,7 +86,7 @@ class _ForkServer:
                     self._reap(key.data)
             for message in self._wire.arrived():
                 report, *fds = (self._wire.fds.pop(0) for _ in range(3))
-                task = _Task(message["path"], *fds)
+                task = _Task(message["path"], message["environment"], *fds)
                 if self._forks(Wire(socket.socket(fileno=report)), task):
                     return task
             if self._wire.is_cut:

@@ -2,7 +2,8 @@
 
 A new interpreter imports torch first, which takes seconds of a core. The fork server has done so
 once, and a worker's process costs a fork. It is used on Linux, where a fork is safe and a process
-can be held by a descriptor; elsewhere a new interpreter is spawned for each.
+can be held by a descriptor; elsewhere a new interpreter is spawned for each. The first server may
+be there already: see ``standby``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from quorate.machine import dies_with_parent
 from quorate.machine.cores import usable_cores
 from quorate.machine.environment import child_environment
 from quorate.machine.standard_streams import inherited_by_children
-from quorate.transports.processes import fork_server, worker
+from quorate.machine.surroundings import can_fork
+from quorate.transports.processes import fork_server, standby, worker
 from quorate.transports.processes.script import Script
+from quorate.transports.processes.standby import Server, ServerProcess
 from quorate.transports.processes.wire import Wire
 
 # How long the fork server may take to report the exit of a process that is gone; else it hangs.
@@ -67,25 +70,30 @@ class Starter(Protocol):
         """End what it keeps running; its processes must have ended."""
 
 
-def new_starter(script: Script, *, threads: int) -> Starter:
+def have_ready(script: Script, workers: int, *, threads: int) -> None:
+    """Have a fork server import torch while something else is done; ``new_starter`` takes it.
+
+    Args:
+        threads: of each worker.
+    """
+    if can_fork() and not standby.is_ready():
+        # Without a process now there may be one later.
+        with suppress(OSError):
+            standby.keep(new_server(script, spins=workers * threads <= usable_cores()))
+
+
+def new_starter(script: Script, workers: int, *, threads: int) -> Starter:
     """Return the fastest starter of this system, for workers that run a script.
 
     Args:
-        threads: of all workers. They may spin while they wait for each other if each has a core.
+        threads: of each worker. They may spin while they wait for each other if each has a core.
     """
-    spins = threads <= usable_cores()
-    return ForkServer(script, spins=spins) if can_fork() else Spawner(script, spins=spins)
-
-
-def can_fork() -> bool:
-    """Return whether this system has what a fork server needs; some sandboxes lack it."""
-    if sys.platform != "linux":
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return True
+    spins = workers * threads <= usable_cores()
+    if not can_fork():
+        return Spawner(script, spins=spins)
+    # OpenMP has read by now whether its threads spin, and a thread alone waits for no other.
+    ready = standby.taken() if spins or threads == 1 else None
+    return ForkServer(script, spins=spins, server=ready)
 
 
 class Spawner:
@@ -108,58 +116,63 @@ class Spawner:
 
 
 class ForkServer:
-    """A starter that has a server fork; the first start after it was killed runs a new server."""
+    """A starter that has a server fork; the first start after it was killed runs a new server.
 
-    def __init__(self, script: Script, *, spins: bool) -> None:
+    Args:
+        server: one that is there; this object ends it.
+    """
+
+    def __init__(self, script: Script, *, spins: bool, server: Server | None = None) -> None:
         self._script = script
         self._spins = spins
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._wire: Wire | None = None
+        self._server = server
 
     def start(self, wire: Wire, output: IO[bytes]) -> Process:
         """Ask the server for a fork; run a server first if there is none. Does not block."""
-        if self._popen is None or self._popen.poll() is not None:
+        if self._server is None or self._server.process.poll() is not None:
             self.close()
-            self._open()
-        assert self._popen is not None
-        assert self._wire is not None
+            self._server = new_server(self._script, spins=self._spins)
+        server = self._server
         report, theirs = Wire.pair()
         try:
             # If the server dies now, what was sent is closed with it, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
             # It may be stopped, or have a hundred forks to make yet.
-            self._wire.post({"path": _path()}, fds)
+            server.wire.post({"path": _path(), "environment": _environment(spins=self._spins)}, fds)
         except BaseException:
             report.close()
             raise
         finally:
             theirs.close()
-        return _Forked(self._popen, report)
+        return _Forked(server.process, report)
 
     def flush(self) -> None:
         """Ask for the forks that the server had no room to be asked for. Does not block."""
-        if self._wire is not None:
-            self._wire.flush()
+        if self._server is not None:
+            self._server.wire.flush()
 
     def close(self) -> None:
         """End the server."""
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
-        if self._popen is not None:
-            self._popen.kill()
-            self._popen.wait()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
-    def _open(self) -> None:
-        self._wire, theirs = Wire.pair()
-        try:
-            fds = {"wire": theirs.socket.fileno()}
-            self._popen = _run(fork_server.__name__, fds, self._script, spins=self._spins)
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            theirs.close()
+
+def new_server(script: Script, *, spins: bool) -> Server:
+    """Return a fork server from nothing.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    ours, theirs = Wire.pair()
+    try:
+        fds = {"wire": theirs.socket.fileno()}
+        return Server(_run(fork_server.__name__, fds, script, spins=spins), ours)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
 
 
 class _Spawned:
@@ -202,7 +215,7 @@ class _Forked:
         report: the end of a wire that it reports on.
     """
 
-    def __init__(self, server: subprocess.Popen[bytes], report: Wire) -> None:
+    def __init__(self, server: ServerProcess, report: Wire) -> None:
         self._server = server
         self._report = report
         self._code: int | None = None
@@ -283,9 +296,13 @@ def _run(
         stderr=stderr,
         pass_fds=list(fds.values()),
         cwd=script.folder,
-        env=child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"}),
+        env=_environment(spins=spins),
         process_group=0,  # a terminal's Ctrl-C is the coordinator's
     )
+
+
+def _environment(*, spins: bool) -> dict[str, str]:
+    return child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"})
 
 
 def _path() -> list[str]:

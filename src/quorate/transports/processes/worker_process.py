@@ -156,7 +156,7 @@ class ThisMachine:
     def __init__(self, script: Script, workers: int, threads: int) -> None:
         require_descriptors(workers)
         self._script = script
-        self._starter = new_starter(script, threads=threads * workers)
+        self._starter = new_starter(script, workers, threads=threads)
 
     def start(self, number: int) -> WorkerProcess:
         """Start a process; it may be forked later. Does not block for long."""
