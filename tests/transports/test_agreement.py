@@ -21,7 +21,7 @@ from quorate.replica.flat import Layout
 from quorate.transports.job import Evaluation, Training
 from quorate.transports.processes import agreement as agreements
 from quorate.transports.processes.agreement import Agreement
-from quorate.transports.processes.remote_error import to_json
+from quorate.transports.remote_error import to_json
 
 ROWS = TensorDataset(torch.arange(8.0)[:, None])
 

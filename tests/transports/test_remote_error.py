@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quorate.errors import LossError, SettingError, UserError, WorkerError
-from quorate.transports.processes import remote_error
+from quorate.transports import remote_error
 
 
 class OwnError(Exception):

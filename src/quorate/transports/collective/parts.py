@@ -16,8 +16,8 @@ from quorate.replica.flat import Flat, Layout
 from quorate.replica.notes import Note
 from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import from_json, to_json
+from quorate.transports import remote_error
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.processes import remote_error
 
 
 class Handed(NamedTuple):

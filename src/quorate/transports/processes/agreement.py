@@ -26,8 +26,8 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
+from quorate.transports import remote_error
 from quorate.transports.job import Job, Training, data_fingerprint, probe_fingerprint
-from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.wire import Message
 

@@ -31,9 +31,9 @@ from quorate.errors import WorkerError
 from quorate.replica.buffers import Buffers
 from quorate.replica.shard_sum import Part
 from quorate.replica.snapshots import Snapshots
+from quorate.transports import remote_error
 from quorate.transports.held import Held
 from quorate.transports.job import Job, Training, class_name
-from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.results import Result, Running, result_of
 from quorate.transports.processes.wire import Message

@@ -21,6 +21,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot, Vectors
 from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
+from quorate.transports import remote_error
 from quorate.transports.amendments import Amendments, Follower
 from quorate.transports.job import (
     Job,
@@ -30,7 +31,6 @@ from quorate.transports.job import (
     data_fingerprint,
     probe_fingerprint,
 )
-from quorate.transports.processes import remote_error
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.wire import Message, Wire
