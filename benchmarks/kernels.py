@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from throughput import PER_WORKER, WARM_UP, Net, data, loss, sgd
+from seed_network import PER_WORKER, WARM_UP, Net, data, loss, sgd
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -14,11 +14,11 @@ from support.about_itself import ABOUT_ITSELF, kind
 from support.runs import LIMIT_S, last_json
 
 from quorate.machine.surroundings import can_fork
-from quorate.transports.processes import standby
+from quorate.transports import standby
 from quorate.transports.processes.script import Script
-from quorate.transports.processes.standby import Server
 from quorate.transports.processes.starter import ForkServer, Spawner, new_starter
 from quorate.transports.processes.wire import Wire
+from quorate.transports.standby import Server
 
 pytestmark = pytest.mark.skipif(
     not can_fork(), reason="a new interpreter is spawned for each worker"

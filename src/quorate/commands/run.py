@@ -90,7 +90,7 @@ def command(
     with ExitStack() as stack:
         if not detached and _may_fork(settings):
             import quorate.trainer  # noqa: F401  with torch: the script wants both, and so do workers
-            from quorate.transports.processes.standby import on_standby
+            from quorate.transports.standby import on_standby
 
             stack.enter_context(on_standby())  # while nothing else is in this process
         for observe in _observers(profile, profile_s, record, record_updates, record_kill):

@@ -13,9 +13,8 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.transports import Transport, engines
+from quorate.transports import Transport, engines, standby
 from quorate.transports.job import Original
-from quorate.transports.processes import standby
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.members import Growth
 from quorate.transports.processes.script import Script

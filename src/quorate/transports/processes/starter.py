@@ -24,10 +24,11 @@ from quorate.machine.cores import usable_cores
 from quorate.machine.environment import child_environment
 from quorate.machine.standard_streams import inherited_by_children
 from quorate.machine.surroundings import can_fork
-from quorate.transports.processes import fork_server, standby, worker
+from quorate.transports import standby
+from quorate.transports.processes import fork_server, worker
 from quorate.transports.processes.script import Script
-from quorate.transports.processes.standby import Server, ServerProcess
 from quorate.transports.processes.wire import Wire
+from quorate.transports.standby import Server, ServerProcess
 
 # How long the fork server may take to report the exit of a process that is gone; else it hangs.
 STATUS_S = 1.0
