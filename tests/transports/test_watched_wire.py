@@ -6,8 +6,7 @@ from contextlib import closing
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Any
 
-from quorate.transports.processes.watched_wire import WatchedWire
-from quorate.transports.processes.wire import Message, Wire
+from quorate.transports.processes.wire import Message, WatchedWire, Wire
 
 
 class Counting(DefaultSelector):

@@ -14,8 +14,7 @@ from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Hand
 from quorate.transports.processes.starter import Starter, new_starter
-from quorate.transports.processes.watched_wire import WatchedWire
-from quorate.transports.processes.wire import Message, Wire
+from quorate.transports.processes.wire import Message, WatchedWire, Wire
 
 _TAIL = 2000  # characters of its output that are shown
 

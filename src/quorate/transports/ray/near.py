@@ -19,8 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
 
-from quorate.transports.processes.watched_wire import WatchedWire
-from quorate.transports.processes.wire import Wire
+from quorate.transports.processes.wire import WatchedWire, Wire
 
 HANDED_S = 10.0  # what was said to be handed over is there before; so long, if it is not true
 END_S = 10.0  # that a process may take to end whose parent is gone
