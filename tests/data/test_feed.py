@@ -60,7 +60,10 @@ def test_it_loads_ahead_and_not_too_far() -> None:
         feed.take((0, 0))
 
 
-def test_what_is_cheap_is_loaded_when_it_is_taken_and_ahead_once_it_is_not() -> None:
+def test_what_is_cheap_is_loaded_when_it_is_taken_and_ahead_once_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quorate.data.feed.SLOW_LOADS", 4)
     dataset = Slow()
     rows = source(dataset)
     for _ in range(50):  # one of them is as fast as it can be

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 # thread to another takes as long.
 CHEAP_S = 3e-4
 FIRST_LOAD = 30  # times as long as usual a first load may take
-SLOW_LOADS = 4  # in turn, after which shards are loaded ahead: one may have waited for a core
+SLOW_LOADS = 16  # in turn, after which shards are loaded ahead: some may have waited for a core
 GRACE_S = 5.0  # how long a row that nobody wants any more may take
 
 

@@ -117,6 +117,9 @@ class Flat:
             name: section.view(vectors[section.vector]) for name, section in layout.sections.items()
         }
 
+        self._all = [*self.views.values()]
+        self._are_small = all(view.numel() < LARGE for view in self._all)
+
     @property
     def device(self) -> torch.device:
         """The device that all vectors are on."""
@@ -166,9 +169,19 @@ class Flat:
     def expect(self, parameters: Mapping[str, torch.nn.Parameter], factor: float) -> None:
         """Hear that backward begins, whose gradients ``fill`` will be given: nothing to do here."""
 
-    @torch.no_grad()
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
         """Copy tensors in, multiplied by a factor; names that are not there become zero."""
+        if self._are_small and len(values) == len(self.views):
+            sources = [*map(values.get, self.views)]
+            if not any(map(_is_odd, sources)):  # the usual case of a small model, without a walk
+                copy_all(self._all, sources)  # type: ignore[arg-type]
+                for stretch in self._without(()) if factor != 1.0 else ():
+                    stretch.mul_(factor)
+                return
+        self._fill(values, factor)
+
+    @torch.no_grad()
+    def _fill(self, values: Mapping[str, torch.Tensor], factor: float) -> None:
         fuses = factor != 1.0 and self.device.type == "cpu"
         targets, sources, fused = [], [], []
         for name, view in self.views.items():
@@ -218,6 +231,10 @@ class Flat:
             end = section.start + section.span
         if members:
             yield self.vectors[vector][start:end], members
+
+
+def _is_odd(value: torch.Tensor | None) -> bool:
+    return value is None or value.is_sparse or value.requires_grad
 
 
 def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -237,9 +237,12 @@ def alone_on(group: Group) -> AbstractContextManager[object]:
 
     The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
     """
-    if all(device.type == "cpu" for device in group):
-        return nullcontext()
-    return _locked(group)
+    return nullcontext() if _is_host(group) else _locked(group)
+
+
+@cache
+def _is_host(group: Group) -> bool:
+    return all(device.type == "cpu" for device in group)
 
 
 @contextmanager

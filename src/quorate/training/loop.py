@@ -30,7 +30,7 @@ from quorate.transports import Transport
 from quorate.transports.job import Training, drawing
 from quorate.transports.spot_checks import SpotChecks, asking
 
-RUN_S = 2e-3  # of shards that are dealt at once: some fifty times what dealing one costs
+RUN_S = 4e-3  # of shards that are dealt at once: some fifty times what dealing one costs
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
 
 

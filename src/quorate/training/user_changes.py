@@ -7,7 +7,8 @@ dealt, one look over tensors' addresses and versions finds what a vector does no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,10 @@ from quorate.transports.job import Original
 _INTERNAL = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (bool, int, float, str, type(None))
 _MISSING = object()
+_READ: tuple[Callable[[torch.Tensor], object], ...] = (
+    *(torch.Tensor.data_ptr, torch.Tensor.stride),
+    *map(attrgetter, ("shape", "dtype", "device")),
+)
 
 
 class _Place(NamedTuple):
@@ -85,6 +90,8 @@ class UserChanges:
                     self._trained.append(_place(name, owner, attribute, parameter, home))
                 elif numbers[id(parameter)] not in mutable_frozen:
                     self._frozen.append(_place(name, owner, attribute, parameter))
+        self._parameters = [place.parameter for place in (*self._trained, *self._frozen)]
+        self._at_home: tuple[list[object], ...] | None = None  # ``_where`` they are if all are
         self._made = self._simple()  # as the script made them
         self._attributes: dict[str, dict[str, Any]] = {}  # as they are known
         self._others: dict[str, dict[str, Any]] = {}
@@ -104,6 +111,7 @@ class UserChanges:
             _place(place.name, place.owner, place.attribute, place.parameter)
             for place in self._frozen
         ]
+        self._at_home = None
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
         self._ids = [[] for _ in self._modules]  # also of what was deleted
         self.overlook()
@@ -323,8 +331,16 @@ class UserChanges:
     def _simple(self) -> dict[str, dict[str, Any]]:
         return {prefix: _simple(module) for prefix, module in self._modules}
 
+    def _where(self) -> tuple[list[object], ...]:
+        """Return what differs once a parameter reads other memory, or reads it otherwise."""
+        return tuple([*map(read, self._parameters)] for read in _READ)
+
     def _bring_home(self) -> set[str]:
         """Bring moved values back to where workers read them; return the names."""
+        where = self._where()
+        if where == self._at_home:
+            return set()
+        self._at_home = None
         homes = [place.home for place in (*self._trained, *self._frozen) if place.home.is_left]
         for home in homes:
             value = home.parameter.data
@@ -342,6 +358,8 @@ class UserChanges:
         bring_home(left(homes))
         for home in homes:  # those of another shape are as they were
             home.parameter.data = home.tensor
+        if not homes:
+            self._at_home = where
         return {home.name for home in homes}
 
     def _refuse(self, why: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 import torch
 
@@ -25,27 +26,34 @@ def as_in_a_new_thread(threads: int, device: torch.device) -> Iterator[None]:
         device: that "cuda" without a number means.
     """
     had_threads, had_cache = torch.get_num_threads(), torch.is_autocast_cache_enabled()
-    kinds = [kind for kind in {"cpu", device.type} if torch.amp.is_autocast_available(kind)]
+    kinds = _kinds(device.type)
     torch.set_num_threads(threads)  # OpenMP keeps this number per thread
     # Autocast's cache of cast weights is the process's, and any thread that leaves autocast
     # empties it: whether a weight is cast once or twice would depend on the other towers.
     torch.set_autocast_cache_enabled(False)
     try:
-        if _is_plain(kinds):
-            with current(device):
-                yield
+        if device == _CPU and _is_plain(kinds):
+            yield
             return
         with ExitStack() as stack:
             stack.enter_context(current(device))
+            if _is_plain(kinds):
+                yield
+                return
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            for kind in kinds:
+            for kind in filter(torch.is_autocast_enabled, kinds):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(_CPU)  # what is made without a device
             yield
     finally:
         torch.set_autocast_cache_enabled(had_cache)
         torch.set_num_threads(had_threads)
+
+
+@cache
+def _kinds(kind: str) -> tuple[str, ...]:
+    return tuple(each for each in {"cpu", kind} if torch.amp.is_autocast_available(each))
 
 
 def _is_plain(kinds: Collection[str]) -> bool:
