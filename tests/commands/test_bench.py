@@ -385,7 +385,7 @@ def test_precision_and_compile_reach_the_runs(tmp_path: Path) -> None:
     words = ["bench", str(SCRIPT), "--compile", "--precision", "fp8", "--out", str(tmp_path)]
     code, _, error = WARM.run(words, os.environ, 120)
     assert code == 2
-    assert "precision: got 'fp8', expected one of fp32, tf32, bf16, fp16" in error
+    assert "precision: got 'fp8', expected one of fp32, tf32, bf32, bf16, fp16" in error
     assert "unrecognized" not in error
 
 
