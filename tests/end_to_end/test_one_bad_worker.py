@@ -87,6 +87,7 @@ class Rows(Dataset):
     def __getitem__(self, row):
         if row == 71:  # of step 8, shard 3
             ctypes.string_at(0)
+        time.sleep(0.001)  # else rows are loaded when they are wanted
         return torch.ones(3)
 def loss(model, batch):
     time.sleep(0.3)
@@ -110,3 +111,14 @@ def test_a_crash_over_rows_that_are_loaded_ahead_names_them(tmp_path: Path) -> N
         ", and loaded rows [70, 71] of step 8, shard 3 ahead: the one or the other may be to blame"
     )
     assert last.endswith(said), last
+
+
+def test_a_crash_over_rows_that_are_cheap_names_their_shard(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(AHEAD.replace("time.sleep(0.001)", "pass"))
+    ended = run(
+        command(tmp_path / "script.py", options=("--workers", "1", "--engine", "processes"))
+    )
+    assert ended.code == 1, ended.said
+    last = ended.err.splitlines()[-1]
+    assert "was killed by signal 11 (SIGSEGV) in step 8, shard 3, fetching" in last
+    assert last.endswith("it computed step 8, shard 3, rows [70, 71]"), last
