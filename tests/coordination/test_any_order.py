@@ -22,6 +22,7 @@ from support.scripted import (
 from support.simulator import Simulation
 
 from quorate.coordination.protocol import (
+    Abort,
     Finish,
     Joined,
     Left,
@@ -131,18 +132,18 @@ def test_short_shards_are_dealt_in_runs(run_s: float, runs: int) -> None:
     assert (run.runs == 0) == (run_s == 0)
 
 
-def test_a_run_that_crashes_again_and_again_ends_with_the_shard_to_blame() -> None:
-    # Worker 1's shards are 4 to 7. A first step without runs, as no time is known yet.
+def test_a_crash_in_a_run_blames_no_shard_and_two_in_one_shard_do() -> None:
+    # Worker 1 computes 5 to 7 as a run from 1 s on, and crashes: nobody can tell in which. Dealt
+    # one by one, it crashes in 5, goes on with the others, and worker 0, which is done at 4 s,
+    # crashes in 5 too.
     run = Simulation(shards=8, steps=3, run_s=100.0, results_stay=True)
     run.at(0.0, Joined(0), Joined(1))
-    while not run.runs:
-        run.advance()
-    for number in range(3):
-        at = run.now + 0.5 + number
+    for at in (1.5, 1.9):
         run.at(at, Left(1, "killed", crashed=True, results_stay=True), Joined(1))
+    run.at(4.5, Left(0, "killed", crashed=True, results_stay=True))
     run.run()
-    assert run.abort is None or run.abort.shard >= 4
-    assert run.finish is not None or run.abort is not None
+    assert run.runs == 2
+    assert run.abort == Abort(0, 0, 5)
 
 
 def test_five_hundred_workers_compute_five_hundred_shards() -> None:
