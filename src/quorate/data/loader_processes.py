@@ -7,7 +7,6 @@ was to load then, or cannot hand over, is loaded by whoever needs it.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -27,6 +26,7 @@ import torch
 from quorate.data.parcel import pack, unpack
 from quorate.data.source import Batch, Source, Ticket
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.machine.freed_memory import keep_freed_memory
 
 # Shards that each process was asked for and has not handed over.
 PREFETCHED = 2
@@ -244,23 +244,12 @@ def _serve(
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
     parents_end.close()
-    _keep_memory()
+    keep_freed_memory()
     torch.set_num_threads(threads)
     with suppress(OSError):  # the parent's end is closed
         while len(asked := end.recv(_TICKET.size, socket.MSG_WAITALL)) == _TICKET.size:
             step, shard = _TICKET.unpack(asked)
             pack(end, attempt(source, (step, shard)))
-
-
-def _keep_memory() -> None:
-    """Have freed memory used again: to get pages anew costs more than to copy a batch into them."""
-    if sys.platform != "linux":
-        return
-    m_trim_threshold, m_mmap_max = -1, -4
-    with suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(m_mmap_max, 0)
-        libc.mallopt(m_trim_threshold, 1 << 30)
 
 
 def _kill(processes: list[_LoaderProcess]) -> None:

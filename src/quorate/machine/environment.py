@@ -33,6 +33,17 @@ def device_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
 
 
+MALLOC_VARIABLES = (
+    *("GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_"),
+    *("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_"),
+)
+
+
+def has_malloc_settings() -> bool:
+    """Return whether it says how the C library is to allocate memory."""
+    return any(name in os.environ for name in MALLOC_VARIABLES)
+
+
 TORCHRUN_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     *("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"),

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from quorate.commands.bench.cpu_time import CpuTime, cpu_time
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.coordination import rules
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
 from quorate.machine.cores import usable_cores
-from quorate.machine.cpu_time import CpuTime, cpu_time
 from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part
 from quorate.training.state import State

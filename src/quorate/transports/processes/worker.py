@@ -19,6 +19,7 @@ import torch
 
 from quorate.errors import UserError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
+from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
 from quorate.machine.shared_memory import Segment
 from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
@@ -109,6 +110,7 @@ class Worker:
             except BaseException:  # the edge of the process
                 traceback.print_exc()
 
+        keep_freed_memory()
         # In a thread of its own, as a tower: what the script has around its loop (autocast, a
         # default device) is the thread's that it runs in, and reaches no shard.
         thread = threading.Thread(target=serve, name=f"quorate-worker-{self.number}")
