@@ -29,6 +29,9 @@ from quorate.replica.torch_internals import run_inductor, strict_compiler
 
 MOST_SHAPES = 32  # of one replica, in training and in evaluation
 MOST_REPEATS = 32  # compilations of one replica for batches of shapes that it knew
+# Runs after the first compilation until one compiles nothing: models of Hugging Face's set values
+# of their configuration in their first forward pass, and are compiled anew for those.
+MOST_TRIES = 3
 
 T = TypeVar("T")
 _local = threading.local()
@@ -73,9 +76,11 @@ class Compiled:
         kind = (training, signature(batch))
         if kind in self._known:
             with _gate.shared():
+                drawn = torch.default_generator.get_state()
                 result, compiled = self._observed(work)
             if not compiled:
                 return result
+            torch.default_generator.set_state(drawn)
             # A value that the code depends on has changed: a number that the model counts, say.
             self._repeats += 1
             if self._repeats > MOST_REPEATS:
@@ -103,7 +108,14 @@ class Compiled:
                         f"a shard of {described(batch)} cannot be compiled: {reason(error)}"
                     ) from error
                 self._known.add(kind)
-            return self._observed(work)[0]
+            for _ in range(MOST_TRIES):
+                before = generators.states()
+                result, compiled = self._observed(work)
+                if not compiled:
+                    break
+                # Once more: what the compiler drew would be taken for a draw of the model's.
+                generators.restore(before)
+            return result
 
     def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:
         """Return the result of ``work``, and whether something was compiled for it."""
