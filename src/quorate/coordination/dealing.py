@@ -178,6 +178,8 @@ class Dealing:
             return 1
         most = min(int(self._run_s / max(usual_s, 1e-9)), own.stop - first)
         rest = range(first + 1, first + most)
+        if step.todo.issuperset(rest) and not step.failures:
+            return max(1, most)
         ends = (s - first for s in rest if s not in step.todo or step.failed_on(s))
         return max(1, next(ends, most))
 
@@ -201,7 +203,9 @@ class Dealing:
         return step, *choice
 
     def _shard_of(self, step: OpenStep, worker: int, now: float) -> tuple[int, str] | None:
-        todo = {shard for shard in step.todo if self._may_try(step, worker, shard)}
+        todo = step.todo
+        if step.failures:
+            todo = {shard for shard in todo if self._may_try(step, worker, shard)}
         if not todo or not self._is_of_use(step, worker, now):
             return None
         if not step.homes:
