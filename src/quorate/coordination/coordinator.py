@@ -342,6 +342,8 @@ class Coordinator:
     def _next_to_apply(self) -> OpenStep | None:
         """Return the ready step with the oldest parameters that leaves the others time."""
         ready = [step for step in self._steps if step.is_ready]
+        if len(ready) == len(self._steps) <= 1:
+            return ready[0] if ready else None
         return next(filter(self._leaves_time, sorted(ready, key=self._version)), None)
 
     def _version(self, step: OpenStep) -> int:

@@ -122,13 +122,13 @@ class Dealing:
         self.look_again_at = inf
         # 1. Shards that nobody has begun.
         for worker in self._members.idle():
-            if not self._may_begin(last_step) and not any(step.todo for step in self._steps):
+            if not (self._steps.have_todo or self._may_begin(last_step)):
                 break
             if (choice := self._next_shard(worker, now, last_step)) is not None:
                 yield self._give(worker, *choice, now)
         # 2. Copies of those that are far behind or slow.
         idle = self._members.idle() if self._rule.copies else []
-        if not idle:
+        if not idle or len(idle) == len(self._members):  # nobody computes what could be copied
             return
         # What was dealt a moment ago is among them: who is known to be slow need not be late first.
         running = [r for step in self._steps for r in self._worth_copying(step, now)]
