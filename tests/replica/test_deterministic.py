@@ -19,6 +19,7 @@ from quorate.replica.deterministic import WORKSPACE, deterministic, remarks, rep
 from quorate.replica.digest import digest
 from quorate.replica.precision import float32_products, parse
 from quorate.replica.streams import Stream
+from quorate.replica.torch_internals import STREAM_KEY
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CUDNN: Any = torch.backends.cudnn
@@ -80,7 +81,7 @@ def test_a_thread_with_the_key_of_a_stream_and_no_stream_draws_from_the_process(
     drawn = []
 
     def draw() -> None:
-        key = torch._C.DispatchKey.PreDispatch  # type: ignore[attr-defined]
+        key = torch._C._parse_dispatch_key(STREAM_KEY)  # type: ignore[attr-defined]
         with torch._C._IncludeDispatchKeyGuard(key):
             torch.manual_seed(3)
             drawn.append(torch.rand(4))

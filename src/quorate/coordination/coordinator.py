@@ -24,7 +24,7 @@ monotonic clock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from math import inf
@@ -307,8 +307,8 @@ class Coordinator:
         if self.phase is not Phase.APPLYING or number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
         step = self._steps[number]
-        for kept in step.kept.values():
-            self.tally.applied(kept.worker, self.applied - kept.version)
+        for kept, shards in Counter(step.kept.values()).items():
+            self.tally.applied(kept.worker, self.applied - kept.version, shards)
         for worker, task in self._members.tasks(number):
             self._lose(task, worker, task.shards)
             yield Cancel(worker, number, task.shard)
@@ -336,12 +336,14 @@ class Coordinator:
                 step.number,
                 tuple(sorted({kept.worker for kept in step.kept.values()})),
                 shards=tuple(sorted(step.kept)),
-                staleness=max(self.applied - kept.version for kept in step.kept.values()),
+                staleness=self.applied - min([kept.version for kept in step.kept.values()]),
             )
 
     def _next_to_apply(self) -> OpenStep | None:
         """Return the ready step with the oldest parameters that leaves the others time."""
         ready = [step for step in self._steps if step.is_ready]
+        if len(ready) == len(self._steps) <= 1:
+            return ready[0] if ready else None
         return next(filter(self._leaves_time, sorted(ready, key=self._version)), None)
 
     def _version(self, step: OpenStep) -> int:

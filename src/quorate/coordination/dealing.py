@@ -122,13 +122,13 @@ class Dealing:
         self.look_again_at = inf
         # 1. Shards that nobody has begun.
         for worker in self._members.idle():
-            if not self._may_begin(last_step) and not any(step.todo for step in self._steps):
+            if not (self._steps.have_todo or self._may_begin(last_step)):
                 break
             if (choice := self._next_shard(worker, now, last_step)) is not None:
                 yield self._give(worker, *choice, now)
         # 2. Copies of those that are far behind or slow.
         idle = self._members.idle() if self._rule.copies else []
-        if not idle:
+        if not idle or len(idle) == len(self._members):  # nobody computes what could be copied
             return
         # What was dealt a moment ago is among them: who is known to be slow need not be late first.
         running = [r for step in self._steps for r in self._worth_copying(step, now)]
@@ -178,6 +178,8 @@ class Dealing:
             return 1
         most = min(int(self._run_s / max(usual_s, 1e-9)), own.stop - first)
         rest = range(first + 1, first + most)
+        if step.todo.issuperset(rest) and not step.failures:
+            return max(1, most)
         ends = (s - first for s in rest if s not in step.todo or step.failed_on(s))
         return max(1, next(ends, most))
 
@@ -201,7 +203,9 @@ class Dealing:
         return step, *choice
 
     def _shard_of(self, step: OpenStep, worker: int, now: float) -> tuple[int, str] | None:
-        todo = {shard for shard in step.todo if self._may_try(step, worker, shard)}
+        todo = step.todo
+        if step.failures:
+            todo = {shard for shard in todo if self._may_try(step, worker, shard)}
         if not todo or not self._is_of_use(step, worker, now):
             return None
         if not step.homes:

@@ -85,6 +85,11 @@ class OpenSteps:
     def __getitem__(self, number: int) -> OpenStep:
         return self._open[number]
 
+    @property
+    def have_todo(self) -> bool:
+        """Whether a step has a shard that nobody computes or holds."""
+        return any(step.todo for step in self._open.values())
+
     def expecting(self, task: Task) -> OpenStep | None:
         """Return the step that a task's result may still be in, or None: it would be too late.
 
@@ -93,7 +98,7 @@ class OpenSteps:
         step = self._open.get(task.step)
         if step is None or step.number == self.applying:
             return None
-        return step if any(shard not in step.kept for shard in task.shards) else None
+        return step if not step.kept.keys() >= {*task.shards} else None
 
     def next_to_begin(self, within: int, end: int, is_home: Callable[[int], bool]) -> int:
         """Return the first step that nobody has begun, or one a little later that is at home.
@@ -103,6 +108,8 @@ class OpenSteps:
             end: steps from this number on do not exist.
         """
         first = self._skipped[0] if self._skipped else self._top
+        if within == 1:
+            return first
         end_of_search = min(max(first + within, self._top), end)
         candidates = chain(self._skipped, range(self._top, end_of_search))
         return next((t for t in candidates if t < first + within and is_home(t)), first)

@@ -41,14 +41,14 @@ class Tally:
             self._counts.append(Count())
         return self._counts[worker]
 
-    def applied(self, worker: int, staleness: int) -> None:
-        """Count a shard of a worker that is in an update, so many updates after its parameters."""
+    def applied(self, worker: int, staleness: int, shards: int = 1) -> None:
+        """Count shards of a worker in an update that comes so many updates after their values."""
         count = self.of(worker)
         if staleness:
-            count.stale += 1
+            count.stale += shards
         else:
-            count.fresh += 1
-        self.staleness_sum += staleness
+            count.fresh += shards
+        self.staleness_sum += staleness * shards
         self.staleness_max = max(self.staleness_max, staleness)
 
     def lost(self, worker: int, *, dropped: bool) -> None:

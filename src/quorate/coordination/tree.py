@@ -72,6 +72,8 @@ def tree_sum(
         tree.put((level, index), value)
     if covered != (leaves if present is None else present):
         raise ValueError(f"the nodes {sorted(tree.parts)} cover {covered} of {leaves} leaves")
+    if (root := tree.root) is not None:
+        return root
     for level in range((leaves - 1).bit_length()):
         for node in sorted(node for node in tree.parts if node[0] == level):
             tree.put((level + 1, node[1] >> 1), tree.parts.pop(node))

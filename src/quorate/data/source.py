@@ -201,9 +201,10 @@ def _split(tensor: torch.Tensor, rows: Sequence[Rows]) -> Sequence[torch.Tensor]
     """
     whole = tensor[torch.from_numpy(np.concatenate(rows))]
     sizes = [len(each) for each in rows]
-    parts = torch.split_with_sizes(whole, sizes)
-    if whole.is_contiguous() and all(part.data_ptr() % ALIGNMENT_BYTES == 0 for part in parts):
-        return parts
+    if whole.is_contiguous() and whole.data_ptr() % ALIGNMENT_BYTES == 0:
+        row_bytes = whole.stride(0) * whole.element_size()
+        if all(size * row_bytes % ALIGNMENT_BYTES == 0 for size in {*sizes[:-1]}):
+            return torch.split_with_sizes(whole, sizes)
     return [tensor[torch.from_numpy(each)] for each in rows]
 
 

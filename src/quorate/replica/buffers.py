@@ -60,7 +60,7 @@ class Buffers:
         others = [p for p, is_float in zip(places, kinds, strict=True) if not is_float]
         self._others = _Part(others)
         self._counters = _Part([p for p in others if p.tensor.dtype == torch.int64])
-        self._are_any = bool(places)
+        self.are_any = bool(places)
         self._before: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     def floats(self) -> list[torch.Tensor]:
@@ -73,7 +73,7 @@ class Buffers:
 
     def copy_(self, source: Buffers) -> None:
         """Take the values of the same model's buffers elsewhere."""
-        if not self._are_any:
+        if not self.are_any:
             return
         for mine, theirs in ((self.floats(), source.floats()), (self.others(), source.others())):
             if mine:
@@ -100,7 +100,7 @@ class Buffers:
         Raises:
             UserError: a buffer has another dtype than it had.
         """
-        if not self._are_any:
+        if not self.are_any:
             return None
         self._others.require_dtypes()
         values = _together(self.others())
@@ -126,7 +126,7 @@ class Buffers:
 
     def begin(self) -> None:
         """Note the values that a shard begins with."""
-        if not self._are_any:
+        if not self.are_any:
             return
         self._before = (self._floats.vector(), self._counters.vector())
 
@@ -142,7 +142,7 @@ class Buffers:
         Raises:
             UserError: a buffer has another size than it had.
         """
-        if not self._are_any or (size := self._size) == 0:
+        if not self.are_any or (size := self._size) == 0:
             return None
         before, counted = self._before
         after, counts = self._floats.vector(), self._counters.vector()
@@ -176,7 +176,7 @@ class Buffers:
         Returns:
             The names of buffers of rows of which several shards wrote some: a queue, a memory bank.
         """
-        if not self._are_any:
+        if not self.are_any:
             return []
         before, counted = self._floats.vector(), self._counters.vector()
         self.set(None, first)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quorate.errors import UserError
 from quorate.replica.kernels import ONEDNN, TORCH, products
 from quorate.replica.precision import FP32, Precision
-
-_AS_TORCH_DOES = nullcontext()  # one for all: it is entered around each shard
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,14 @@ class Computing:
     deterministic: bool = False
     kernels: str = TORCH  # or ONEDNN
 
+    @property
+    def are_products_torchs(self) -> bool:
+        """Whether ``products`` changes nothing."""
+        return self.kernels == TORCH
+
     def products(self) -> AbstractContextManager[None]:
         """Return a context for a shard: products of float32 are made by the chosen kernels."""
-        return _AS_TORCH_DOES if self.kernels == TORCH else products.by(self.kernels)
+        return products.by(self.kernels)
 
     @property
     def decided(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import torch
@@ -20,6 +21,7 @@ from quorate.replica.torch_internals import copy_all
 
 ALIGNMENT_BYTES = 64
 LARGE = 1 << 17  # elements of a tensor that is worth an operation of its own
+_IS_SPARSE, _WANTS_GRADIENT = attrgetter("is_sparse"), attrgetter("requires_grad")
 
 
 class Memory(Protocol):
@@ -153,7 +155,9 @@ class Flat:
     def add_(self, other: Flat) -> Flat:
         """Add the values of vectors of the same layout, in place."""
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
-            mine.add_(theirs.to(mine.device, non_blocking=_may_run_ahead(mine)))
+            if theirs.device != mine.device:
+                theirs = theirs.to(mine.device, non_blocking=_may_run_ahead(mine))
+            mine.add_(theirs)
         return self
 
     def div_(self, divisor: float) -> None:
@@ -171,12 +175,13 @@ class Flat:
 
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
         """Copy tensors in, multiplied by a factor; names that are not there become zero."""
-        if self._are_small and len(values) == len(self.views):
-            sources = [*map(values.get, self.views)]
-            if not any(map(_is_odd, sources)):  # the usual case of a small model, without a walk
-                copy_all(self._all, sources)  # type: ignore[arg-type]
-                for stretch in self._without(()) if factor != 1.0 else ():
-                    stretch.mul_(factor)
+        if self._are_small and values.keys() == self.views.keys():
+            sources = [*map(values.__getitem__, self.views)]
+            # The usual case of a small model, without a line of Python for each tensor.
+            if not (any(map(_IS_SPARSE, sources)) or any(map(_WANTS_GRADIENT, sources))):
+                copy_all(self._all, sources)
+                if factor != 1.0:
+                    self.mul_(factor)
                 return
         self._fill(values, factor)
 
@@ -231,10 +236,6 @@ class Flat:
             end = section.start + section.span
         if members:
             yield self.vectors[vector][start:end], members
-
-
-def _is_odd(value: torch.Tensor | None) -> bool:
-    return value is None or value.is_sparse or value.requires_grad
 
 
 def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ from quorate.replica.totals import Counts, counts
 Loss = Callable[[torch.nn.Module, Any], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Outcome:
     """A loss function's return value, checked."""
 
@@ -50,7 +50,9 @@ def read(returned: object, *, rows: int, training: bool, totals: Collection[str]
             integers, or the weight is negative or not finite.
     """
     if type(returned) is torch.Tensor and not totals:
-        return Outcome(*_alone(returned, training=training), float(rows))
+        loss = _loss(returned, training=training)
+        scalar = loss if loss.dim() == 0 else loss.reshape(())
+        return Outcome(scalar, {"loss": loss.item()}, float(rows), {})
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     if "loss" not in values:
         raise LossError(
@@ -74,12 +76,6 @@ def read(returned: object, *, rows: int, training: bool, totals: Collection[str]
         tensor = tensor.detach()
         numbers[str(name)] = tensor
     return Outcome(loss.reshape(()), _to_floats(numbers), weight, summed)
-
-
-def _alone(loss: torch.Tensor, *, training: bool) -> tuple[torch.Tensor, dict[str, float]]:
-    """Check a loss that comes without anything else, and return it as a scalar, and its value."""
-    loss = _loss(loss, training=training)
-    return loss if loss.dim() == 0 else loss.reshape(()), {"loss": loss.item()}
 
 
 def _loss(loss: object, *, training: bool) -> torch.Tensor:

@@ -33,7 +33,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared.alone import Alone
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Scattered, Spread
-from quorate.replica.streams import Stream, alone_on, reseed_all
+from quorate.replica.streams import Stream, alone_on, reseed_devices
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Reseed, Turns
 from quorate.replica.witness.witness import Witness
@@ -112,6 +112,7 @@ class Replica:
         named = computing.deterministic
         self.alone = Alone(turns, notes, named=named, scripted=is_scripted)
         self._buffers = Buffers(self.model, mutable_frozen)
+        self._is_on_host = all(device.type == "cpu" for device in group)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)
         self._set_pulled = self._set_buffers
         self.witness = Witness(self.model, model, parameters, loss, notes, written, mutable_frozen)
@@ -188,7 +189,7 @@ class Replica:
         def compute(
             reseed: Reseed, loss: Loss, rows_of: FreshBatch
         ) -> tuple[Outcome, _Grads, float]:
-            if (graphs := self._graphs_for(loss)) is not None:
+            if self._graphs is not None and (graphs := self._graphs_for(loss)) is not None:
                 step = graphs.run(
                     rows_of.on_device,
                     self._flat,
@@ -215,8 +216,7 @@ class Replica:
                     return outcome, grads, scale
                 scale /= SCALE_STEP
 
-        with alone_on(self.group):
-            outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
+        outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
         if outcome.weight > 0 and not grads:
             raise LossError(
                 "the loss has no gradient with respect to the model it was given; use the `model` "
@@ -236,8 +236,8 @@ class Replica:
             weight=outcome.weight,
             metrics=outcome.weighted(),
             gradient=gradient,
-            buffers=self._buffers.change(outcome.weight),
-            integer_buffers=self._buffers.integer_buffers(),
+            buffers=self._buffers.change(outcome.weight) if self._buffers.are_any else None,
+            integer_buffers=self._buffers.integer_buffers() if self._buffers.are_any else None,
             missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
             written=written,
@@ -254,7 +254,7 @@ class Replica:
             self._begin(stream, seed, training=False)
             return self._read(loss, fresh, rows, training=False)
 
-        with alone_on(self.group), torch.no_grad():
+        with torch.no_grad():
             outcome = self._run(compute, batch, reload, stream, training=False)
         self.witness.end(self._flat)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
@@ -310,31 +310,32 @@ class Replica:
         training: bool,
     ) -> T:
         """Compute with the loss function, compiled or not: more than once, if that is needed."""
-        loss = self._loss
+        loss, fresh = self._loss, FreshBatch(batch, self.transfers.take, keeps=reload is None)
 
-        def attempt(fresh: FreshBatch, reseed: Reseed, watched: bool) -> T:
-            if not isinstance(loss, Compiled):
-                return work(reseed, loss, fresh)
-            if watched:
-                return work(reseed, loss.plain, fresh)
-            return loss.run(
-                fresh.on_device, training=training, work=lambda each: work(reseed, each, fresh)
-            )
-
-        def placed(fresh: FreshBatch, reseed: Reseed) -> T:
-            with self._computing.products():
-                return self._placement.run(
-                    partial(attempt, fresh, reseed), self.model, stream, training=training
+        def placed(reseed: Reseed) -> T:
+            def attempt(watched: bool) -> T:
+                if not isinstance(loss, Compiled):
+                    return work(reseed, loss, fresh)
+                if watched:
+                    return work(reseed, loss.plain, fresh)
+                return loss.run(
+                    fresh.on_device, training=training, work=lambda each: work(reseed, each, fresh)
                 )
 
-        def run(fresh: FreshBatch) -> T:
-            return self.alone.run(partial(placed, fresh))
+            return self._placement.run(attempt, self.model, stream, training=training)
+
+        def run() -> T:
+            if self._is_on_host and self._computing.are_products_torchs:
+                return self.alone.run(placed)
+            with alone_on(self.group), self._computing.products():
+                return self.alone.run(placed)
 
         try:
-            return run(FreshBatch(batch, self.transfers.take, keeps=reload is None))
+            return run()
         except WrittenError:  # only here: what loads rows may have to wait for its turn
             assert reload is not None
-            return run(FreshBatch(reload(), self.transfers.take, keeps=True))
+            fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
+            return run()
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
@@ -362,11 +363,14 @@ class Replica:
         self._modes.set(training)
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
-        self._set_pulled(self._buffers)
-        if training:
-            self._buffers.begin()
+        if self._buffers.are_any:
+            self._set_pulled(self._buffers)
+            if training:
+                self._buffers.begin()
         self.witness.begin(self._flat)
-        reseed_all(stream, self.group, seed)
+        stream.reseed(seed)
+        if not self._is_on_host:
+            reseed_devices(self.group, seed)
 
     def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
         """Return what this replica computes with: the parameters themselves, if it can."""
@@ -387,7 +391,8 @@ class Replica:
 
         Backward into an absent .grad takes over the tensor it computed, without an addition.
         """
-        grads = {n: p.grad for n, p in self._trainable.items() if p.grad is not None}
-        for parameter in self._trainable.values():
-            parameter.grad = None
+        grads = {}
+        for name, parameter in self._trainable.items():
+            if (grad := parameter.grad) is not None:
+                grads[name], parameter.grad = grad, None
         return grads

@@ -64,7 +64,8 @@ class ShardSum:
                 f"one shard's metrics are {sorted(self.metrics)}, another's "
                 f"{sorted(right.metrics)}; return the same names for every shard"
             )
-        add(self.totals, right.totals)
+        if self.totals or right.totals:
+            add(self.totals, right.totals)
         self.shares += right.shares
         self.weight += right.weight
         for name, value in right.metrics.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -230,23 +230,14 @@ def without_stream() -> Iterator[None]:
         _local.stream = outer
 
 
-def alone_on(group: Group) -> AbstractContextManager[object]:
-    """Return a context that waits until no other replica computes on these devices.
+@contextmanager
+def alone_on(group: Group) -> Iterator[None]:
+    """Wait until no other replica computes on these devices; within the block none does.
 
     Replicas on one accelerator share its generator, and so compute their shards in turn.
 
     The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
     """
-    return nullcontext() if _is_host(group) else _locked(group)
-
-
-@cache
-def _is_host(group: Group) -> bool:
-    return all(device.type == "cpu" for device in group)
-
-
-@contextmanager
-def _locked(group: Group) -> Iterator[None]:
     with ExitStack() as stack:
         for device in sorted(group, key=str):  # replicas of several devices take them in one order
             if device.type != "cpu":
@@ -259,9 +250,8 @@ def _lock_of(_device: torch.device) -> threading.Lock:
     return threading.Lock()
 
 
-def reseed_all(stream: Stream, group: Group, seed: int) -> None:
-    """Seed a thread's stream, and the generators of the accelerators that it computes on."""
-    stream.reseed(seed)
+def reseed_devices(group: Group, seed: int) -> None:
+    """Seed the generators of the accelerators that a replica computes on."""
     for device in group:
         if device.type != "cpu":
             with torch.accelerator.device_index(device.index or 0):

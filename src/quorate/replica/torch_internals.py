@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# A dispatch key that torch itself uses only while torch.export traces, and that a thread can switch
-# on for itself: operators without a kernel for it pass through at no cost.
-STREAM_KEY = "PreDispatch"
+# A dispatch key that torch itself uses in tests alone, and that a thread can switch on for itself.
+STREAM_KEY = "TESTING_ONLY_GenericMode"
 
 _torch: Any = torch  # what is private has no types, or other ones in each version
 _C: Any = torch._C
@@ -63,15 +62,15 @@ _EXAMPLES: Mapping[str, Callable[[], object]] = {
     "module": torch.nn.Module,
     "operator": lambda: _torch.ops.aten.relu.default,
 }
+_OF_KEYS = (
+    "_parse_dispatch_key _dispatch_library _dispatch_has_backend_fallback DispatchKeySet "
+    "_IncludeDispatchKeyGuard _ExcludeDispatchKeyGuard _ForceDispatchKeyGuard "
+    "_dispatch_tls_local_include_set _dispatch_tls_local_exclude_set"
+)
 _PARTS: Mapping[Promise, Sequence[str]] = {
     Promise.STREAMS: (
-        f"torch._C.DispatchKey.{STREAM_KEY}",
-        "torch._C.DispatchKeySet",
-        "torch._C._IncludeDispatchKeyGuard",
-        "torch._C._ExcludeDispatchKeyGuard",
-        "torch._C._ForceDispatchKeyGuard",
-        "torch._C._dispatch_tls_local_include_set",
-        "torch._C._dispatch_tls_local_exclude_set",
+        *(f"torch._C.{name}" for name in _OF_KEYS.split()),
+        "torch.library.fallthrough_kernel",
         "torch.random.default_generator",
     ),
     Promise.MUTABLE_FROZEN: ("tensor._version",),
@@ -130,8 +129,7 @@ def intercepted() -> AbstractContextManager[object]:
     """Return a context within which this thread's operators look for a kernel of ``STREAM_KEY``."""
     if not holds(Promise.STREAMS):
         return nullcontext()
-    guard: AbstractContextManager[object]
-    guard = _C._IncludeDispatchKeyGuard(getattr(_C.DispatchKey, STREAM_KEY))
+    guard: AbstractContextManager[object] = _C._IncludeDispatchKeyGuard(_stream_key()[0])
     return guard
 
 
@@ -142,7 +140,7 @@ def intercepted_anyway() -> AbstractContextManager[object]:
     """
     if not holds(Promise.STREAMS):
         return nullcontext()
-    key = getattr(_C.DispatchKey, STREAM_KEY)
+    key, *_ = _stream_key()
     include = _C._dispatch_tls_local_include_set().add(key)
     exclude = _C._dispatch_tls_local_exclude_set().remove(key)
     guard: AbstractContextManager[object] = _C._ForceDispatchKeyGuard(include, exclude)
@@ -156,13 +154,22 @@ def passed_on() -> AbstractContextManager[object]:
     """
     if not holds(Promise.STREAMS):
         return nullcontext()
-    guard: AbstractContextManager[object] = _C._ExcludeDispatchKeyGuard(_stream_keys())
+    guard: AbstractContextManager[object] = _C._ExcludeDispatchKeyGuard(_stream_key()[1])
     return guard
 
 
 @cache
-def _stream_keys() -> Any:
-    return _C.DispatchKeySet(getattr(_C.DispatchKey, STREAM_KEY))
+def _stream_key() -> tuple[Any, Any, Any]:
+    """Return the key, and a set of it; from now on operators without a kernel for it fall through.
+
+    That costs nothing; ``PreDispatch``, which calls each once more, a fifth of a small shard.
+    """
+    key, library = _C._parse_dispatch_key(STREAM_KEY), None
+    if not _C._dispatch_has_backend_fallback(key):
+        # No ``torch.library.Library``: torch ends those at exit, where threads may still compute.
+        library = _C._dispatch_library("IMPL", "_", "", __file__, 0)
+        library.fallback(STREAM_KEY, torch.library.fallthrough_kernel, False)
+    return key, _C.DispatchKeySet(key), library  # whose fallback goes with it
 
 
 def replace_default_generator(stand_in: Callable[[torch.Generator], object]) -> None:
@@ -183,9 +190,8 @@ def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
     """
     if not holds(Promise.GENERATORS):
         return one is other
-    first: Any = one
-    second: Any = other
-    return bool(first._cdata == second._cdata)
+    both: tuple[Any, Any] = one, other
+    return bool(both[0]._cdata == both[1]._cdata)
 
 
 # --- tensors, parameters and optimizers ---------------------------------------------------------
@@ -197,7 +203,7 @@ def version(tensor: torch.Tensor) -> int:
     Autograd counts it for itself. Comparing values would take a copy of them, and would miss a
     write that leaves them as they were.
     """
-    return tensor._version if holds(Promise.MUTABLE_FROZEN) else 0
+    return tensor._version if _counts_writes else 0
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -213,8 +219,7 @@ def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Return whether a script has put hooks on a parameter: there is no public way to ask."""
     if not holds(Promise.GRADIENT_HOOKS):
         return False
-    hooked: Any = parameter
-    return bool(hooked._backward_hooks or hooked._post_accumulate_grad_hooks)
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -230,8 +235,7 @@ def copy_all(
     Of torch's functions for lists of tensors ``copy`` alone is in no documentation. Without it the
     same is done one by one, in more time.
     """
-    together = getattr(torch, "_foreach_copy_", None)
-    if together is not None:
+    if (together := getattr(torch, "_foreach_copy_", None)) is not None:
         together(targets, sources, non_blocking=non_blocking)
         return
     for target, source in zip(targets, sources, strict=True):
@@ -239,15 +243,13 @@ def copy_all(
 
 
 _optim = vars(sys.modules[torch.optim.Optimizer.__module__])  # torch.optim deletes its name
+_OWN_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_ALL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether user code runs before or after an optimizer's steps, or those of all optimizers."""
-    own = vars(optimizer)
-    return any(
-        own.get(f"_optimizer_step_{when}_hooks") or _optim.get(f"_global_optimizer_{when}_hooks")
-        for when in ("pre", "post")
-    )
+    return any(map(vars(optimizer).get, _OWN_HOOKS)) or any(map(_optim.get, _ALL_HOOKS))
 
 
 def is_profiled() -> bool:
@@ -264,14 +266,12 @@ def buffers_of(module: torch.nn.Module) -> Mapping[str, Any]:
 
     An attribute is looked up in four places before: 1 us, for each buffer and shard.
     """
-    found: Mapping[str, Any] = module._buffers
-    return found
+    return module._buffers
 
 
 def parameters_of(module: torch.nn.Module) -> Mapping[str, Any]:
     """Return a module's own parameters by name, as they are whenever it is read."""
-    found: Mapping[str, Any] = module._parameters
-    return found
+    return module._parameters
 
 
 def replace_tensors(
@@ -282,8 +282,7 @@ def replace_tensors(
     It is what ``model.to(device)`` does, which moves all of them to one device. Modules have ways
     of their own: recurrent layers must lay their weights out in one piece again.
     """
-    replace: Any = model._apply
-    replace(function)
+    model._apply(function)  # type: ignore[no-untyped-call]
 
 
 # Batch and instance normalisation of any dimension. Their common class has no public name, and

@@ -10,12 +10,16 @@ import copy
 from collections import deque
 from collections.abc import Callable, Hashable
 from numbers import Number
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
-from quorate.replica.torch_internals import version
+from quorate.replica.torch_internals import version, versions
+
+_TENSORS = {torch.Tensor}
+_DEVICE, _IS_INFERENCE = attrgetter("device"), torch.Tensor.is_inference
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -24,10 +28,8 @@ def move(batch: Any, device: torch.device) -> Any:
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
 
-    if type(batch) is list or type(batch) is tuple:  # the usual ones, without a walk
-        return type(batch)(
-            [moved(p) if type(p) is torch.Tensor else mapped(p, moved) for p in batch]
-        )
+    if type(batch) is list and _is_of_tensors(batch):  # the usual one, without a walk
+        return batch.copy() if {*map(_DEVICE, batch)} == {device} else [*map(moved, batch)]
     return mapped(batch, moved)
 
 
@@ -144,8 +146,8 @@ def copied(leaf: Any) -> Any:
 
 def _states(batch: Any) -> list[Hashable]:
     """Return what is another list once something in a batch was written, or may have been."""
-    if type(batch) is list and all(type(part) is torch.Tensor for part in batch):
-        return [_state(part) for part in batch]
+    if type(batch) is list and _is_of_tensors(batch) and not any(map(_IS_INFERENCE, batch)):
+        return [*versions(batch)]
     return [_state(leaf) for leaf in leaves(batch)]
 
 
@@ -154,6 +156,11 @@ def _state(leaf: Any) -> Hashable:
         # Of a tensor of inference_mode torch does not count writes.
         return object() if leaf.is_inference() else version(leaf)
     return None if _is_fixed(leaf) else object()
+
+
+def _is_of_tensors(parts: list[Any]) -> bool:
+    """Return whether all parts are plain tensors, without a line of Python for each."""
+    return {*map(type, parts)} == _TENSORS
 
 
 def _is_fixed(leaf: Any) -> bool:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from quorate.replica.notes import Notes
 from quorate.replica.shared import generators, switches
@@ -105,8 +105,8 @@ class Turns:
         """
         if self._beside is None or self._first or self.draws:
             return None
-        with self._beside:
-            before = _turn.look()
+        with self._beside as seen:
+            before = seen or _turn.look()
             result = work()
             after = _turn.look()
         # What another thread has found out meanwhile holds for this run too.
@@ -142,23 +142,29 @@ class _Beside:
     """Runs outside of turns that are under way; within ``held_up`` there are none."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._runs = 0
         self._held_up = 0
         self.stand: switches.Settings | None = None  # of the switches, when there was no run yet
 
-    def __enter__(self) -> None:
-        with self._changed:
+    def __enter__(self) -> _Seen | None:
+        """Return what was seen as it began, if no other run was under way."""
+        seen = None
+        with self._lock:
             while self._held_up:
                 self._changed.wait()
             if not self._runs:
-                self.stand = switches.settings()
+                seen = _turn.look()
+                self.stand = seen.switches
             self._runs += 1
+        return seen
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._runs -= 1
-            self._changed.notify_all()
+            if self._held_up:
+                self._changed.notify_all()
 
     @contextmanager
     def held_up(self) -> Iterator[None]:
@@ -173,6 +179,14 @@ class _Beside:
                 self.stand = None
                 self._held_up -= 1
                 self._changed.notify_all()
+
+
+class _Seen(NamedTuple):
+    """What a process has once, as it was at some moment."""
+
+    drawn: generators.Mark
+    switches: switches.Settings
+    disturbed: int
 
 
 class _Turn:
@@ -190,22 +204,22 @@ class _Turn:
         self._begun = 0  # turns so far
         self._active = 0  # of these, not yet ended: they may be within each other
         # When the first of these began.
-        self._at_rest: tuple[generators.Mark, switches.Settings] | None = None
+        self._at_rest: tuple[generators.Mark, switches.Settings] = ((), ())
         self._known: tuple[generators.Mark, generators.States] | None = None
 
-    def look(self) -> tuple[object, ...]:
+    def look(self) -> _Seen:
         """Return what differs if somebody who has no turn drew or set something in between."""
         while True:
             begun = self._begun
             found = self._at_rest if self._active else (generators.mark(), switches.settings())
             if self._begun == begun:  # else a turn began meanwhile
-                return (found, self.disturbed)
+                return _Seen(*found, self.disturbed)
 
-    def mark(self) -> generators.Mark:
-        """Return what differs if somebody who has no turn drew in between."""
+    def shared_mark(self) -> generators.Mark:
+        """Return what differs if somebody who has no turn drew from Python's or NumPy's."""
         while True:
-            begun, rest = self._begun, self._at_rest
-            found = rest[0] if self._active and rest is not None else generators.mark()
+            begun = self._begun
+            found = self._at_rest[0][:-1] if self._active else generators.shared_mark()
             if self._begun == begun:
                 return found
 
@@ -234,7 +248,7 @@ _turn = _Turn()
 
 def drawn_outside() -> object:
     """Return what differs if code that has no turn drew from Python's or NumPy's generator."""
-    return _turn.mark()[:-1]  # torch's comes last
+    return _turn.shared_mark()
 
 
 def leave_alone(_seed: int) -> None:

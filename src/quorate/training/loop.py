@@ -198,8 +198,10 @@ class Updates(NamedTuple):
         for ready, applied in made:
             step, n = ready.step, state.global_step
             checked_s = self._spot_check(n, time.monotonic() - begun)
-            rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
-            dropped_rows = plan.batch_rows(step) - rows
+            rows = batch_rows = plan.batch_rows(step)
+            if len(ready.shards) < plan.shards_of(step):
+                rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
+            dropped_rows = batch_rows - rows
             state.dropped_rows += dropped_rows
             for remark in applied.remarks:
                 self.crew.replicas.notes.add(remark)

@@ -204,7 +204,6 @@ class UserChanges:
         if refusal is not None:
             raise UserError(refusal)
 
-    @torch.no_grad()
     def look(self) -> None:
         """Find what changed since the last look, and see to it that all workers get it."""
         moved = self._bring_home()

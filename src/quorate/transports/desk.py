@@ -64,12 +64,12 @@ class Desk:
         """
         step, first = given.step, given.shard
         job, sheet = results.job, self.sheet
-        now = first  # the shard that it is at
+        now, dealt = first, (step, first)  # the shard that it is at
 
         def at(shard: int, ticket: tuple[int, int], phase: str) -> None:
             nonlocal now
             now = shard
-            if results.cancelled == (step, first):
+            if results.cancelled == dealt:
                 raise NotWanted
             sheet.tell(phase, *ticket)
 
@@ -124,7 +124,7 @@ class Results:
     def keep(self, effect: Keep) -> None:
         """Note what is to be added up."""
         step, first = effect.step, effect.shard
-        self.decided.extend((step, shard) for shard in range(first, first + effect.count))
+        self.decided.extend([(step, shard) for shard in range(first, first + effect.count)])
 
     def discard(self, effect: Discard) -> None:
         """Forget results that do not count."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -302,16 +301,29 @@ def shard_seed(plan: Plan, step: int, shard: int) -> int:
     return key("shard", plan.seed, step, shard)
 
 
-@contextmanager
-def drawing(what: str, plan: Plan, n: int) -> Iterator[None]:
+class drawing:  # noqa: N801
     """Within the block this thread's draws from torch are keyed by the number of updates.
 
     Args:
         what: "update": an optimizer that adds noise, say; "between": callbacks, a loop's body.
     """
-    with Stream() as stream:
-        stream.reseed(key(what, plan.seed, n))
-        yield
+
+    __slots__ = ("_stream",)
+    _spare: ClassVar[list[Stream]] = []  # a new one takes longer than the block, as a rule
+
+    def __init__(self, what: str, plan: Plan, n: int) -> None:
+        try:
+            self._stream = self._spare.pop()  # any thread may be first
+        except IndexError:
+            self._stream = Stream()
+        self._stream.reseed(key(what, plan.seed, n))
+
+    def __enter__(self) -> None:
+        self._stream.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._stream.__exit__(*raised)
+        self._spare.append(self._stream)
 
 
 class Training(Job):

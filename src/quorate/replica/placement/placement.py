@@ -60,7 +60,15 @@ class Placement:
             RuntimeError: torch's, of an operator without a kernel; a note says which, who called
                 it, and why it did not run on the CPU.
         """
-        result = self._placed(work, model, stream)
+        lacking: RuntimeError | None = None
+        try:
+            result = self._done(work, stream) if self._known else work(False)
+        except RuntimeError as error:
+            if not is_lacking(error):
+                raise
+            lacking = error
+        if lacking is not None:
+            result = self._placed(work, model, stream, lacking)
         if not (self._logs and training):
             return result
         self._logs = False
@@ -71,13 +79,13 @@ class Placement:
         # torch makes a few operators of others when it is watched: this result has the usual bits.
         return self._done(work, stream)
 
-    def _placed(self, work: Callable[[bool], T], model: torch.nn.Module, stream: Stream) -> T:
-        try:
-            return self._done(work, stream)
-        except RuntimeError as error:
-            if not is_lacking(error):
-                raise
-            first = error
+    def _placed(
+        self,
+        work: Callable[[bool], T],
+        model: torch.nn.Module,
+        stream: Stream,
+        first: RuntimeError,
+    ) -> T:
         found, runs = dict(self._known), self._is_soft and not self._is_cpu
         while True:
             mode = SoftPlacement(found, stream, CallSites(model, self._until), runs=runs)

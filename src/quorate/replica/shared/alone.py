@@ -58,5 +58,5 @@ class Alone:
         with self._modes_put_back():
             return work(reseed)
 
-    def _modes_put_back(self) -> AbstractContextManager[None]:
+    def _modes_put_back(self) -> AbstractContextManager[object]:
         return switches.of_a_shard(named=self._named, scripted=self._scripted)

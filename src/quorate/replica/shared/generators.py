@@ -68,6 +68,11 @@ def mark() -> Mark:
     return (*_python(), *_numpy(), torch_mark())
 
 
+def shared_mark() -> Mark:
+    """Return the same but for torch's, which comes last."""
+    return (*_python(), *_numpy())
+
+
 def torch_mark() -> bytes:
     """Return what differs whenever torch's was: by a thread that has no ``Stream``."""
     return torch.default_generator.get_state().numpy().tobytes()

@@ -48,7 +48,8 @@ def as_in_a_new_thread(threads: int, device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_autocast_cache_enabled(had_cache)
-        torch.set_num_threads(had_threads)
+        if torch.get_num_threads() != had_threads:
+            torch.set_num_threads(had_threads)
 
 
 @cache

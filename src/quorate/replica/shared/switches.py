@@ -97,28 +97,36 @@ def as_written(*, scripted: bool) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-@contextmanager
-def of_a_shard(*, named: bool, scripted: bool) -> Iterator[None]:
-    """Compute a shard within the block, whatever it does to the thread's modes.
+def of_a_shard(*, named: bool, scripted: bool) -> AbstractContextManager[object]:
+    """Return a context in which a shard is computed, whatever it does to the thread's modes.
 
     Args:
         named: see ``refusals``.
         scripted: see ``as_written``.
     """
-    modes = ThreadModes()
-    try:
-        with refusals(named=named), as_written(scripted=scripted):
-            yield
-    finally:
-        modes.restore()
+    return _of_a_shard(named, scripted) if named or scripted else ThreadModes()
+
+
+@contextmanager
+def _of_a_shard(named: bool, scripted: bool) -> Iterator[None]:
+    with ThreadModes(), refusals(named=named), as_written(scripted=scripted):
+        yield
 
 
 class ThreadModes:
-    """The calling thread's own modes as they are when it is made.
+    """The calling thread's own modes as they are when it is made; a block ends with them.
 
     User code that leaves gradients or autocast off would leave them off for the shards after it,
     and only for those on the same worker.
     """
+
+    __slots__ = ("_autocast", "_gradients", "_threads")
+
+    def __enter__(self) -> None:
+        """Begin a block. What counts is when it was made."""
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
 
     def __init__(self) -> None:
         self._gradients, self._threads = torch.is_grad_enabled(), torch.get_num_threads()

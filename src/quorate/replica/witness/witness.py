@@ -55,7 +55,8 @@ class Witness:
         Args:
             values: what the trained parameters are views of.
         """
-        self._writes.begin(self._trained, values)
+        if self._writes.names:
+            self._writes.begin(self._trained, values)
         self._guard.begin(values)
 
     def end(self, values: Flat | Scattered) -> Flat | None:
@@ -64,4 +65,4 @@ class Witness:
         if not self.is_silent and not self._guard.is_kept():
             bind(self._trained, values)  # what was put elsewhere would never be trained again
             self._guard.begin(values)
-        return self._writes.taken(self._trained, values)
+        return self._writes.taken(self._trained, values) if self._writes.names else None

@@ -49,19 +49,14 @@ class Writes:
         for name in self.names:
             trained[name].data = values.views[name].clone()
 
-    def taken(
-        self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered
-    ) -> Flat | None:
+    @torch.no_grad()
+    def taken(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered) -> Flat:
         """Return what a shard wrote, on the parameters' device, in the dtypes of the masters.
 
         Args:
             trained: the replica's parameters, after the shard.
             values: those that ``begin`` was given.
         """
-        return self._taken(trained, values) if self.names else None
-
-    @torch.no_grad()
-    def _taken(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered) -> Flat:
         written = self._layout.new(torch.device("cpu"))
         for name in self.names:
             now, before = trained[name].data, values.views[name]

@@ -38,7 +38,8 @@ class intra_op_threads:  # noqa: N801
         torch.set_num_threads(self._threads)
 
     def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._before)
+        if torch.get_num_threads() != self._before:
+            torch.set_num_threads(self._before)
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:

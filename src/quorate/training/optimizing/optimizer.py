@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -77,6 +78,7 @@ class FlatOptimizer:
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # that parameters were put into last
         self.bring_home()
+        self._same_groups: list[list[int]] = []  # ids of tensors in groups that were looked at
         # Per optimizer tensor: the names of the parameters it holds, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
         for group in self.inner.param_groups:
@@ -139,7 +141,7 @@ class FlatOptimizer:
         """Where the parameters are."""
         return self.flat_parameters.device
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """P, over all dtypes."""
         return sum(self.flat_parameters.layout.sizes)
@@ -209,6 +211,9 @@ class FlatOptimizer:
             UserError: there are such.
         """
         groups = self.inner.param_groups
+        ids = [[*map(id, group["params"])] for group in groups]
+        if ids == self._same_groups:  # ``_held`` has them: no other tensor can have their ids
+            return
         if len(groups) != len(self.groups):
             raise UserError(
                 f"optimizer: got {len(groups)} groups, expected {len(self.groups)} as when "
@@ -223,6 +228,7 @@ class FlatOptimizer:
                     f"optimizer: group {number} has other parameters than when training began; "
                     "leave them there, and change the values of groups, group['lr'] say"
                 )
+        self._same_groups = ids
 
     def take(self, gradient: Flat, missing: Collection[str]) -> None:
         """Give parameters their gradients, as ``step`` does first."""
@@ -293,6 +299,7 @@ class FlatOptimizer:
 
     def _cut_where(self, kind: Callable[[str], object]) -> None:
         """Cut the stretches, and their state with them, where parameters of another kind begin."""
+        self._same_groups = []
         for group in self.inner.param_groups:
             pieces: list[torch.Tensor] = []
             for tensor in group["params"]:

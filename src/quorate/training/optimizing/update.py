@@ -120,7 +120,6 @@ class Update:
         self.sum_s = 0.0  # that the last mean took: it is one pass with the tree sum
         self.under_way = False  # stays so if an update was cut off: the parameters are half of it
 
-    @torch.no_grad()
     def apply(
         self,
         parts: Iterable[Part],
@@ -139,6 +138,12 @@ class Update:
             LossError: the total weight is zero.
             NotFiniteError: the optimizer moved to where the gradient is not finite.
         """
+        with torch.no_grad():
+            return self._apply(parts, leaves, n, present, again)
+
+    def _apply(
+        self, parts: Iterable[Part], leaves: int, n: int, present: int, again: Again | None
+    ) -> Applied:
         # 1. What is small, and which gradients are added to which; 2. the mean of those.
         additions: list[Addition] = []
 
@@ -166,7 +171,8 @@ class Update:
         if self.optimizer.flat and has_step_hooks(self.optimizer.inner):
             remarks.append(LATE_HOOK)
         with intra_op_threads(self._cores):
-            self._clip(mean)
+            if self._clip_norm is not None:
+                self._clip(mean)
             try:
                 if again is None:
                     self.optimizer.step(mean.gradient, total.missing or ())
