@@ -18,7 +18,8 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate, get_worker_info
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import Plan, Rows, abridged
+from quorate.coordination.plan import Plan, abridged
+from quorate.coordination.sampling import Rows
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
 from quorate.replica.fingerprint import fingerprint
@@ -147,7 +148,8 @@ class Source:
             return batch, hashes
         # Its own generators too, in case it draws from them: but those are the shard's.
         rekey("augment", seed, step, shard)
-        batch = self._augment(batch, Draws(seed, epoch, rows))
+        draws = Draws(seed, epoch, rows, self.plan.repeats(step, shard))
+        batch = self._augment(batch, draws)
         if batch is None:
             raise DataError("what augment returned", got=None, expected="the batch")
         return batch, hashes
@@ -166,8 +168,10 @@ class Source:
             # Samples that draw are loaded one by one, so that each has a stream of its own.
             self._draws = self._draws or stream.drawn
             samples = []
-            for row in rows:
-                rekey("sample", seed, epoch, row)
+            repeats = self.plan.repeats(*ticket)
+            for place, row in enumerate(rows):
+                times = 0 if repeats is None else int(repeats[place])
+                rekey("sample", seed, epoch, row, *([times] if times else []))
                 try:
                     samples.append(self.dataset[row])
                 except Exception as error:

@@ -184,6 +184,7 @@ class Crew:
                 collate=loading.collate,
                 augment=loading.augment,
                 order=loading.order,
+                sampling=loading.sampling,
                 threads=self.recipe.workers.threads,
                 computing=self.replicas.computing,
             )

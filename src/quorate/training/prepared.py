@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quorate.coordination.epochs import SHORT
 from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data.source import length
 from quorate.errors import SettingError
@@ -77,24 +78,34 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
         SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
     """
     recipe, rule, rows = crew.recipe, crew.rule, length(dataset)
+    sampling, dealt = recipe.loading.sampling, rows
+    if sampling is not None:
+        sampling.require_rows(rows)
+        dealt = sampling.rows
+        if not shuffle:
+            fix = "leave shuffle out: rows come as they are drawn"
+            raise SettingError("shuffle", shuffle, "True with Loading(sampling=)", fix)
     shards = prepared.shards
     if shards is None:
         newest = newest_checkpoint(crew, prepared)
-        workers = min(crew.least_workers, recipe.batch_size, rows)
+        workers = min(crew.least_workers, recipe.batch_size, dealt)
         shards = workers if newest is None else int(newest.record["shards"])
-    if shards > rows:
-        raise too_many_shards(shards, f"{rows} rows of the dataset")
+    if shards > dealt:
+        of = "the dataset" if sampling is None else "an epoch"
+        raise too_many_shards(shards, f"{dealt} rows of {of}")
     if shards < rule.least_shards:
         expected = f"at most the {shards} shards of a batch"
         raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
     kind = PlanByShard if rule.by_shard else Plan
     return kind(
         rows=rows,
-        batch_size=min(recipe.batch_size, rows),
+        batch_size=min(recipe.batch_size, dealt),
         shards=shards,
         seed=recipe.seed,
         shuffle=shuffle,
         order=recipe.loading.order,
+        last=recipe.loading.last or SHORT,
+        sampling=sampling,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quorate.coordination.plan import Order
+from quorate.coordination.sampling import Sampling
 from quorate.data.draws import Augment
 from quorate.data.source import Collate
 from quorate.machine.devices import Group
@@ -34,5 +35,6 @@ class Program:
     collate: Collate | None
     augment: Augment | None
     order: Order | None
+    sampling: Sampling | None
     threads: int  # intra-op
     computing: Computing

@@ -104,7 +104,8 @@ class ShardLoop:
                 self._jobs.pop(message["job"]).close()
 
     def _open(self, message: Message, stream: Stream) -> None:
-        name, plan = message["dataset"], from_json(message["plan"], self._program.order)
+        name, program = message["dataset"], self._program
+        plan = from_json(message["plan"], program.order, program.sampling)
         dataset = self._program.datasets[name]
         if (rows := length(dataset)) != plan.rows:
             raise UserError(
