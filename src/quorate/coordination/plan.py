@@ -18,7 +18,7 @@ import numpy as np
 
 from quorate.coordination.epochs import SHORT, batch_bounds, batches_per_epoch, steps_per_epoch
 from quorate.coordination.keys import hashes, key
-from quorate.coordination.sampling import Rows, Sampling, repeats
+from quorate.coordination.sampling import EpochRows, Rows, repeats
 from quorate.errors import SettingError
 
 Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
@@ -90,7 +90,7 @@ class Plan:
         shuffle: bool = True,
         order: Order | None = None,
         last: str = SHORT,
-        sampling: Sampling | None = None,
+        sampling: EpochRows | None = None,
     ) -> None:
         self.rows = rows
         self.dealt_rows = rows if sampling is None else sampling.rows  # D
@@ -227,7 +227,7 @@ class PlanByShard(Plan):
 
 
 def from_json(
-    arguments: dict[str, Any], order: Order | None = None, sampling: Sampling | None = None
+    arguments: dict[str, Any], order: Order | None = None, sampling: EpochRows | None = None
 ) -> Plan:
     """Return the plan that ``Plan.to_json`` described, with its order and sampling, if it had any.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,28 @@ Rows = NDArray[np.int64]
 
 _LN2 = 0.6931471805599453  # rounded once, the same anywhere
 _TERMS = 12  # of atanh, up to 0.172: what is left out is below 2e-19 of it
+
+
+class EpochRows(Protocol):
+    """Which rows an epoch has: a pure function of seed and epoch."""
+
+    @property
+    def rows(self) -> int:
+        """D, of every epoch."""
+
+    @property
+    def sha256(self) -> str:
+        """A hash of all that ``drawn`` depends on."""
+
+    @property
+    def replacement(self) -> bool:
+        """Whether a row may be in an epoch twice."""
+
+    def require_rows(self, rows: int) -> None:
+        """Require a dataset of so many rows; raises SettingError."""
+
+    def drawn(self, seed: int, epoch: int) -> Rows:
+        """Return the rows of an epoch in the order that they are dealt in, (D,) int64."""
 
 
 class Sampling:
@@ -45,7 +67,7 @@ class Sampling:
     ) -> None:
         self.weights = _checked(weights)  # (R,) float64
         drawable = int(np.count_nonzero(self.weights))
-        self.rows = _whole(rows, len(self.weights) if replacement else drawable)
+        self.rows: int = _whole(rows, len(self.weights) if replacement else drawable)
         self.replacement = bool(replacement)
         if not replacement and self.rows > drawable:
             expected = f"at most the {drawable:,} with a weight above 0"
@@ -111,14 +133,15 @@ class Sampling:
         return content.hexdigest()
 
 
-def sampling_of(name: str, value: object) -> Any:
+def sampling_of(name: str, value: object) -> EpochRows:
     """Check a setting: what has the methods of a ``Sampling``, or plain weights.
 
     Raises:
         SettingError: weights are wrong; see ``Sampling``.
     """
     if hasattr(value, "drawn") and hasattr(value, "sha256"):
-        return value
+        chosen: EpochRows = value  # type: ignore[assignment]
+        return chosen
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         expected = "quorate.Sampling(weights), Sampling.balanced(labels), or weights"
         raise SettingError(name, value, expected, "pass a weight for each row")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.coordination.epochs import LAST, SHORT
 from quorate.settings import AtResume, Settings, a_function, about, at_least, one_of
 
 if TYPE_CHECKING:
     from quorate.coordination.plan import Order
-    from quorate.coordination.sampling import Sampling
+    from quorate.coordination.sampling import EpochRows
     from quorate.data.draws import Augment
     from quorate.data.source import Collate
 
 
-def _sampling(name: str, value: object) -> Sampling:
+def _sampling(name: str, value: object) -> EpochRows:
     # It takes NumPy, which is not loaded for the command's flags.
-    sampling: Sampling = import_module("quorate.coordination.sampling").sampling_of(name, value)
+    sampling: EpochRows = import_module("quorate.coordination.sampling").sampling_of(name, value)
     return sampling
 
 
@@ -72,7 +72,7 @@ class Loading(Settings):
             seen=lambda order: order is not None,
         ),
     )
-    sampling: Sampling | None = field(
+    sampling: EpochRows | None = field(
         default=None,
         metadata=about(
             "which rows an epoch has, by weights",
@@ -101,3 +101,12 @@ class Loading(Settings):
             check=at_least(0),
         ),
     )
+
+
+class Taken(NamedTuple):
+    """What is trained on or evaluated, and how it is loaded: see ``quorate.data.dataloader``."""
+
+    dataset: Any
+    loading: Loading
+    shuffle: bool
+    line: str | None = None  # what was taken of a ``DataLoader``; None: it was none

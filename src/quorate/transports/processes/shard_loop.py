@@ -117,7 +117,7 @@ class ShardLoop:
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
         augment = self._program.augment if kind.augments else None
-        source = Source(dataset, plan, self._program.collate, augment)
+        source = Source(dataset, plan, self._program.collates[name], augment)
         self._jobs[message["job"]] = _OpenJob(
             kind(source, parameters, range(*message["steps"]), **message["options"]),
             self._replica.device,
