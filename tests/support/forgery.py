@@ -45,13 +45,21 @@ FREE = {
 # What is compared; of an entry that is none of these nothing is known here.
 COMPARED = {
     *("format", "global_step", "epoch", "seed", "shards", "batch_size", "rows", "shuffle"),
-    *("last", "sampling", "sampled_rows"),
+    *("last", "sampling", "sampled_rows", "order_sha256"),
     *("is_ordered", "update", "ema_decay", "account", "order", "optimizer", "files"),
     *("optimizer_state", "optimizer_attributes", "optimizer_groups", "schedule_state"),
     "amendments",
 }
 # Records of before have none of these.
-OPTIONAL = {*FREE, "is_ordered", "ema_decay", "last", "sampling", "sampled_rows"} - {
+OPTIONAL = {
+    *FREE,
+    "is_ordered",
+    "ema_decay",
+    "last",
+    "sampling",
+    "sampled_rows",
+    "order_sha256",
+} - {
     "saved_at",
     "optimizer_numbers",
 }

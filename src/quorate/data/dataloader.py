@@ -30,6 +30,7 @@ from torch.utils.data import (
 from quorate.coordination.epochs import DROP
 from quorate.coordination.sampling import EpochRows, Rows, Sampling
 from quorate.data.loading import Loading, Taken
+from quorate.data.streams.stream import Stream
 from quorate.errors import SettingError
 
 # Of a loader: how it fetches, which is done in another way here.
@@ -62,6 +63,9 @@ def taken(
     Raises:
         SettingError: the loader has what cannot be asked for by position.
     """
+    dataset = dataset_of(given)
+    if batch_size is not None and loading.order is None and isinstance(dataset, Stream):
+        loading = replace(loading, order=dataset.order)  # it can be read in no other
     if not isinstance(given, DataLoader):
         return Taken(given, loading, shuffle is None or shuffle)
     _require_plain(given, name)

@@ -18,7 +18,7 @@ from quorate.training.saved_state import Loadable, load, loadable
 from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
-REFUSED = ("rows", "shuffle")
+REFUSED = ("rows", "shuffle", "order_sha256")
 # What checkpoints of before these existed were trained with.
 BEFORE: Mapping[str, Any] = {"is_ordered": False, "last": "short", "sampling": None}
 SAID = ("torch", "device_types", "processors", "schedule")

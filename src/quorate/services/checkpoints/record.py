@@ -117,6 +117,7 @@ class Record(Struct, forbid_unknown_fields=True):
     schedule_state: Any = None  # a tree; None: it is stepped through from its beginning
     amendments: Amended | None = None
     is_ordered: bool = False
+    order_sha256: Sha256 | None = None  # of an order that says what it depends on
     is_augmented: bool = False
     last: Literal["short", "drop", "join"] = "short"
     sampling: Sha256 | None = None  # of the weights by which rows are drawn
