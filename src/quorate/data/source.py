@@ -51,8 +51,11 @@ def length(dataset: Any, name: str = "the dataset") -> int:
         DataError: it is no map-style dataset, or is empty.
     """
     map_style = "a map-style dataset, with __getitem__ and __len__"
+    if isinstance(dataset, IterableDataset):
+        fix = "give its rows numbers: Stream, TarDataset, LinesDataset of quorate.data.streams"
+        raise DataError(name, got=type(dataset).__name__, expected=map_style, fix=fix)
     # A text is a sequence of texts, a class has what its instances have.
-    is_none = isinstance(dataset, (IterableDataset, str, bytes, type))
+    is_none = isinstance(dataset, (str, bytes, type))
     if not hasattr(dataset, "__getitem__") or is_none:
         raise DataError(name, got=type(dataset).__name__, expected=map_style)
     try:
