@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quorate.coordination.sampling import Sampling
     from quorate.data.draws import Draws
     from quorate.data.loading import Loading
     from quorate.errors import QuorateError, UserError
@@ -31,6 +32,7 @@ __all__ = [
     "QuorateError",
     "Report",
     "RunDir",
+    "Sampling",
     "Trainer",
     "UserError",
     "Validation",
@@ -48,6 +50,7 @@ _MODULES = {
     "QuorateError": "errors",
     "Report": "services.report",
     "RunDir": "services.run_dir",
+    "Sampling": "coordination.sampling",
     "Trainer": "trainer",
     "UserError": "errors",
     "Validation": "training.validation",

@@ -18,8 +18,17 @@ from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
 from quorate.training.model import make_model
-from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update
-from quorate.training.recipe import OPTIONS, Compute, Loading, Optimize, Recipe, RunDir, Workers
+from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update, taken
+from quorate.training.recipe import (
+    OPTIONS,
+    Compute,
+    Loading,
+    Optimize,
+    Recipe,
+    RunDir,
+    Taken,
+    Workers,
+)
 from quorate.training.stop import Stops
 from quorate.training.validation import Validation
 
@@ -167,7 +176,8 @@ class Trainer:
 
         A schedule is made when training begins, and so may ask the trainer that it belongs to.
         """
-        return planned(self._crew, self._prepared, dataset, shuffle=True).steps_per_epoch
+        data = taken(self._recipe, dataset)
+        return planned(self._crew, self._prepared, data).steps_per_epoch
 
     @named(VALIDATION)
     def fit(
@@ -177,7 +187,7 @@ class Trainer:
         epochs: int = 1,
         steps: int | None = None,
         validation: Any = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         callbacks: Sequence[Callback] = (),
         max_time_s: float | None = None,
     ) -> None:
@@ -190,12 +200,14 @@ class Trainer:
         exception of the user's code. SIGUSR1 saves and goes on.
 
         Args:
-            dataset: a map-style dataset.
+            dataset: a map-style dataset, or a ``DataLoader``, of which is taken what is in it: its
+                dataset, order, ``collate_fn``, ``num_workers`` and ``drop_last``. A line says so.
             epochs: passes over it in all.
             steps: updates in all; if given, ``epochs`` does not count.
-            validation: a map-style dataset, or ``Validation(...)``, which also says how often it is
-                evaluated, and which metric makes a checkpoint the best.
-            shuffle: whether each epoch has an order of its own; else the dataset's.
+            validation: a map-style dataset, a ``DataLoader``, or ``Validation(...)``, which also
+                says how often it is evaluated, and which metric makes a checkpoint the best.
+            shuffle: whether each epoch has an order of its own; else the dataset's. Default: as a
+                ``DataLoader`` does, else True.
             callbacks: what you want to happen besides; see ``Callback``.
             max_time_s: seconds after which the step under way is finished, and all is saved.
 
@@ -206,9 +218,13 @@ class Trainer:
             SystemExit: after SIGTERM, likewise.
         """
         chosen = None if validation is None else resolved(Validation, validation)
-        rows = None if chosen is None else chosen.dataset
+        data, rows = taken(self._recipe, dataset, shuffle=shuffle), None
+        if chosen is not None:
+            rows = taken(self._recipe, chosen.dataset, trains=False, name="validation")
+            if rows.line is None:  # a plain dataset: its batches are made like those of training
+                rows = rows._replace(loading=data.loading)
         self._recipe.optimize.require_validation(is_there=chosen is not None)
-        self._crew.begin_loop(dataset, rows)
+        self._crew.begin_loop(data, rows)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
         services = Services(
             self._recipe.run_dir,
@@ -223,13 +239,18 @@ class Trainer:
         with closing(Fit(self, services, self._facts)) as fit:
             self._fit, self._say = fit, fit.say
             try:
-                fit.train(lambda stops: self._looping(dataset, duration, shuffle, stops))
+                fit.train(lambda stops: self._looping(data, duration, stops))
             finally:
                 self._prepared.saved = fit.saved or self._prepared.saved
                 self._fit, self._say = None, say
 
     def updates(
-        self, dataset: Any, *, epochs: int = 1, steps: int | None = None, shuffle: bool = True
+        self,
+        dataset: Any,
+        *,
+        epochs: int = 1,
+        steps: int | None = None,
+        shuffle: bool | None = None,
     ) -> Generator[Report]:
         """Yield a report per update: the loop of ``fit`` as a generator. Nothing is saved.
 
@@ -237,20 +258,18 @@ class Trainer:
         ends them; another loop goes on at the next update. Arguments and errors as for ``fit``.
         """
         self._recipe.optimize.require_validation(is_there=False)
-        self._crew.begin_loop(dataset)
+        data = taken(self._recipe, dataset, shuffle=shuffle)
+        self._crew.begin_loop(data)
         duration = Duration(epochs=epochs, steps=steps)
-        with self._looping(dataset, duration, shuffle, Stops()) as loop:
+        with self._looping(data, duration, Stops()) as loop:
             yield from loop.reports
 
     @contextmanager
-    def _looping(
-        self, dataset: Any, duration: Duration, shuffle: bool, stops: Stops
-    ) -> Iterator[Loop]:
+    def _looping(self, data: Taken, duration: Duration, stops: Stops) -> Iterator[Loop]:
         if self._stops is not None:
             raise UserError("a loop over updates is under way; close it before another is begun")
         preparing = prepare(
-            *(self._crew, self._prepared, dataset, duration),
-            shuffle=shuffle,
+            *(self._crew, self._prepared, data, duration),
             stops=stops,
             say=self._say,
         )
@@ -265,23 +284,27 @@ class Trainer:
         """Return means of loss and metrics, and finished totals, over every row, each once.
 
         Args:
-            dataset: a map-style dataset.
+            dataset: a map-style dataset, or a ``DataLoader`` of one.
             averaged: whether to use the averaged weights. Default: if there are any.
 
         Raises:
             UserError: the dataset is empty, its weight is zero, or nothing is averaged.
         """
-        values = self._evaluated(dataset, averaged, Stops())
+        data = taken(self._recipe, dataset, trains=False)
+        if data.line is not None:
+            self._say(data.line)
+        values = self._evaluated(data, averaged, Stops())
         assert values is not None
         return values
 
     def _evaluated(
-        self, dataset: Any, averaged: bool | None, stops: Stops
+        self, data: Taken | None, averaged: bool | None, stops: Stops
     ) -> dict[str, float] | None:
+        assert data is not None
         return evaluate(
             self._crew,
             self._prepared,
-            dataset,
+            data,
             averaged=averaged,
             transport=None if self._loop is None else self._loop.transport,
             stops=stops,

@@ -45,12 +45,24 @@ FREE = {
 # What is compared; of an entry that is none of these nothing is known here.
 COMPARED = {
     *("format", "global_step", "epoch", "seed", "shards", "batch_size", "rows", "shuffle"),
+    *("last", "sampling", "sampled_rows", "order_sha256"),
     *("is_ordered", "update", "ema_decay", "account", "order", "optimizer", "files"),
     *("optimizer_state", "optimizer_attributes", "optimizer_groups", "schedule_state"),
     "amendments",
 }
 # Records of before have none of these.
-OPTIONAL = {*FREE, "is_ordered", "ema_decay"} - {"saved_at", "optimizer_numbers"}
+OPTIONAL = {
+    *FREE,
+    "is_ordered",
+    "ema_decay",
+    "last",
+    "sampling",
+    "sampled_rows",
+    "order_sha256",
+} - {
+    "saved_at",
+    "optimizer_numbers",
+}
 OPTIONAL |= {"optimizer_state", "optimizer_attributes", "optimizer_groups", "schedule_state"}
 OPTIONAL |= {"amendments"}
 

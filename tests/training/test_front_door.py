@@ -297,7 +297,7 @@ def test_what_a_resume_compares_follows_from_the_fields() -> None:
     def recorded(at_resume: AtResume) -> set[str]:
         return {option.recorded for option in OPTIONS.values() if option.at_resume is at_resume}
 
-    refused = {"seed", "shards", "batch_size", "is_ordered", "update"}
+    refused = {"seed", "shards", "batch_size", "is_ordered", "update", "last", "sampling"}
     said = {"threads", "clip_norm", "ema_decay", "is_augmented", "precision"}
     said |= {"compile", "deterministic"}
     assert recorded(AtResume.REFUSED) == refused

@@ -5,7 +5,8 @@ the rows of step t are a slice of it, and the rows of a shard are a slice of tho
 knows how many devices there are, so a resume, another device count or a reissued shard need no
 state beyond the step.
 
-Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
+Legend: R rows of the dataset, D rows that an epoch has (R, unless they are sampled), B rows of a
+batch, V shards, t step, s shard.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quorate.coordination.epochs import steps_per_epoch
+from quorate.coordination.epochs import SHORT, batch_bounds, batches_per_epoch, steps_per_epoch
 from quorate.coordination.keys import hashes, key
+from quorate.coordination.sampling import EpochRows, Rows, repeats
 from quorate.errors import SettingError
 
-Rows = NDArray[np.int64]
 Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
 
 
@@ -36,22 +36,25 @@ def permutation(rows: int, seed: int, epoch: int) -> Rows:
 
 
 def ordered(rows: Rows, order: Order) -> Rows:
-    """Return the rows of an epoch, (R,) int64, in an order of the user's.
+    """Return the rows of an epoch, (D,) int64, in an order of the user's.
 
     Raises:
-        SettingError: it is not each of them once.
+        SettingError: it is not each of them as often as it was given.
     """
     dealt = np.asarray(order(rows.copy()))
-    expected = f"each of the {len(rows):,} rows once"
+    counts = np.bincount(rows)
+    is_once = len(counts) == len(rows) and bool((counts == 1).all())
+    how_often = "once" if is_once else "as often as it was given"
+    expected = f"each of the {len(rows):,} rows {how_often}"
     fix = "return the array that order was given, with its elements in another order"
     if dealt.shape != rows.shape or dealt.dtype.kind not in "iu":
         raise SettingError("order", f"{dealt.dtype} of shape {dealt.shape}", expected, fix)
     dealt = np.ascontiguousarray(dealt, dtype=np.int64)  # torch takes no negative strides
-    inside = (dealt >= 0) & (dealt < len(rows))
-    counts = np.bincount(dealt[inside], minlength=len(rows))
-    if not inside.all() or (counts != 1).any():
-        wrong = dealt[~inside] if not inside.all() else np.flatnonzero(counts != 1)
-        times = 1 if not inside.all() else counts[wrong[0]]
+    inside = (dealt >= 0) & (dealt < len(counts))
+    returned = np.bincount(dealt[inside], minlength=len(counts))
+    if not inside.all() or (returned != counts).any():
+        wrong = dealt[~inside] if not inside.all() else np.flatnonzero(returned != counts)
+        times = 1 if not inside.all() else returned[wrong[0]]
         raise SettingError("order", f"row {wrong[0]}, {times} times", expected, fix)
     return dealt
 
@@ -70,8 +73,8 @@ def home_shards(rank_of: tuple[int, int], shards: int) -> range:
 class Plan:
     """Rows of every step and shard of a run over one dataset.
 
-    The last batch of an epoch has the rows that are left, so each row counts once per epoch. A
-    batch of fewer rows than shards has one shard per row.
+    The last batch of an epoch has the rows that are left, so each row counts once per epoch, unless
+    ``last`` or ``sampling`` say otherwise. A batch of fewer rows than shards has one shard per row.
     """
 
     by_shard = False
@@ -86,27 +89,39 @@ class Plan:
         seed: int = 0,
         shuffle: bool = True,
         order: Order | None = None,
+        last: str = SHORT,
+        sampling: EpochRows | None = None,
     ) -> None:
         self.rows = rows
+        self.dealt_rows = rows if sampling is None else sampling.rows  # D
         self.batch_size = batch_size
         self.shards = shards
         self.seed = seed
         self.shuffle = shuffle
         self.order = order
-        self.steps_per_epoch = steps_per_epoch(rows, batch_size, shards, by_shard=self.by_shard)
+        self.last = last
+        self.sampling = sampling
+        self.batches_per_epoch = batches_per_epoch(self.dealt_rows, batch_size, last)
+        self.steps_per_epoch = steps_per_epoch(
+            self.dealt_rows, batch_size, shards, by_shard=self.by_shard, last=last
+        )
         self._orders: dict[int, Rows] = {}  # of the newest epochs
+        self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
         self._known: tuple[int, Rows, int] | None = None  # the last step: number, rows, V
 
-    def to_json(self) -> dict[str, int]:
-        """Return what ``from_json`` makes this plan of, but for the order: that is a function."""
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``from_json`` makes this plan of, but for order and sampling."""
         return {
             "rows": self.rows,
+            "dealt_rows": self.dealt_rows,
             "batch_size": self.batch_size,
             "shards": self.shards,
             "seed": self.seed,
             "shuffle": self.shuffle,
+            "last": self.last,
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
+            "sampling": None if self.sampling is None else self.sampling.sha256,
         }
 
     def epoch(self, step: int) -> int:
@@ -114,9 +129,9 @@ class Plan:
         return step // self.steps_per_epoch
 
     def batch_rows(self, step: int) -> int:
-        """Return B of step t: ``batch_size``, or what is left at the end of an epoch."""
-        start = step % self.steps_per_epoch * self.batch_size
-        return min(self.batch_size, self.rows - start)
+        """Return B of step t: ``batch_size``, or that of the last batch of an epoch."""
+        start, stop = self._bounds(step)
+        return stop - start
 
     def shards_of(self, step: int) -> int:
         """Return V of step t: ``shards``, or B where that is less."""
@@ -124,8 +139,8 @@ class Plan:
 
     def batch(self, step: int) -> Rows:
         """Return the rows of step t in order, (B,) int64."""
-        start = step % self.steps_per_epoch * self.batch_size
-        return self._order(self.epoch(step))[start : start + self.batch_size]
+        start, stop = self._bounds(step)
+        return self._order(self.epoch(step))[start:stop]
 
     def shard(self, step: int, shard: int) -> Rows:
         """Return the rows of shard s of step t: [s*B//V, (s+1)*B//V) of the batch."""
@@ -136,15 +151,34 @@ class Plan:
         b = len(rows)
         return rows[shard * b // v : (shard + 1) * b // v]
 
+    def repeats(self, step: int, shard: int) -> Rows | None:
+        """Return how often each row of a shard was dealt in its epoch before; None: never."""
+        if self.sampling is None or not self.sampling.replacement:
+            return None
+        epoch, (start, stop), v = self.epoch(step), self._bounds(step), self.shards_of(step)
+        times = self._repeats.get(epoch)
+        if times is None:
+            times = repeats(self._order(epoch))
+            self._repeats = {**dict(list(self._repeats.items())[-1:]), epoch: times}
+        b = stop - start
+        return times[start + shard * b // v : start + (shard + 1) * b // v]
+
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the shards of step t that a worker computes if nothing unusual happens."""
         return home_shards(rank_of, self.shards_of(step))
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        """Return where in the order of its epoch the rows of step t are."""
+        batch = step % self.steps_per_epoch
+        return batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
 
     def _order(self, epoch: int) -> Rows:
         rows = self._orders.get(epoch)
         if rows is None:
             rows = np.arange(self.rows, dtype=np.int64)
-            if self.shuffle:
+            if self.sampling is not None:
+                rows = self.sampling.drawn(self.seed, epoch)
+            elif self.shuffle:
                 rows = permutation(self.rows, self.seed, epoch)
             if self.order is not None:
                 rows = ordered(rows, self.order)
@@ -163,53 +197,28 @@ class PlanByShard(Plan):
 
     by_shard = True
 
-    def __init__(
-        self,
-        *,
-        rows: int,
-        batch_size: int,
-        shards: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        order: Order | None = None,
-    ) -> None:
-        super().__init__(
-            rows=rows,
-            batch_size=batch_size,
-            shards=shards,
-            seed=seed,
-            shuffle=shuffle,
-            order=order,
-        )
-        self._last_shards = min(shards, (rows - 1) % batch_size + 1)
-        self.lookahead = 2 * shards
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        steps_before = (self.batches_per_epoch - 1) * self.shards
+        self._last_shards = self.steps_per_epoch - steps_before
+        self.lookahead = 2 * self.shards
 
     def _where(self, step: int) -> tuple[int, int, int]:
         """Return of which batch of its epoch step u is a shard: which one, of how many."""
         batch, shard = divmod(step % self.steps_per_epoch, self.shards)
-        is_last = (batch + 1) * self.batch_size >= self.rows
+        is_last = batch + 1 == self.batches_per_epoch
         return batch, shard, self._last_shards if is_last else self.shards
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return where in the order of its epoch the rows of step u are."""
         batch, shard, shards = self._where(step)
-        start = batch * self.batch_size
-        rows = min(self.batch_size, self.rows - start)
+        start, stop = batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
+        rows = stop - start
         return start + shard * rows // shards, start + (shard + 1) * rows // shards
-
-    def batch_rows(self, step: int) -> int:
-        """Return how many rows the shard has that step u is."""
-        start, stop = self._bounds(step)
-        return stop - start
 
     def shards_of(self, step: int) -> int:  # noqa: ARG002
         """Return 1: a step is a shard."""
         return 1
-
-    def batch(self, step: int) -> Rows:
-        """Return the rows of step u in order, int64."""
-        start, stop = self._bounds(step)
-        return self._order(self.epoch(step))[start:stop]
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the one shard of step u where it is at home, and none elsewhere."""
@@ -217,11 +226,26 @@ class PlanByShard(Plan):
         return range(1) if shard in home_shards(rank_of, shards) else range(0)
 
 
-def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
-    """Return the plan that ``Plan.to_json`` described, with its order, if it had one."""
+def from_json(
+    arguments: dict[str, Any], order: Order | None = None, sampling: EpochRows | None = None
+) -> Plan:
+    """Return the plan that ``Plan.to_json`` described, with its order and sampling, if it had any.
+
+    Raises:
+        SettingError: rows are sampled in another way here than where it was made.
+    """
     kind = PlanByShard if arguments.pop("is_apart") else Plan
-    is_ordered = arguments.pop("is_ordered")
-    return kind(**arguments, order=order if is_ordered else None)
+    is_ordered, drawn_by = arguments.pop("is_ordered"), arguments.pop("sampling")
+    del arguments["dealt_rows"]  # it follows from the others
+    if drawn_by is not None and (sampling is None or sampling.sha256 != drawn_by):
+        fix = "have the script make the same weights each time that it is run"
+        got = "none" if sampling is None else "other weights"
+        raise SettingError("sampling", got, "those of the coordinator", fix)
+    return kind(
+        **arguments,
+        order=order if is_ordered else None,
+        sampling=None if drawn_by is None else sampling,
+    )
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

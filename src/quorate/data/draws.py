@@ -36,6 +36,8 @@ class Draws:
         seed: of the run.
         epoch: from 0.
         rows: (B,) integers, the rows' numbers in the dataset.
+        repeats: (B,) integers, how often each was in the epoch before: numbers are others each
+            time. None: never.
 
     Example::
 
@@ -44,9 +46,15 @@ class Draws:
             return flip(images, draws.coins()), labels
     """
 
-    def __init__(self, seed: int, epoch: int, rows: ArrayLike) -> None:
+    def __init__(
+        self, seed: int, epoch: int, rows: ArrayLike, repeats: ArrayLike | None = None
+    ) -> None:
         self.rows = np.asarray(rows, dtype=np.int64)  # (B,)
         self._keys = hashes(key("augment", seed, epoch), self.rows.astype(np.uint64))
+        if repeats is not None:
+            times = np.asarray(repeats).astype(np.uint64)
+            again = hashes(self._keys ^ np.uint64(key("again")), times)
+            self._keys = np.where(times > 0, again, self._keys)
         self._drawn = 0
 
     def uniform(self, n: int = 1, low: float = 0.0, high: float = 1.0) -> torch.Tensor:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quorate.settings import AtResume, Settings, a_function, about, at_least
+from quorate.coordination.epochs import LAST, SHORT
+from quorate.settings import AtResume, Settings, a_function, about, at_least, one_of
 
 if TYPE_CHECKING:
     from quorate.coordination.plan import Order
+    from quorate.coordination.sampling import EpochRows
     from quorate.data.draws import Augment
     from quorate.data.source import Collate
+
+
+def _sampling(name: str, value: object) -> EpochRows:
+    # It takes NumPy, which is not loaded for the command's flags.
+    sampling: EpochRows = import_module("quorate.coordination.sampling").sampling_of(name, value)
+    return sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +34,13 @@ class Loading(Settings):
             ``quorate.Draws``, and ``quorate.data.images`` for what to do with them.
         order: from the rows of an epoch as they are shuffled, (R,) int64, to the order that ``fit``
             takes them in, each once: rows of like length into one batch, say. A pure function.
+        sampling: which rows an epoch has, drawn by weights: ``Sampling(weights)``,
+            ``Sampling.balanced(labels)``, or the weights alone, a number per row. Choose it where
+            some rows or classes are too rare.
+        last: what becomes of an epoch's rows that fill no batch. "short", which is the default:
+            they are a batch of their own. "drop": they are in none; with ``shuffle`` it is others
+            in each epoch. "join": they are in the batch before, which then has up to twice as many
+            rows: a BatchNorm that would see one row, say. An evaluation has every row.
         processes: how many processes load rows, of each worker process or for all towers together.
             Turn it up if decoding is slow and workers wait for rows.
     """
@@ -56,6 +72,26 @@ class Loading(Settings):
             seen=lambda order: order is not None,
         ),
     )
+    sampling: EpochRows | None = field(
+        default=None,
+        metadata=about(
+            "which rows an epoch has, by weights",
+            check=_sampling,
+            at_resume=AtResume.REFUSED,
+            recorded="sampling",
+            seen=lambda sampling: None if sampling is None else sampling.sha256,
+        ),
+    )
+    last: str | None = field(
+        default=None,
+        metadata=about(
+            "what becomes of an epoch's rows that fill no batch",
+            check=lambda name, value: one_of(name, value, LAST),
+            at_resume=AtResume.REFUSED,
+            recorded="last",
+            seen=lambda last: last or SHORT,
+        ),
+    )
     processes: int = field(
         default=0,
         metadata=about(
@@ -65,3 +101,12 @@ class Loading(Settings):
             check=at_least(0),
         ),
     )
+
+
+class Taken(NamedTuple):
+    """What is trained on or evaluated, and how it is loaded: see ``quorate.data.dataloader``."""
+
+    dataset: Any
+    loading: Loading
+    shuffle: bool
+    line: str | None = None  # what was taken of a ``DataLoader``; None: it was none

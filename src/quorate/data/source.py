@@ -18,7 +18,8 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate, get_worker_info
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import Plan, Rows, abridged
+from quorate.coordination.plan import Plan, abridged
+from quorate.coordination.sampling import Rows
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
 from quorate.replica.fingerprint import fingerprint
@@ -50,8 +51,11 @@ def length(dataset: Any, name: str = "the dataset") -> int:
         DataError: it is no map-style dataset, or is empty.
     """
     map_style = "a map-style dataset, with __getitem__ and __len__"
+    if isinstance(dataset, IterableDataset):
+        fix = "give its rows numbers: Stream, TarDataset, LinesDataset of quorate.data.streams"
+        raise DataError(name, got=type(dataset).__name__, expected=map_style, fix=fix)
     # A text is a sequence of texts, a class has what its instances have.
-    is_none = isinstance(dataset, (IterableDataset, str, bytes, type))
+    is_none = isinstance(dataset, (str, bytes, type))
     if not hasattr(dataset, "__getitem__") or is_none:
         raise DataError(name, got=type(dataset).__name__, expected=map_style)
     try:
@@ -147,7 +151,8 @@ class Source:
             return batch, hashes
         # Its own generators too, in case it draws from them: but those are the shard's.
         rekey("augment", seed, step, shard)
-        batch = self._augment(batch, Draws(seed, epoch, rows))
+        draws = Draws(seed, epoch, rows, self.plan.repeats(step, shard))
+        batch = self._augment(batch, draws)
         if batch is None:
             raise DataError("what augment returned", got=None, expected="the batch")
         return batch, hashes
@@ -166,8 +171,10 @@ class Source:
             # Samples that draw are loaded one by one, so that each has a stream of its own.
             self._draws = self._draws or stream.drawn
             samples = []
-            for row in rows:
-                rekey("sample", seed, epoch, row)
+            repeats = self.plan.repeats(*ticket)
+            for place, row in enumerate(rows):
+                times = 0 if repeats is None else int(repeats[place])
+                rekey("sample", seed, epoch, row, *([times] if times else []))
                 try:
                     samples.append(self.dataset[row])
                 except Exception as error:

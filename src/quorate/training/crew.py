@@ -20,7 +20,7 @@ from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
 from quorate.replica.replica import Replica
 from quorate.services.display.uncaught import fold_tracebacks
-from quorate.training.recipe import Recipe
+from quorate.training.recipe import Recipe, Taken
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 from quorate.transports import Transport, engines
@@ -81,6 +81,8 @@ class Crew:
             no_fork_server()
         self.replicas.take(self.model)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
+        self._collates: list[tuple[Any, Any]] = []  # by dataset, what makes its batches in workers
+        self.taken: list[str] = []  # what was taken of each ``DataLoader`` of a loop
 
     def _groups(self) -> tuple[Group, ...]:
         """Return the devices of each worker, as its process sees them."""
@@ -163,14 +165,17 @@ class Crew:
 
     # --- worker processes -------------------------------------------------------------------------
 
-    def begin_loop(self, dataset: Any, validation: Any = None) -> None:
+    def begin_loop(self, data: Taken, validated: Taken | None = None) -> None:
         """Note the data of the first loop; in a worker process, compute shards and not come back.
 
         A worker runs the script up to its first training loop: it has the data of no other, and
         does not know what the script changed since.
         """
         global _loop_was_run
-        datasets = {"dataset": dataset, "validation": validation}
+        self.recipe = self.recipe.with_loading(data.loading)
+        given = {"dataset": data, "validation": validated or data._replace(dataset=None)}
+        datasets = {name: each.dataset for name, each in given.items()}
+        self.taken = [each.line for each in (data, validated) if each and each.line]
         if self.company is not None:
             self._begin_ranks(self.company)
         elif (worker := here()) is not None:
@@ -183,15 +188,28 @@ class Crew:
                 group=group,
                 datasets=datasets,
                 spread=self.replicas.spread,
-                collate=loading.collate,
+                collates={name: each.loading.collate for name, each in given.items()},
                 augment=loading.augment,
                 order=loading.order,
+                sampling=loading.sampling,
                 threads=self.recipe.workers.threads,
                 computing=self.replicas.computing,
             )
             worker.serve(program)
         elif not _loop_was_run:
             _loop_was_run, self._datasets = True, datasets
+            self._collates = [(each.dataset, each.loading.collate) for each in given.values()]
+        else:
+            self._collates = []
+
+    def collates(self, data: Taken) -> bool:
+        """Return whether workers of the loop under way make batches of a dataset as it asks for.
+
+        Worker processes have the functions that they found in the script.
+        """
+        known = (collate for dataset, collate in self._collates if dataset is data.dataset)
+        collate = data.loading.collate
+        return not self.has_processes or next(known, collate) is collate
 
     # --- ranks ------------------------------------------------------------------------------------
 

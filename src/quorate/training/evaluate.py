@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Any
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
@@ -21,8 +20,8 @@ from quorate.replica.totals import joined
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
 from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.prepare import evaluable
-from quorate.training.prepared import Prepared
+from quorate.training.prepare import Prepared, evaluable
+from quorate.training.recipe import Taken
 from quorate.training.stop import Stops
 from quorate.transports import Transport
 from quorate.transports.job import Evaluation
@@ -31,7 +30,7 @@ from quorate.transports.job import Evaluation
 def evaluate(
     crew: Crew,
     prepared: Prepared,
-    dataset: Any,
+    data: Taken,
     *,
     averaged: bool | None,
     transport: Transport | None,
@@ -48,7 +47,8 @@ def evaluate(
     Raises:
         UserError: the dataset is empty, its weight is zero, or nothing is averaged.
     """
-    recipe, rows = crew.recipe, length(dataset)
+    recipe, dataset = crew.recipe, data.dataset
+    rows = length(dataset)
     plan = Plan(
         rows=rows,
         batch_size=min(recipe.batch_size, rows),
@@ -59,7 +59,7 @@ def evaluate(
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
-        source = Source(dataset, plan, recipe.loading.collate)
+        source = Source(dataset, plan, data.loading.collate)
         state = evaluable(crew, prepared, source, say)
         state.user_changes.look()
         parameters = state.parameters
@@ -68,7 +68,7 @@ def evaluate(
                 expected = "Optimize(ema_decay=)"
                 raise SettingError("averaged", averaged, expected, "set it in Trainer")
             parameters = state.average.shadow
-        if transport is None or not transport.can_compute(dataset):
+        if transport is None or not transport.can_compute(dataset) or not crew.collates(data):
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
         if parameters is state.parameters:

@@ -30,6 +30,8 @@ def facts_of(
         "shards": plan.shards,
         "rows": plan.rows,
         "shuffle": plan.shuffle,
+        "order_sha256": getattr(plan.order, "sha256", None),
+        "sampled_rows": None if plan.sampling is None else plan.dealt_rows,
         "row_sample": row_sample,
         "compile": crew.replicas.computing.compile,
         "deterministic": crew.replicas.computing.deterministic,

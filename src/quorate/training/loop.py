@@ -218,9 +218,8 @@ class Updates(NamedTuple):
             ends_epoch = n % plan.steps_per_epoch == 0
             epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
             if ends_epoch and state.dropped_rows:
-                self.say(
-                    f"epoch {epoch + 1}: {state.dropped_rows:,} of {plan.rows:,} rows were dropped"
-                )
+                of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
+                self.say(f"epoch {epoch + 1}: {of} were dropped")
                 state.dropped_rows = 0
             counts = state.tally.to_json()
             report = Report(

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from quorate.data.row_sample import row_sample
 from quorate.data.source import Source
 from quorate.errors import CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
-from quorate.settings import switch
 from quorate.training import resume
 from quorate.training.collective.follow import follow
 from quorate.training.collective.lead import leading
@@ -23,13 +21,14 @@ from quorate.training.loop import Loop, looping
 from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
 from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.prepared import Prepared, planned
+from quorate.training.prepared import Prepared, planned, taken
 from quorate.training.probe import probed
+from quorate.training.recipe import Taken
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import engines
 
-__all__ = ["Prepared", "evaluable", "planned", "prepare", "refuse_half_an_update"]
+__all__ = ["Prepared", "evaluable", "planned", "prepare", "refuse_half_an_update", "taken"]
 
 Say = Callable[[str], None]
 
@@ -65,10 +64,9 @@ def refuse_half_an_update(state: State) -> None:
 def prepare(
     crew: Crew,
     prepared: Prepared,
-    dataset: Any,
+    data: Taken,
     duration: Duration,
     *,
-    shuffle: bool,
     stops: Stops,
     say: Say,
 ) -> Iterator[Loop]:
@@ -77,7 +75,7 @@ def prepare(
     Raises:
         UserError: something cannot work; no worker was started.
     """
-    recipe, shuffle = crew.recipe, switch("shuffle", shuffle)
+    recipe, dataset = crew.recipe, data.dataset
     if crew.follows:
         follow(crew, dataset, partial(_probed, crew, note=lambda _: None, training=True))
     with ExitStack() as stack:
@@ -86,7 +84,7 @@ def prepare(
         stack.callback(crew.replicas.give_back_memory)
         if recipe.run_dir.path is not None:
             prepared.begin(Path(recipe.run_dir.path), say)
-        plan = planned(crew, prepared, dataset, shuffle=shuffle)
+        plan = planned(crew, prepared, data)
         prepared.plan, prepared.shards = plan, plan.shards
         last_step = duration.last_step(plan)
         stack.enter_context(intra_op_threads(recipe.workers.threads))
@@ -99,7 +97,7 @@ def prepare(
             refuse_ranks()
             crew.company.meet(crew.master_device, crew.timeout_s)
         state = _trainable_state(crew, prepared, source, notes.append, say)
-        crew.replicas.look_at_rows(state.model, dataset)
+        crew.replicas.look_at_rows(state.model, dataset, recipe.loading)
         # 3. What is said before the first update.
         first = opening(
             plan,
@@ -116,7 +114,7 @@ def prepare(
             first.append(crew.why)
         if crew.company is not None:
             first.append(crew.company.bound)
-        for line in (*first, *notes):
+        for line in (*first, *crew.taken, *notes):
             say(line)
         crew.replicas.tell(say)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))

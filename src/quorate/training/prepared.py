@@ -12,15 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quorate.coordination.epochs import SHORT
 from quorate.coordination.plan import Plan, PlanByShard
+from quorate.data import dataloader
 from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.services.checkpoints import files
 from quorate.services.run_lock import RunLock
+from quorate.settings import switch
 from quorate.training import resume
 from quorate.training.crew import Crew
 from quorate.training.facts import facts_of
-from quorate.training.recipe import Recipe, too_many_shards
+from quorate.training.recipe import Recipe, Taken, too_many_shards
 from quorate.training.state import State
 from quorate.transports.collective import once
 
@@ -69,40 +72,73 @@ def _moving_aside(run_dir: Path) -> str:
     return f"moving aside what is in {run_dir.absolute()}"
 
 
-def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> Plan:
+def taken(
+    recipe: Recipe,
+    given: Any,
+    *,
+    shuffle: bool | None = None,
+    trains: bool = True,
+    name: str = "dataset",
+) -> Taken:
+    """Return what is in a dataset or a loader that a trainer was given.
+
+    Args:
+        shuffle: what was asked for; None: nothing.
+        trains: whether it is trained on, and not evaluated.
+        name: of the argument, for messages.
+
+    Raises:
+        SettingError: the loader has what cannot be asked for by position.
+    """
+    shuffle = None if shuffle is None else switch("shuffle", shuffle)
+    size = recipe.batch_size if trains else None
+    return dataloader.taken(given, recipe.loading, shuffle=shuffle, batch_size=size, name=name)
+
+
+def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
     """Return the plan of a training loop over a dataset; changes nothing.
 
     Raises:
         DataError: it is no map-style dataset, or is empty.
         SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
     """
-    recipe, rule, rows = crew.recipe, crew.rule, length(dataset)
+    recipe, rule, rows = crew.recipe.with_loading(data.loading), crew.rule, length(data.dataset)
+    sampling, dealt = data.loading.sampling, rows
+    if sampling is not None:
+        sampling.require_rows(rows)
+        dealt = sampling.rows
+        if not data.shuffle:
+            fix = "leave shuffle out: rows come as they are drawn"
+            raise SettingError("shuffle", data.shuffle, "True with Loading(sampling=)", fix)
     shards = prepared.shards
     if shards is None:
-        newest = newest_checkpoint(crew, prepared)
-        workers = min(crew.least_workers, recipe.batch_size, rows)
+        newest = newest_checkpoint(recipe, prepared)
+        workers = min(crew.least_workers, recipe.batch_size, dealt)
         shards = workers if newest is None else int(newest.record["shards"])
-    if shards > rows:
-        raise too_many_shards(shards, f"{rows} rows of the dataset")
+    if shards > dealt:
+        of = "the dataset" if sampling is None else "an epoch"
+        raise too_many_shards(shards, f"{dealt} rows of {of}")
     if shards < rule.least_shards:
         expected = f"at most the {shards} shards of a batch"
         raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
     kind = PlanByShard if rule.by_shard else Plan
     return kind(
         rows=rows,
-        batch_size=min(recipe.batch_size, rows),
+        batch_size=min(recipe.batch_size, dealt),
         shards=shards,
         seed=recipe.seed,
-        shuffle=shuffle,
+        shuffle=data.shuffle,
         order=recipe.loading.order,
+        last=recipe.loading.last or SHORT,
+        sampling=sampling,
     )
 
 
-def newest_checkpoint(crew: Crew, prepared: Prepared) -> files.Sound | None:
+def newest_checkpoint(recipe: Recipe, prepared: Prepared) -> files.Sound | None:
     """Return the checkpoint to go on from."""
-    path, facts = crew.recipe.run_dir.path, crew.recipe.facts()
+    path, facts = recipe.run_dir.path, recipe.facts()
     if path is None or prepared.is_fresh:
         return None
-    if crew.recipe.shards is None:
+    if recipe.shards is None:
         del facts["shards"]  # it goes on with those of the checkpoint
     return files.find(Path(path), partial(resume.require_same_run, facts=facts))

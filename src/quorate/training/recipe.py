@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quorate.coordination import rules
-from quorate.data.loading import Loading
+from quorate.data.loading import Loading, Taken
 from quorate.errors import SettingError
 from quorate.replica.compute import Compute
 from quorate.services.run_dir import RunDir
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quorate.replica.loss import Loss
     from quorate.replica.totals import Finish
 
-__all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Workers"]
+__all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Taken", "Workers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,10 @@ class Recipe(Settings):
         super().__post_init__()
         if self.shards is not None and self.shards > self.batch_size:
             raise too_many_shards(self.shards, f"{self.batch_size} rows of a batch")
+
+    def with_loading(self, loading: Loading) -> Recipe:
+        """Return the same, with what a ``DataLoader`` says of loading rows."""
+        return self if loading is self.loading else replace(self, loading=loading)
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint has of the settings that a resume compares."""

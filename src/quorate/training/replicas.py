@@ -27,7 +27,7 @@ from quorate.replica.spread import Spread
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.replica.witness.between import Between
-from quorate.training.recipe import Recipe
+from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
 
 
@@ -89,9 +89,8 @@ class Replicas:
         self._obstacle = self._sharing.obstacle
         return self._obstacle
 
-    def look_at_rows(self, model: torch.nn.Module, dataset: object) -> None:
+    def look_at_rows(self, model: torch.nn.Module, dataset: object, loading: Loading) -> None:
         """Doubt a run whose rows are made by the model that is trained."""
-        loading = self._recipe.loading
         loads = {"the dataset": dataset, "collate": loading.collate, "augment": loading.augment}
         if (way := rows_use(model, loads)) is not None:
             self.notes.doubt(f"{way}: rows are loaded ahead, while it is trained")

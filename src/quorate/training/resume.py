@@ -18,7 +18,9 @@ from quorate.training.saved_state import Loadable, load, loadable
 from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
-REFUSED = ("rows", "shuffle")
+REFUSED = ("rows", "shuffle", "order_sha256")
+# What checkpoints of before these existed were trained with.
+BEFORE: Mapping[str, Any] = {"is_ordered": False, "last": "short", "sampling": None}
 SAID = ("torch", "device_types", "processors", "schedule")
 
 
@@ -98,7 +100,7 @@ def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) 
         MisfitError: it is one of another run.
     """
     for name in (*_recorded(AtResume.REFUSED), *REFUSED):
-        was = record.get(name, False)  # is_ordered: not in those of before it existed
+        was = record.get(name, BEFORE.get(name))
         if name in facts and was != facts[name]:
             raise MisfitError(
                 f"{path}: it was trained with {name}={was!r}, and this run has "

@@ -6,6 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from quorate.data.dataloader import dataset_of
 from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.settings import Settings, about, at_least
@@ -85,7 +86,7 @@ class Validation(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        length(self.dataset, "validation")
+        length(dataset_of(self.dataset), "validation")
 
     def is_due(self, global_step: int, steps_per_epoch: int, last_step: int) -> bool:
         """Return whether to evaluate after so many updates."""

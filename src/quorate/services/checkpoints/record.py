@@ -117,7 +117,11 @@ class Record(Struct, forbid_unknown_fields=True):
     schedule_state: Any = None  # a tree; None: it is stepped through from its beginning
     amendments: Amended | None = None
     is_ordered: bool = False
+    order_sha256: Sha256 | None = None  # of an order that says what it depends on
     is_augmented: bool = False
+    last: Literal["short", "drop", "join"] = "short"
+    sampling: Sha256 | None = None  # of the weights by which rows are drawn
+    sampled_rows: Positive | None = None  # that an epoch has, if they are drawn
     slow: list[Word] = []  # workers, as they were named: the newest last
     engine: Word = ""
     devices: list[Word] = []
@@ -224,13 +228,18 @@ def _contradictions(record: Record) -> Iterator[str]:
     except SettingError as error:
         yield printable(error)
         return
-    batch_size = min(record.batch_size, record.rows)
+    if (record.sampling is None) != (record.sampled_rows is None):
+        yield f"got sampling={record.sampling} and sampled_rows={record.sampled_rows}"
+    dealt = record.sampled_rows or record.rows  # in an epoch
+    batch_size = min(record.batch_size, dealt)
     if not rule.least_shards <= record.shards <= batch_size:
         yield (
             f"got shards={record.shards:,}, expected {rule.least_shards:,} to {batch_size:,} under "
             f"{rule.name} with batches of {batch_size:,} rows"
         )
-    per_epoch = steps_per_epoch(record.rows, batch_size, record.shards, by_shard=rule.by_shard)
+    per_epoch = steps_per_epoch(
+        dealt, batch_size, record.shards, by_shard=rule.by_shard, last=record.last
+    )
     if record.epoch != step // per_epoch:
         yield (
             f"got epoch {record.epoch:,} at step {step:,}, expected {step // per_epoch:,}: "

@@ -74,7 +74,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     if record["kind"] == END:
         return int(record["code"])
     assert record["kind"] == OPEN
-    plan = from_json(record["plan"], crew.recipe.loading.order)
+    loading = crew.recipe.loading
+    plan = from_json(record["plan"], loading.order, loading.sampling)
     if (rows := length(dataset)) != plan.rows:
         raise UserError(
             f"rank {ranks.rank} has another dataset: got {rows} rows, expected {plan.rows} as on "

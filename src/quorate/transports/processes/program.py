@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quorate.coordination.plan import Order
+from quorate.coordination.sampling import EpochRows
 from quorate.data.draws import Augment
 from quorate.data.source import Collate
 from quorate.machine.devices import Group
@@ -31,8 +32,9 @@ class Program:
     group: Group  # the worker's devices
     datasets: Mapping[str, Any]  # by the names that the coordinator asks for
     spread: Spread | None
-    collate: Collate | None
+    collates: Mapping[str, Collate | None]  # by the same names
     augment: Augment | None
     order: Order | None
+    sampling: EpochRows | None
     threads: int  # intra-op
     computing: Computing

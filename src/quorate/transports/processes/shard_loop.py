@@ -104,7 +104,8 @@ class ShardLoop:
                 self._jobs.pop(message["job"]).close()
 
     def _open(self, message: Message, stream: Stream) -> None:
-        name, plan = message["dataset"], from_json(message["plan"], self._program.order)
+        name, program = message["dataset"], self._program
+        plan = from_json(message["plan"], program.order, program.sampling)
         dataset = self._program.datasets[name]
         if (rows := length(dataset)) != plan.rows:
             raise UserError(
@@ -116,7 +117,7 @@ class ShardLoop:
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
         augment = self._program.augment if kind.augments else None
-        source = Source(dataset, plan, self._program.collate, augment)
+        source = Source(dataset, plan, self._program.collates[name], augment)
         self._jobs[message["job"]] = _OpenJob(
             kind(source, parameters, range(*message["steps"]), **message["options"]),
             self._replica.device,

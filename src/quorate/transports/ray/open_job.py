@@ -22,7 +22,8 @@ class OpenJob(NamedTuple):
     @staticmethod
     def of(message: Message) -> OpenJob:
         """Return what the message says that asks a worker to join."""
-        plan = {**message["plan"], "is_ordered": False}  # which rows a shard has does not matter
+        plan = {**message["plan"], "is_ordered": False, "sampling": None}
+        plan["rows"] = plan["dealt_rows"]  # how many there are, and not which ones a shard has
         steps = range(*message["steps"])
         return OpenJob(message["averaged"], from_json(plan), steps, class_of(message["work"]))
 

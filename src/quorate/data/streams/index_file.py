@@ -1,0 +1,184 @@
+"""Indexes of files that have no table of contents: found once, and kept beside them.
+
+The index of FILE is kept as .FILE.index in the same folder, or under QUORATE_DATA where nothing can
+be written there. It belongs to a path, a size and a time of change, and has a checksum: of a file
+that was replaced, or with an index that is damaged, a new one is made.
+
+An index is a few named arrays. They are mapped and not read, so that all processes of a machine
+have one copy of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from quorate.errors import DataError
+from quorate.machine.atomic_file import write_atomically
+from quorate.machine.environment import cache_dir
+from quorate.machine.regular_file import open_regular
+
+# Magic; the file's size and time of change; bytes of the header; CRC-32C of all that follows.
+_TOP = struct.Struct("<16sqqqI")
+_MAGIC = b"quorate-arrays1\n"
+_ALIGNMENT = 64
+_PIECE_BYTES = 1 << 22
+
+Arrays = Mapping[str, NDArray[Any]]
+COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A file as it was when it was indexed."""
+
+    path: Path
+    size: int  # bytes
+    changed_ns: int  # the file's time of change (mtime)
+    arrays: Arrays
+
+    def open(self) -> int:
+        """Return a descriptor of the file, which the caller closes.
+
+        Raises:
+            DataError: it cannot be read, or was changed since.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            stat = os.fstat(fd)
+        except OSError as error:
+            got = error.strerror or error
+            raise DataError(self.path, got=got, expected="a readable file") from error
+        if (stat.st_size, stat.st_mtime_ns) != (self.size, self.changed_ns):
+            os.close(fd)
+            got = "a file that was changed since it was indexed"
+            raise DataError(self.path, got=got, expected="the same one", fix="start again")
+        return fd
+
+    def read(self, fd: int, start: int, size: int, where: str) -> bytes:
+        """Read bytes of the open file. Not through a mapping: it might be cut meanwhile.
+
+        Raises:
+            DataError: they are not there.
+        """
+        try:
+            content = os.pread(fd, size, start)
+        except OSError as error:
+            got = error.strerror or error
+            raise DataError(where, got=got, expected="a readable file", offset=start) from error
+        if len(content) < size:
+            got, fix = f"the end of the file after {len(content):,} bytes", "get it again"
+            raise DataError(where, got=got, expected=f"{size:,} bytes", offset=start, fix=fix)
+        return content
+
+
+def indexed(path: Path, kind: str, scan: Callable[[Path, BinaryIO, int], Arrays]) -> Indexed:
+    """Return a file with its index: the one that was kept, or a new one, which is kept.
+
+    Args:
+        path: of the file.
+        kind: what it is, for messages: "a tar file".
+        scan: makes the index of an open file, given path, file and size; may raise DataError.
+
+    Raises:
+        DataError: the file is missing, compressed, or not what it should be.
+    """
+    path = path.absolute()
+    try:
+        with open_regular(path) as file:
+            stat = os.fstat(file.fileno())
+            for place in _places(path, kind):
+                if (arrays := _kept(place, stat)) is not None:
+                    return Indexed(path, stat.st_size, stat.st_mtime_ns, arrays)
+            head = file.peek(2)[:2]
+            if (compressed := COMPRESSED.get(head)) is not None:
+                got = f"a {compressed}-compressed file, in which no row can be found by its number"
+                raise DataError(path, got=got, expected=kind, fix="unpack it")
+            arrays = scan(path, file, stat.st_size)
+            after = os.fstat(file.fileno())
+    except FileNotFoundError:
+        raise DataError(path, got="no such file", expected=kind) from None
+    except OSError as error:
+        raise DataError(path, got=error.strerror or error, expected=kind) from error
+    if (stat.st_size, stat.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise DataError(path, got="a file that is being written", expected="one that is done")
+    fresh = Indexed(path, stat.st_size, stat.st_mtime_ns, arrays)
+    _keep(fresh, kind)
+    return fresh
+
+
+def _places(path: Path, kind: str) -> tuple[Path, Path]:
+    name = hashlib.sha256(os.fsencode(path) + kind.encode()).hexdigest()[:32]
+    beside = path.with_name(f".{path.name}.{kind.split()[-2]}.index")
+    return beside, cache_dir() / "indexes" / f"{name}.index"
+
+
+def _kept(place: Path, stat: os.stat_result) -> Arrays | None:
+    """Return the arrays in an index file; None if there is none that fits, or it is damaged."""
+    try:
+        with open_regular(place) as file:
+            size = os.fstat(file.fileno()).st_size
+            magic, *of_file, head_bytes, crc = _TOP.unpack(file.read(_TOP.size))
+            if magic != _MAGIC or of_file != [stat.st_size, stat.st_mtime_ns]:
+                return None
+            if not 0 < head_bytes <= size - _TOP.size:
+                return None
+            head = file.read(head_bytes)
+            found = google_crc32c.value(head)
+            while piece := file.read(_PIECE_BYTES):
+                found = google_crc32c.extend(found, piece)
+            if found != crc:
+                return None
+            body = np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
+            return {
+                name: body[start : start + nbytes].view(dtype)
+                for name, (dtype, start, nbytes) in json.loads(head).items()
+            }
+    except (OSError, struct.error, ValueError):
+        return None
+
+
+def _keep(fresh: Indexed, kind: str) -> None:
+    """Write an index file, whole or not at all."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in fresh.arrays.items()}
+    size, head = -1, b""
+    table: dict[str, tuple[str, int, int]] = {}
+    while len(head) != size:  # where arrays begin depends on how long the header is
+        size, at = len(head), _TOP.size + len(head)
+        for name, array in arrays.items():
+            at += -at % _ALIGNMENT
+            table[name] = (array.dtype.newbyteorder("<").str, at, array.nbytes)
+            at += array.nbytes
+        head = json.dumps(table).encode()
+    body = bytearray(head)
+    for (_, start, _), array in zip(table.values(), arrays.values(), strict=True):
+        body += bytes(start - _TOP.size - len(body))
+        body += array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    top = _TOP.pack(
+        _MAGIC, fresh.size, fresh.changed_ns, len(head), google_crc32c.value(bytes(body))
+    )
+    reasons = []
+    beside, cached = _places(fresh.path, kind)
+    for place in (beside, cached):
+        try:
+            if place is cached:
+                place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, top + bytes(body))
+            return
+        except OSError as error:
+            reasons.append(f"{place}: {error.strerror or error}")
+    logging.getLogger("quorate").warning(
+        "the index of %s cannot be kept, and is made at every start (%s)",
+        *(fresh.path, "; ".join(reasons)),
+    )

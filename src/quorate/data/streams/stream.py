@@ -1,0 +1,197 @@
+"""Streams of files that can only be read from their beginnings, as a map-style dataset.
+
+A row is number j of file f, and files are counted. Rows are read in windows, a run of rows of a
+file, which are kept while an epoch is in them. A window is a pure function of (file, window), as
+long as the file is: what is drawn while it is read is keyed by them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from quorate.coordination.keys import key
+from quorate.data.streams.windows import Windows
+from quorate.errors import DataError, SettingError
+from quorate.replica.shared import generators
+from quorate.replica.streams import Stream as Draws
+from quorate.settings import function, whole
+
+LOOKED_AT = 64  # windows, after which it is known how they are asked for
+FEW = 256  # times as many rows read as asked for: they are asked for from all over
+
+_END = object()
+
+
+class Stream(Dataset[Any]):
+    """The rows of files that are read from front to back, in the files' order.
+
+    ``fit`` takes rows in an order of windows: files in turn, an order of each epoch's, and rows
+    shuffled within a window; unless ``Loading(order=)`` says otherwise. Every process that computes
+    reads all files: of formats whose rows can be found by number, take a dataset that does so.
+
+    Args:
+        files: whatever ``rows`` takes: paths, addresses, numbers of shards.
+        rows: ``rows(file)`` gives the rows of a file in an order that is always the same. It is
+            called when an epoch comes to the file, and in each process that computes.
+        counts: how many rows each file has. Default: each file is read through once, in every
+            process, to count them. Pass ``stream.counts`` of a first run.
+        decode: from what ``rows`` gives to a sample. It is called for the rows that are computed,
+            and may draw: numbers belong to row and epoch.
+        window: rows of a file that are shuffled, and held in memory, at a time.
+        files_at_once: how many files are read side by side.
+        skips: whether it is ``rows(file, start)``, which begins at a row: a resume, and another
+            worker, need not read what comes before.
+
+    Raises:
+        DataError: a file has other rows than ``counts`` says, or there is none.
+        SettingError: a value cannot work.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Any],
+        rows: Callable[..., Iterable[Any]],
+        *,
+        counts: Sequence[int] | None = None,
+        decode: Callable[[Any], Any] | None = None,
+        window: int = 1024,
+        files_at_once: int = 1,
+        skips: bool = False,
+    ) -> None:
+        self._files = list(files)
+        self._rows = rows
+        self._decode = decode
+        self._window = whole("Stream.window", window, least=1)
+        self._skips = skips
+        function("Stream.rows", rows, "from a file to its rows", 2 if skips else 1)
+        self.counts = self._counted() if counts is None else [int(count) for count in counts]
+        if len(self.counts) != len(self._files) or min(self.counts, default=0) < 0:
+            got, expected = (
+                f"{len(self.counts)} counts",
+                f"one for each of {len(self._files)} files",
+            )
+            raise SettingError("Stream.counts", got, expected, "pass stream.counts of a first run")
+        # Of each file, the number of its first row in the whole; at the end, how many there are.
+        self.starts: NDArray[np.int64] = np.cumsum([0, *self.counts], dtype=np.int64)
+        if not len(self):
+            raise DataError("Stream", got="no row in any file", expected="at least one")
+        self.order = Windows(self.starts, rows=self._window, files=files_at_once)
+        # An epoch is in one window of each of these files; the next ones are read ahead.
+        self._most_open = self.order.files + 1
+        self._lock = threading.RLock()
+        self._forget()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, row: int) -> Any:
+        """Return the sample of a row; reads the window that it is in, unless that is there.
+
+        Raises:
+            IndexError: there is no such row.
+            DataError: its file has other rows than when they were counted.
+        """
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row:,} of {len(self):,}")
+        row %= len(self)
+        file = int(np.searchsorted(self.starts, row, side="right")) - 1
+        window, place = divmod(row - int(self.starts[file]), self._window)
+        with self._lock:
+            record = self._window_of(file, window)[place]
+        if self._decode is None:
+            return record
+        try:
+            return self._decode(record)
+        except Exception as error:
+            number = row - int(self.starts[file])
+            error.add_note(f"quorate: in {self._name(file)}, row {number:,}")
+            raise
+
+    def _forget(self) -> None:
+        """Begin anew: what another process reads, it reads for itself."""
+        self._pid = os.getpid()
+        self._there: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()  # windows
+        self._open: OrderedDict[int, tuple[int, Iterator[Any]]] = OrderedDict()  # at which row
+        self._asked, self._read, self._loads = 0, 0, 0
+
+    def _window_of(self, file: int, window: int) -> list[Any]:
+        if self._pid != os.getpid():  # a fork: both would read from one descriptor
+            self._forget()
+        self._asked += 1
+        if (found := self._there.get((file, window))) is not None:
+            self._there.move_to_end((file, window))
+            return found
+        rows = self._loaded(file, window)
+        self._there[file, window] = rows
+        while len(self._there) > 2 * self._most_open:
+            self._there.popitem(last=False)
+        self._read, self._loads = self._read + len(rows), self._loads + 1
+        if self._loads == LOOKED_AT and self._read > FEW * self._asked:
+            logging.getLogger("quorate").warning(
+                "a Stream is asked for rows from all over, and reads %d for each: leave "
+                "Loading(order=) out, or pass its order",
+                self._read // self._asked,
+            )
+        return rows
+
+    def _loaded(self, file: int, window: int) -> list[Any]:
+        """Read a window, from where the file is open, or from its beginning."""
+        start = window * self._window
+        at, rows = self._open.pop(file, (0, None))
+        if rows is None or at > start:
+            at, rows = self._begun(file, start)
+        while True:
+            wanted = min(self._window, self.counts[file] - at)
+            found = self._taken(rows, wanted, file, at // self._window)
+            at += len(found)
+            if len(found) < wanted:
+                raise self._other(file, f"{at:,} rows")
+            if at == self.counts[file] and next(rows, _END) is not _END:
+                raise self._other(file, "more rows")
+            if at > start:
+                break
+        if at < self.counts[file]:
+            self._open[file] = at, rows
+            while len(self._open) > self._most_open:
+                self._open.popitem(last=False)
+        return found
+
+    def _begun(self, file: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Return rows of a file, from its beginning or from the one that is wanted."""
+        if self._skips:
+            return start, iter(self._rows(self._files[file], start))
+        return 0, iter(self._rows(self._files[file]))
+
+    def _taken(self, rows: Iterator[Any], count: int, file: int, window: int) -> list[Any]:
+        """Return the next rows. What they draw follows from file and window."""
+        seed = key("stream", file, window)
+        with Draws() as draws, generators.kept():
+            draws.reseed(seed)
+            generators.reseed(seed)
+            return list(islice(rows, count))
+
+    def _counted(self) -> list[int]:
+        """Read each file through."""
+        counts = []
+        for number in range(len(self._files)):
+            with Draws() as draws, generators.kept():
+                draws.reseed(key("stream", number))
+                counts.append(sum(1 for _ in self._begun(number, 0)[1]))
+        return counts
+
+    def _other(self, file: int, got: str) -> DataError:
+        expected, fix = f"{self.counts[file]:,}, as counts says", "count again: leave counts out"
+        return DataError(self._name(file), got=got, expected=expected, fix=fix)
+
+    def _name(self, file: int) -> str:
+        return f"Stream, file {file} ({self._files[file]})"

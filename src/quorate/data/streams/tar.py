@@ -1,0 +1,135 @@
+"""Tar files as a map-style dataset: files of one name, side by side, are a row."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from quorate.data.streams.files import IndexedFiles, Paths, paths_of
+from quorate.data.streams.index_file import Arrays, Indexed, indexed
+from quorate.errors import DataError
+
+KIND = "a tar file"  # its second word is in the name of the index
+BLOCK = 512
+KEY = "__key__"
+_LISTED = "\0"  # between the ends of names, in which there is none
+
+Members = dict[str, Any]
+
+
+class TarDataset(IndexedFiles):
+    """The rows of one or several tar files, in their order, as WebDataset lays them out.
+
+    Members that follow each other and have one name up to the first dot of their last part are a
+    row: ``a/0001.jpg`` and ``a/0001.cls`` are two entries of row ``a/0001``.
+
+    Where members begin is found out once, by going from header to header, and kept beside the file;
+    so that any row can be read by its number, with one read for each of its members.
+
+    Args:
+        files: a path, or several.
+        decode: from ``{"__key__": "a/0001", "jpg": bytes, "cls": bytes}`` to a sample. Default: it
+            is the sample.
+
+    Raises:
+        DataError: a file is missing, compressed, cut or no tar file, has a link or two members of
+            one name in a row, or there is no row in any of them.
+    """
+
+    def __init__(self, files: Paths, decode: Callable[[Members], Any] | None = None) -> None:
+        self._decode = decode
+        found = [indexed(path, KIND, _scan) for path in paths_of(files)]
+        self._kinds = [_texts(file.arrays["kinds"]).split(_LISTED) for file in found]
+        self._number_of = {file.path: number for number, file in enumerate(found)}
+        super().__init__(found, [len(file.arrays["firsts"]) - 1 for file in found])
+
+    def _sample(self, file: Indexed, fd: int, row: int) -> Any:
+        arrays, kinds = file.arrays, self._kinds[self._number_of[file.path]]
+        first, last = arrays["firsts"][row : row + 2].tolist()
+        start, stop = arrays["keys_at"][row : row + 2].tolist()
+        key = _texts(arrays["keys"][start:stop])
+        members: Members = {KEY: key}
+        for member in range(first, last):
+            kind = kinds[int(arrays["kind_of"][member])]
+            at, size = int(arrays["offsets"][member]), int(arrays["sizes"][member])
+            members[kind] = file.read(fd, at, size, f"{file.path}, {key}.{kind}")
+        if self._decode is None:
+            return members
+        try:
+            return self._decode(members)
+        except Exception as error:
+            error.add_note(f"quorate: in {file.path}, {key} (row {row:,})")
+            raise
+
+
+def _texts(array: Any) -> str:
+    return bytes(array).decode("utf-8", "surrogateescape")
+
+
+def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
+    """Go from header to header, and group members into rows."""
+    firsts: list[int] = []
+    keys: list[bytes] = []
+    offsets: list[int] = []
+    sizes: list[int] = []
+    kind_of: list[int] = []
+    kinds: dict[str, int] = {}
+    seen: set[str] = set()  # kinds in the row
+    at = 0  # where the last member ends
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+                stored = member.size if member.isreg() else 0
+                at = member.offset_data + stored + -stored % BLOCK
+                name = f"{path}, {member.name}"
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse():
+                    got, expected = "a link, or another kind of member", "a file"
+                    raise DataError(name, got=got, expected=expected, offset=member.offset)
+                if member.offset_data + stored > size:
+                    got = f"the end of the file after {size - member.offset_data:,} bytes"
+                    raise DataError(
+                        *(name,),
+                        got=got,
+                        expected=f"{stored:,} bytes, as its header says",
+                        offset=member.offset_data,
+                        fix="the file was cut: get it again",
+                    )
+                folder, slash, last = member.name.rpartition("/")
+                stem, _, kind = last.partition(".")
+                key = os.fsencode(f"{folder}{slash}{stem}")
+                if not keys or key != keys[-1]:
+                    firsts.append(len(offsets))
+                    keys.append(key)
+                    seen = set()
+                if kind in seen:
+                    got, expected = "a second member of this name in a row", "one"
+                    raise DataError(name, got=got, expected=expected, offset=member.offset)
+                seen.add(kind)
+                offsets.append(member.offset_data)
+                sizes.append(stored)
+                kind_of.append(kinds.setdefault(kind, len(kinds)))
+    except tarfile.TarError as error:
+        raise DataError(path, got=f"no tar file ({error})", expected=KIND, offset=at) from error
+    # A header that is damaged ends an archive for Python's reader, without a word.
+    if os.pread(file.fileno(), BLOCK, at) != bytes(BLOCK):
+        got = "a damaged header, or the end of the file"
+        expected = "a member, or the end of an archive"
+        fix = "the file was cut or damaged: get it again"
+        raise DataError(path, got=got, expected=expected, offset=at, fix=fix)
+    return {
+        "firsts": np.array([*firsts, len(offsets)], dtype=np.int64),
+        "keys_at": np.cumsum([0, *map(len, keys)], dtype=np.int64),
+        "keys": np.frombuffer(b"".join(keys), dtype=np.uint8),
+        "kinds": np.frombuffer(os.fsencode(_LISTED.join(kinds)), dtype=np.uint8),
+        "kind_of": np.array(kind_of, dtype=np.int32),
+        "offsets": np.array(offsets, dtype=np.int64),
+        "sizes": np.array(sizes, dtype=np.int64),
+    }

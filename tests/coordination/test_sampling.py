@@ -1,0 +1,192 @@
+"""Sampling: rows drawn by their weights, the same for ever, on any machine.
+
+Legend: R rows of the dataset, D rows that an epoch has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quorate.coordination.plan import Plan, PlanByShard, from_json
+from quorate.coordination.sampling import Rows, Sampling, _log, repeats, sampling_of
+from quorate.errors import SettingError
+
+fixed = settings(max_examples=150, derandomize=True, deadline=None, database=None)
+weights = st.lists(
+    st.one_of(st.just(0.0), st.floats(1e-6, 1e6), st.integers(0, 9).map(float)),
+    min_size=1,
+    max_size=60,
+).filter(any)
+
+
+@given(weights, st.integers(1, 200), st.integers(0, 2**63), st.integers(0, 99))
+@fixed
+def test_only_rows_with_a_weight_are_drawn(
+    given_weights: list[float], rows: int, seed: int, epoch: int
+) -> None:
+    sampling = Sampling(given_weights, rows=rows)
+    drawn = sampling.drawn(seed, epoch)
+    assert drawn.dtype == np.int64
+    assert drawn.shape == (rows,)
+    assert drawn.min() >= 0
+    assert all(given_weights[row] > 0 for row in drawn)
+    assert np.array_equal(
+        drawn, Sampling(torch.tensor(given_weights).double(), rows=rows).drawn(seed, epoch)
+    )
+    once = Sampling(given_weights, replacement=False)
+    every = once.drawn(seed, epoch)
+    assert sorted(every) == [row for row, weight in enumerate(given_weights) if weight > 0]
+    few = Sampling(given_weights, replacement=False, rows=1 + len(every) // 2)
+    assert np.array_equal(few.drawn(seed, epoch), every[: 1 + len(every) // 2])
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_rows_come_as_often_as_their_weights_say(replacement: bool) -> None:
+    """The first row of an epoch: of both kinds it is row r with probability w_r / sum of w."""
+    given_weights = np.array([1.0, 0.0, 3.0, 0.5, 5.5])
+    sampling = Sampling(given_weights, rows=3, replacement=replacement)
+    epochs = 20_000
+    first = np.array([sampling.drawn(7, epoch)[0] for epoch in range(epochs)])
+    counts = np.bincount(first, minlength=5)
+    expected = given_weights / given_weights.sum()
+    deviation = np.sqrt(epochs * expected * (1 - expected))
+    assert (np.abs(counts - epochs * expected) <= 4 * deviation).all()
+    assert counts[1] == 0
+
+
+def test_the_second_row_without_replacement_is_of_those_that_are_left() -> None:
+    """P(second = b | first = a) = w_b / (sum of w - w_a)."""
+    given_weights = [1.0, 2.0, 5.0]
+    sampling = Sampling(given_weights, rows=2, replacement=False)
+    pairs = [tuple(sampling.drawn(1, epoch).tolist()) for epoch in range(30_000)]
+    for a in range(3):
+        for b in {0, 1, 2} - {a}:
+            p = given_weights[a] / 8 * given_weights[b] / (8 - given_weights[a])
+            deviation = math.sqrt(len(pairs) * p * (1 - p))
+            assert abs(pairs.count((a, b)) - len(pairs) * p) <= 4 * deviation
+
+
+@pytest.mark.parametrize("labels", [[0] * 90 + [1] * 9 + [7], ["a"] * 90 + ["b"] * 9 + ["c"]])
+def test_balanced_classes_are_as_likely_as_each_other(labels: Any) -> None:
+    drawn = Sampling.balanced(labels, rows=30_000).drawn(0, 0)
+    counts = [(drawn < 90).sum(), ((drawn >= 90) & (drawn < 99)).sum(), (drawn == 99).sum()]
+    assert all(abs(count - 10_000) < 4 * math.sqrt(30_000 * 2 / 9) for count in counts)
+    tensor = torch.tensor([0] * 90 + [1] * 9 + [7])
+    assert np.array_equal(Sampling.balanced(tensor, rows=30_000).drawn(0, 0), drawn)
+
+
+def test_what_is_drawn_is_the_same_for_ever() -> None:
+    """Kept: another order after an update of quorate would be another training."""
+    base = np.arange(1000) % 17 / 3
+    found = {
+        f"{replacement}": hashlib.sha256(
+            Sampling(base, rows=800, replacement=replacement).drawn(42, 7).astype("<i8").tobytes()
+        ).hexdigest()[:16]
+        for replacement in (True, False)
+    }
+    assert found == {"True": "7b1b6dd3286bacf4", "False": "7a05429614d586ac"}
+
+
+def test_logarithms_are_right_to_the_last_bits() -> None:
+    chance = random.Random(0)
+    values = [chance.random() for _ in range(20_000)] + [2.0**-53, 1.0, 0.5, math.sqrt(0.5)]
+    values += [1 - 2.0**-53, 1 - 2.0**-52]
+    ours = _log(np.array(values))
+    for value, log in zip(values, ours.tolist(), strict=True):
+        assert abs(log - math.log(value)) <= 4e-16 * abs(math.log(value)), value
+    assert _log(np.array([1.0]))[0] == 0.0
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
+@fixed
+def test_repeats_count_what_was_there_before(rows: list[int]) -> None:
+    expected = [rows[:place].count(row) for place, row in enumerate(rows)]
+    assert repeats(np.array(rows, dtype=np.int64)).tolist() == expected
+
+
+@given(
+    st.sampled_from([Plan, PlanByShard]),
+    st.integers(1, 60),
+    st.integers(1, 100),
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(0, 3),
+)
+@fixed
+def test_the_batches_of_an_epoch_are_what_is_drawn_cut(
+    kind: type[Plan], rows: int, drawn: int, batch_size: int, shards: int, epoch: int
+) -> None:
+    sampling = Sampling(np.arange(1, rows + 1), rows=drawn)
+    batch_size = min(batch_size, drawn)
+    arguments: dict[str, Any] = {"rows": rows, "batch_size": batch_size, "seed": 5}
+    shards = min(shards, batch_size)
+    plan = kind(**arguments, shards=shards, sampling=sampling)
+    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+    dealt = np.concatenate([plan.batch(step) for step in steps])
+    assert np.array_equal(dealt, sampling.drawn(5, epoch))
+    times = np.concatenate(
+        [plan.repeats(t, s) for t in steps for s in range(plan.shards_of(t))]  # type: ignore[misc]
+    )
+    assert np.array_equal(times, repeats(dealt))
+    sent = json.loads(json.dumps(plan.to_json()))
+    there = from_json(sent, None, Sampling(np.arange(1, rows + 1), rows=drawn))
+    assert np.array_equal(there.batch(steps[0]), plan.batch(steps[0]))
+
+
+def test_other_weights_in_a_worker_process_are_refused() -> None:
+    plan = Plan(rows=4, batch_size=2, shards=1, sampling=Sampling([1, 1, 1, 2]))
+    for other in (None, Sampling([1, 1, 1, 3]), Sampling([1, 1, 1, 2], rows=5)):
+        with pytest.raises(
+            SettingError, match=r"sampling: got .*expected those of the coordinator"
+        ):
+            from_json(plan.to_json(), None, other)
+    # An evaluation has none, whatever the script has.
+    plain = Plan(rows=4, batch_size=2, shards=1, shuffle=False)
+    assert from_json(plain.to_json(), None, Sampling([1, 1, 1, 2])).sampling is None
+
+
+def test_an_order_gets_what_was_drawn_and_returns_the_same() -> None:
+    sampling = Sampling([1, 1, 8, 0, 3], rows=12)
+
+    def sort(rows: Rows) -> Rows:
+        return np.sort(rows)
+
+    plan = Plan(rows=5, batch_size=12, shards=1, sampling=sampling, order=sort)
+    assert plan.batch(0).tolist() == sorted(sampling.drawn(0, 0).tolist())
+    wrong = Plan(rows=5, batch_size=12, shards=1, sampling=sampling, order=np.zeros_like)
+    with pytest.raises(SettingError, match="each of the 12 rows as often as it was given"):
+        wrong.batch(0)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Sampling([1, -1]), "Sampling.weights: got '-1.0 of row 1'"),
+        (lambda: Sampling([1, math.nan]), "Sampling.weights: got 'nan of row 1'"),
+        (lambda: Sampling([0, 0]), "Sampling.weights: got 'a sum of 0.0'"),
+        (lambda: Sampling([1e308, 1e308]), "Sampling.weights: got 'a sum of inf'"),
+        (lambda: Sampling([]), r"Sampling.weights: got 'shape \(0,\)'"),
+        (lambda: Sampling([[1, 2]]), r"Sampling.weights: got 'shape \(1, 2\)'"),
+        (lambda: Sampling(["a"]), "Sampling.weights: got 'list'"),
+        (lambda: Sampling([1, 2], rows=0), "Sampling.rows: got 0"),
+        (lambda: Sampling([1, 0], rows=2, replacement=False), "Sampling.rows: got 2, .* the 1 wit"),
+        (lambda: Sampling.balanced([[1], [2]]), r"Sampling.balanced\(labels=\): got"),
+        (lambda: Sampling.balanced([]), "got "),
+        (lambda: Sampling([1, 2]).require_rows(3), "sampling: got '2 weights', .* the 3 rows"),
+        (lambda: sampling_of("sampling", "balanced"), "sampling: got 'balanced', expected quorate"),
+        (lambda: sampling_of("sampling", 3), "sampling: got 3, expected quorate.Sampling"),
+    ],
+)
+def test_wrong_weights_are_named(made: Any, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        made()

@@ -1,0 +1,160 @@
+"""Tokens: rows of any lengths in one file that processes map; damage to it; what a worker holds."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.runs import command, last_json, run_all
+
+from quorate.data.tokens import Tokens, write_tokens
+from quorate.errors import DataError, SettingError
+
+fixed = settings(max_examples=20, derandomize=True, deadline=None, database=None)
+rows = st.integers(1, 3).flatmap(
+    lambda fields: st.lists(
+        st.tuples(*[st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9)] * fields),
+        min_size=1,
+        max_size=20,
+    )
+)
+PAIRS = [([1, 2, 3], [4]), ([], [5, 6]), ([7], [8, 9])]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pairs.tokens"
+
+
+@given(rows)
+@fixed
+def test_rows_are_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[list[int], ...]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.tokens"
+    write_tokens(path, written)
+    found = Tokens(path)
+    assert len(found) == len(written)
+    for number, row in enumerate(written):
+        values = found[number] if len(row) > 1 else (found[number],)
+        assert [v.tolist() for v in values] == [*row]
+        assert all(v.dtype == torch.int32 for v in values)
+    for field in range(len(written[0])):
+        assert found.lengths(field).tolist() == [len(row[field]) for row in written]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2", "i4", "i8", "f4", "f8"])
+def test_types(path: Path, dtype: str) -> None:
+    write_tokens(path, [np.array([1, 2]), [3]], dtype=dtype)
+    rows = Tokens(path)
+    assert [rows[0].tolist(), rows[1].tolist(), rows[-1].tolist()] == [[1, 2], [3], [3]]
+    assert rows[0].numpy().dtype == np.dtype(dtype)
+    with pytest.raises(IndexError, match="row 2 of 2"):
+        rows[2]
+    rows[0][0] = 9  # memory of its own
+    assert rows[0].tolist() == [1, 2]
+    again = pickle.loads(pickle.dumps(rows))
+    assert again[1].tolist() == [3]
+
+
+def test_a_file_is_built_once(path: Path) -> None:
+    calls = 0
+
+    def make() -> Iterator[Any]:
+        nonlocal calls
+        calls += 1
+        yield from PAIRS
+
+    first = Tokens.built(path, make, made_from="vocabulary 1")
+    again = Tokens.built(path, make, made_from="vocabulary 1")
+    assert calls == 1
+    assert [len(row) for row in again[0]] == [3, 1]
+    Tokens.built(path, make, made_from="vocabulary 2")
+    assert calls == 2
+    assert first[2][1].tolist() == [8, 9]  # whoever has the file of before still has it
+    # Whoever is cut off while writing leaves what was there.
+    with pytest.raises(ZeroDivisionError):
+        write_tokens(path, ([1 // (3 - n)] for n in range(9)))
+    assert (
+        Tokens(path).made_from_sha256
+        == Tokens.built(path, make, made_from="vocabulary 2").made_from_sha256
+    )
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_that_is_cut_or_damaged_is_refused(path: Path) -> None:
+    write_tokens(path, PAIRS)
+    content = path.read_bytes()
+    for cut in range(0, len(content), 7):
+        path.write_bytes(content[:cut])
+        with pytest.raises(DataError, match=r"a damaged end|another file"):
+            Tokens(path)
+    # Values have no checksum: all else has one, or has to be as it is.
+    for at in [*range(64), *range(128, len(content))]:
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        try:
+            Tokens(path)
+        except DataError:
+            continue
+        assert content[at] == 0, at  # padding
+        assert at >= len(content) - 60, at
+    path.write_bytes(content + b"\0")
+    with pytest.raises(DataError, match="a damaged end"):
+        Tokens(path)
+    with pytest.raises(DataError, match="no such file"):
+        Tokens(path.with_name("other"))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ([], "got no row"),
+        ([([1], [2]), ([1],)], "row 1: got 1 fields, expected 2"),
+        ([[1, 300]], "row 0: got 300, expected 0 to 255; choose a larger dtype"),
+        ([[1], [-1]], "row 1: got -1, expected 0 to 255"),
+        ([[[1]]], r"row 0: got an array of shape \(1, 1\)"),
+        ([[1.5]], "row 0: got values of float64, expected uint8"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(path: Path, written: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        write_tokens(path, written, dtype=np.uint8)
+    assert not path.exists()
+
+
+def test_a_type_that_torch_does_not_have_is_refused(path: Path) -> None:
+    with pytest.raises(SettingError, match="dtype: got 'complex64'"):
+        write_tokens(path, PAIRS, dtype="c8")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads /proc/self/smaps")
+def test_a_million_pairs_are_in_memory_once(tmp_path: Path) -> None:
+    """Whatever a worker has of them it shares; as lists each worker has all for itself."""
+    options = ("--engine", "processes", "--workers", "2")
+    commands = {
+        kind: command("tokens.py", kind, str(number), str(tmp_path), options=options)
+        for kind, number in (("mapped", 1_000_000), ("none", 1), ("lists", 1_000_000))
+    }
+    found = {}
+    for name, ended in run_all(commands).items():
+        assert ended.code == 0, ended.said
+        found[name] = last_json(ended.out)
+    for worker in found["mapped"]["workers"]:
+        of_file = worker["of the file"]
+        assert of_file["Private_Dirty"] == 0
+        assert of_file["Rss"] > 30 << 10  # KiB: it was read
+    own = {
+        name: max(worker["private"] for worker in each["workers"]) for name, each in found.items()
+    }
+    print(f"private memory of a worker, KiB: {own}")
+    assert own["mapped"] - own["none"] < 40 << 10
+    assert own["lists"] - own["none"] > 250 << 10
+    assert found["mapped"]["digest"] == found["lists"]["digest"]
