@@ -23,7 +23,10 @@ from quorate.training.drive import Ready, drive
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepare import evaluable
 from quorate.training.prepared import Prepared
+from quorate.training.state import State
 from quorate.training.stop import Stops
+from quorate.training.whole_batch.jobs import RepresentingInEvaluation
+from quorate.training.whole_batch.whole_batch import contrast_of
 from quorate.transports import Transport
 from quorate.transports.job import Evaluation
 
@@ -73,7 +76,7 @@ def evaluate(
             transport = stack.enter_context(closing(crew.evaluators(state)))
         if parameters is state.parameters:
             stack.enter_context(state.optimizer.evaluating())
-        total = _sum(source, parameters, transport, stops, crew, say)
+        total = _sum(source, state, parameters, transport, stops, crew, say)
     state.user_changes.settle()
     crew.replicas.tell(say)
     if total is None:
@@ -83,6 +86,7 @@ def evaluate(
 
 def _sum(
     source: Source,
+    state: State,
     parameters: Flat,
     transport: Transport,
     stops: Stops,
@@ -95,7 +99,8 @@ def _sum(
         LossError: its weight is zero.
     """
     plan = source.plan
-    job = Evaluation(
+    contrast = contrast_of(crew, state, source, parameters)
+    job = (Evaluation if contrast is None else RepresentingInEvaluation)(
         source,
         parameters,
         range(plan.steps_per_epoch),
@@ -106,6 +111,10 @@ def _sum(
 
     def add(ready: Ready) -> None:
         step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
+        if contrast is not None:
+            rows = plan.batch_rows(ready.step)
+            whole = contrast(ready.step, step_sum.represented, rows, training=False).outcome
+            step_sum = ShardSum(whole.weight, whole.weighted(), totals=whole.totals)
         total.put((0, ready.step), step_sum)
 
     with ExitStack() as stack:
