@@ -23,12 +23,9 @@ from quorate.training.drive import Ready, drive
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepare import evaluable
 from quorate.training.prepared import Prepared
-from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.jobs import RepresentingInEvaluation
-from quorate.training.whole_batch.whole_batch import contrast_of
+from quorate.training.whole_batch.whole_batch import kind_of_evaluation, made_whole
 from quorate.transports import Transport
-from quorate.transports.job import Evaluation
 
 
 def evaluate(
@@ -76,7 +73,8 @@ def evaluate(
             transport = stack.enter_context(closing(crew.evaluators(state)))
         if parameters is state.parameters:
             stack.enter_context(state.optimizer.evaluating())
-        total = _sum(source, state, parameters, transport, stops, crew, say)
+        whole = made_whole(crew, state, source, parameters)
+        total = _sum(source, parameters, whole, transport, stops, crew, say)
     state.user_changes.settle()
     crew.replicas.tell(say)
     if total is None:
@@ -86,8 +84,8 @@ def evaluate(
 
 def _sum(
     source: Source,
-    state: State,
     parameters: Flat,
+    whole: Callable[[int, ShardSum], ShardSum],
     transport: Transport,
     stops: Stops,
     crew: Crew,
@@ -95,12 +93,14 @@ def _sum(
 ) -> ShardSum | None:
     """Return the sum over every step of the source's plan, in order; None if it was stopped.
 
+    Args:
+        whole: makes, of a step and its sum, what the batch as a whole is.
+
     Raises:
         LossError: its weight is zero.
     """
     plan = source.plan
-    contrast = contrast_of(crew, state, source, parameters)
-    job = (Evaluation if contrast is None else RepresentingInEvaluation)(
+    job = kind_of_evaluation(crew)(
         source,
         parameters,
         range(plan.steps_per_epoch),
@@ -111,11 +111,7 @@ def _sum(
 
     def add(ready: Ready) -> None:
         step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
-        if contrast is not None:
-            rows = plan.batch_rows(ready.step)
-            whole = contrast(ready.step, step_sum.represented, rows, training=False).outcome
-            step_sum = ShardSum(whole.weight, whole.weighted(), totals=whole.totals)
-        total.put((0, ready.step), step_sum)
+        total.put((0, ready.step), whole(ready.step, step_sum))
 
     with ExitStack() as stack:
         channel = stack.enter_context(closing(transport.open(job)))

@@ -96,6 +96,8 @@ class Recipe(Settings):
         if self.compute.compile:
             expected = "False with a Gather, whose two passes would be compiled apart"
             raise SettingError("compile", True, expected, "leave it out")
+        if self.workers.engine is not None:
+            self.require_engine(self.workers.engine)
 
     def require_engine(self, name: str) -> None:
         """Refuse an engine that cannot do what was asked for.

@@ -38,7 +38,8 @@ class Gather:
             Tensors of integers (labels, numbers of rows) are gathered too, without a gradient.
         contrast: from the model and the representations of all rows, in the order of the plan, to
             what a loss function returns: the scalar loss, or a dict with metrics. It may use
-            parameters of the model (a temperature), but write no buffer.
+            parameters of the model (a temperature), but write no buffer. What was computed in 16
+            bits it is given in float32.
     """
 
     represent: Represent
@@ -50,7 +51,7 @@ class Gather:
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
         """Return the loss of these rows alone."""
-        return self.contrast(model, taken_apart(self.represent(model, batch)).returned())
+        return self.contrast(model, taken_apart(self.represent(model, batch)).widened().returned())
 
     def represented(
         self,
@@ -70,7 +71,7 @@ class Gather:
         found: list[Represented] = []
 
         def capture(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-            found.append(taken_apart(self.represent(model, batch)).detached())
+            found.append(taken_apart(self.represent(model, batch)).widened().detached())
             return torch.zeros(())
 
         with replica.watched(lambda _: capture):

@@ -30,12 +30,17 @@ class Represented(NamedTuple):
             return self.tensors[""]
         return tuple(self.tensors.values()) if self.kind == _TUPLE else dict(self.tensors)
 
-    def detached(self) -> Represented:
-        """Return copies that nobody else has, dense, and no narrower than float32.
+    def widened(self) -> Represented:
+        """Return the same in at least float32.
 
-        A loss over thousands of rows, in 16 bits, would lose what a sum over them adds.
+        In 16 bits a loss over thousands of rows would lose what each of them adds, and its gradient
+        with respect to one of them.
         """
-        return self._replace(tensors={n: _detached(t) for n, t in self.tensors.items()})
+        return self._replace(tensors={n: _widened(t) for n, t in self.tensors.items()})
+
+    def detached(self) -> Represented:
+        """Return copies that nobody else has, and that hold no graph."""
+        return self._replace(tensors={n: _copied(t.detach()) for n, t in self.tensors.items()})
 
 
 def taken_apart(returned: object) -> Represented:
@@ -90,11 +95,15 @@ def cut(whole: Mapping[str, torch.Tensor], shards: Sequence[Represented]) -> lis
     return each
 
 
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    dtype = tensor.dtype
-    if tensor.is_floating_point():
-        dtype = torch.promote_types(dtype, torch.float32)
-    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    # Without the strides: on another worker's side of a wire they are not there.
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _form(shard: Represented) -> dict[str, str]:

@@ -31,9 +31,9 @@ from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.step_again import WithoutCopies
 from quorate.training.state import State
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
-from quorate.training.whole_batch.jobs import BackThrough, Representing
+from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
 from quorate.transports import Transport
-from quorate.transports.job import Training
+from quorate.transports.job import Evaluation, Training
 
 T = TypeVar("T")
 
@@ -140,6 +140,11 @@ def kind_of_training(crew: Crew) -> type[Training]:
     return Training if crew.recipe.gather is None else Representing
 
 
+def kind_of_evaluation(crew: Crew) -> type[Evaluation]:
+    """Return what workers compute of each shard of an evaluation."""
+    return Evaluation if crew.recipe.gather is None else RepresentingInEvaluation
+
+
 def whole_batch(
     crew: Crew,
     state: State,
@@ -152,7 +157,8 @@ def whole_batch(
     Raises:
         SettingError: the optimizer asks for a step's gradient again.
     """
-    contrast, inner = contrast_of(crew, state, source), state.optimizer.inner
+    contrast = _contrast(crew, state, source, state.parameters)
+    inner = state.optimizer.inner
     if contrast is None:
         return None
     if needs_closure(inner):
@@ -165,21 +171,34 @@ def whole_batch(
     return WholeBatch(crew, state, transport, source, contrast, say)
 
 
-def contrast_of(
-    crew: Crew, state: State, source: Source, parameters: Flat | None = None
-) -> Contrast | None:
-    """Return what computes the loss over a whole batch; None without such a loss.
+def made_whole(
+    crew: Crew, state: State, source: Source, parameters: Flat
+) -> Callable[[int, ShardSum], ShardSum]:
+    """Return what makes, of a step of an evaluation and its sum, that of the batch as a whole.
 
     Args:
-        parameters: to compute with. Default: those of the state.
+        parameters: that are evaluated.
     """
+    contrast = _contrast(crew, state, source, parameters)
+    if contrast is None:
+        return lambda _, total: total
+
+    def whole(step: int, total: ShardSum) -> ShardSum:
+        rows = source.plan.batch_rows(step)
+        outcome = contrast(step, total.represented, rows, training=False).outcome
+        return ShardSum(outcome.weight, outcome.weighted(), totals=outcome.totals)
+
+    return whole
+
+
+def _contrast(crew: Crew, state: State, source: Source, parameters: Flat) -> Contrast | None:
     gather, recipe = crew.recipe.gather, crew.recipe
     if gather is None:
         return None
     return Contrast(
         gather,
         state.model,
-        parameters or state.parameters,
+        parameters,
         crew.replicas,
         device=crew.master_device,
         threads=recipe.workers.threads,
