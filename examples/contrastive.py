@@ -1,12 +1,12 @@
 """Representations without labels: InfoNCE over two distorted views of each Fashion-MNIST image.
 
     python examples/contrastive.py                                     # every device
-    quorate run --devices cpu --workers 2 examples/contrastive.py      # the same bits on two workers
+    quorate run --devices cpu --workers 2 examples/contrastive.py      # with the same bits
 
 Each of a batch's 512 images is to be found among all 512 by its other view (SimCLR, Chen et al.
 2020). Computed in shards of 64 a loss would have 63 negatives and not 511; ``quorate.Gather`` has
 the representations of all shards before it, and its gradient is that of the whole batch. It ends
-with exit code 1 if a linear classifier of the representations is below --target.
+with exit code 1 if fewer of the test images are found, among 512 each, than --target.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from open_data import fashion_mnist
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import quorate
 
@@ -68,28 +67,15 @@ def info_nce(model: Encoder, views: tuple[torch.Tensor, ...]) -> dict[str, torch
     }
 
 
-def linear_accuracy(model: Encoder, train: TensorDataset, test: TensorDataset) -> float:
-    """Test accuracy of a linear classifier, by least squares, of the features as they are."""
-    with torch.no_grad():
-        (x, y), (test_x, test_y) = (
-            (torch.cat([model.features(part / 255) for part in images.split(1000)]).double(), label)
-            for images, label in (train.tensors, test.tensors)
-        )
-        x, test_x = (F.pad(each, (0, 1), value=1.0) for each in (x, test_x))
-        ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-        weights = torch.linalg.solve(x.T @ x + ridge, x.T @ F.one_hot(y).double())
-    return ((test_x @ weights).argmax(1) == test_y).double().mean().item()
-
-
 def main() -> None:
-    """Train, and classify by what was learnt."""
+    """Train, and count how many test images are found by their other view."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=512, help="rows that are contrasted")
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--data", type=Path, help="a folder with the four IDX files")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/contrastive"))
-    parser.add_argument("--target", type=float, default=0.80, help="least test accuracy")
+    parser.add_argument("--target", type=float, default=0.6, help="least share that is found")
     options = parser.parse_args()
     train, test = fashion_mnist.load(options.data)
     trainer = quorate.Trainer(
@@ -101,9 +87,9 @@ def main() -> None:
         run_dir=options.run_dir,
     )
     trainer.fit(train, epochs=options.epochs)
-    accuracy = linear_accuracy(trainer.model.cpu(), train, test)
-    print(f"accuracy of a linear classifier {accuracy:.4f}, target {options.target}")
-    if accuracy < options.target:
+    found = trainer.evaluate(test)["found"]
+    print(f"{found:.4f} of the test images are found among {options.batch_size}")
+    if found < options.target:
         sys.exit(1)
 
 
