@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quorate.data.loading import Loading
     from quorate.errors import QuorateError, UserError
     from quorate.replica.compute import Compute
+    from quorate.replica.whole_batch.gather import Gather
     from quorate.services.checkpoints.weights import load_weights
     from quorate.services.report import Report
     from quorate.services.run_dir import RunDir
@@ -27,6 +28,7 @@ __all__ = [
     "Callback",
     "Compute",
     "Draws",
+    "Gather",
     "Loading",
     "Optimize",
     "QuorateError",
@@ -45,6 +47,7 @@ _MODULES = {
     "Callback": "training.callbacks",
     "Compute": "replica.compute",
     "Draws": "data.draws",
+    "Gather": "replica.whole_batch.gather",
     "Loading": "data.loading",
     "Optimize": "training.optimizing.optimize",
     "QuorateError": "errors",

@@ -244,18 +244,25 @@ class Replica:
         )
 
     def evaluation(
-        self, batch: Any, rows: int, stream: Stream, seed: int, *, reload: Reload | None = None
+        self,
+        batch: Any,
+        rows: int,
+        stream: Stream,
+        seed: int,
+        *,
+        reload: Reload | None = None,
+        training: bool = False,
     ) -> ShardSum:
-        """Compute forward over one shard in evaluation mode, without gradient."""
+        """Compute forward over one shard: in evaluation mode without gradient, or for training."""
 
         def compute(reseed: Reseed, loss: Loss, rows_of: FreshBatch) -> Outcome:
             fresh = rows_of.take()
             reseed(seed)
-            self._begin(stream, seed, training=False)
+            self._begin(stream, seed, training=training)
             return self._read(loss, fresh, rows, training=False)
 
-        with torch.no_grad():
-            outcome = self._run(compute, batch, reload, stream, training=False)
+        with torch.set_grad_enabled(training):
+            outcome = self._run(compute, batch, reload, stream, training=training)
         self.witness.end(self._flat)
         return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
 

@@ -15,6 +15,7 @@ from quorate.coordination.tree import Node
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
 from quorate.replica.totals import Counts, add
+from quorate.replica.whole_batch.represented import Represented
 from quorate.replica.witness import writes
 
 
@@ -40,6 +41,8 @@ class ShardSum:
     shares: list[Share] = field(default_factory=list)  # of all shards that are in it
     totals: Counts = field(default_factory=dict)
     written: Flat | None = None  # parameters that forward wrote, see ``writes``
+    # Of each shard, in their order, on the way to a loss over the whole batch.
+    represented: list[Represented] = field(default_factory=list)
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""
@@ -67,6 +70,7 @@ class ShardSum:
         if self.totals or right.totals:
             add(self.totals, right.totals)
         self.shares += right.shares
+        self.represented += right.represented
         self.weight += right.weight
         for name, value in right.metrics.items():
             self.metrics[name] += value

@@ -48,8 +48,16 @@ class Transfers:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._side: Any = None  # the stream
+        # By step and shard: rows that will be wanted once more in this step, as they were loaded.
+        self.kept: dict[tuple[int, int], Any] = {}
         # Batches, what they become, and events: one that is taken at once, and the one after it.
         self._begun: deque[tuple[Any, Any, Any]] = deque(maxlen=2)
+
+    def keep(self, ticket: tuple[int, int], batch: Any) -> None:
+        """Keep the rows of a shard for another computation in the same step."""
+        for old in [known for known in self.kept if known[0] != ticket[0]]:
+            del self.kept[old]
+        self.kept[ticket] = batch
 
     def begin(self, batch: Any) -> None:
         """Begin to move a batch that may be taken soon. Does not wait."""

@@ -76,7 +76,7 @@ def explained(
         said.append(f"shard {share.shard} (worker {share.worker}), rows {rows}")
     if len(said) > SHARDS_SHOWN:
         said[SHARDS_SHOWN:] = [f"and {len(said) - SHARDS_SHOWN} more shards"]
-    where = "; ".join(said) or "each shard is finite by itself, their sum is not"
+    where = "; ".join(said) or "each shard is finite by itself, together they are not"
     what = "the loss"
     if names:
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""

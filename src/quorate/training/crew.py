@@ -64,6 +64,7 @@ class Crew:
         self.recipe = recipe
         self.groups = self._groups()
         engine = engines.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
+        recipe.require_engine(engine.name)
         self.rule = rules.parse(recipe.update)
         require_servers_fit(recipe.workers, self.rule)
         self.company: Company | None = None
@@ -257,7 +258,7 @@ class Crew:
             buffers=state.buffers,
             mutable_frozen=state.mutable_frozen,
             written=state.written,
-            again=state.optimizer.takes_closure,
+            again=state.optimizer.takes_closure or self.recipe.gather is not None,
             original=state.user_changes.original,
             handler=None if state.serving is None else state.serving.handler,
         )

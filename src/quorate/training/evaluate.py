@@ -23,8 +23,8 @@ from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepare import Prepared, evaluable
 from quorate.training.recipe import Taken
 from quorate.training.stop import Stops
+from quorate.training.whole_batch.whole_batch import kind_of_evaluation, made_whole
 from quorate.transports import Transport
-from quorate.transports.job import Evaluation
 
 
 def evaluate(
@@ -73,7 +73,8 @@ def evaluate(
             transport = stack.enter_context(closing(crew.evaluators(state)))
         if parameters is state.parameters:
             stack.enter_context(state.optimizer.evaluating())
-        total = _sum(source, parameters, transport, stops, crew, say)
+        whole = made_whole(crew, state, source, parameters)
+        total = _sum(source, parameters, whole, transport, stops, crew, say)
     state.user_changes.settle()
     crew.replicas.tell(say)
     if total is None:
@@ -84,6 +85,7 @@ def evaluate(
 def _sum(
     source: Source,
     parameters: Flat,
+    whole: Callable[[int, ShardSum], ShardSum],
     transport: Transport,
     stops: Stops,
     crew: Crew,
@@ -91,11 +93,14 @@ def _sum(
 ) -> ShardSum | None:
     """Return the sum over every step of the source's plan, in order; None if it was stopped.
 
+    Args:
+        whole: makes, of a step and its sum, what the batch as a whole is.
+
     Raises:
         LossError: its weight is zero.
     """
     plan = source.plan
-    job = Evaluation(
+    job = kind_of_evaluation(crew)(
         source,
         parameters,
         range(plan.steps_per_epoch),
@@ -106,7 +111,7 @@ def _sum(
 
     def add(ready: Ready) -> None:
         step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
-        total.put((0, ready.step), step_sum)
+        total.put((0, ready.step), whole(ready.step, step_sum))
 
     with ExitStack() as stack:
         channel = stack.enter_context(closing(transport.open(job)))

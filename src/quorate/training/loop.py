@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source
-from quorate.replica.shard_sum import Share
 from quorate.replica.totals import joined
 from quorate.services.report import Report
 from quorate.training.blame import not_made
@@ -26,8 +25,9 @@ from quorate.training.pace import Pace
 from quorate.training.serving.turns import Turns, turns_of
 from quorate.training.state import State
 from quorate.training.stop import Stops
+from quorate.training.whole_batch.whole_batch import WholeBatch, kind_of_training, whole_batch
 from quorate.transports import Transport
-from quorate.transports.job import Training, drawing
+from quorate.transports.job import drawing
 from quorate.transports.spot_checks import SpotChecks, asking
 
 RUN_S = 4e-3  # of shards that are dealt at once: some fifty times what dealing one costs
@@ -71,7 +71,7 @@ def looping(
         # Whoever looks at a loop, or reaches its workers in another way, compares for itself.
         ask = asking(transport, len(crew.groups))
         checks = crew.spot_checks(state, source, ask) if transport is workers else None
-        job = Training(
+        job = kind_of_training(crew)(
             source,
             state.parameters,
             range(min([state.global_step, *state.left_open]), loop.last_step),
@@ -93,6 +93,7 @@ def looping(
                 f"{type(state.optimizer.inner).__name__}.step() takes a closure, and is given none "
                 f"under {crew.rule.name}, where workers go on while it steps"
             )
+        whole = whole_batch(crew, state, transport, source, say)
         turns = turns_of(state, workers)
         if turns is not None:
             stack.enter_context(closing(turns))
@@ -114,7 +115,12 @@ def looping(
             run_s=RUN_S if transport.takes_runs else 0.0,
         )
         rests = between.begin, between.end
-        updates = Updates(state, source, crew, loop.last_step, say, rests, checks, again, turns)
+        updates = Updates(
+            *(state, source, crew, loop.last_step, say, rests, checks),
+            again=again if whole is None else None,
+            turns=turns,
+            whole_batch=whole,
+        )
         made = drive(coordinator, channel, updates.applying(coordinator), say=say)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
@@ -143,6 +149,7 @@ class Updates(NamedTuple):
     spot_checks: SpotChecks | None = None
     again: StepAgain | None = None
     turns: Turns | None = None  # where servers have the state
+    whole_batch: WholeBatch | None = None  # if the loss is over all rows of a batch
 
     def applying(self, coordinator: Coordinator) -> Callable[[Ready], tuple[Ready, Applied]]:
         """Return what makes the update of a step."""
@@ -153,8 +160,12 @@ class Updates(NamedTuple):
             end_rest()
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
             again = None if self.again is None else partial(self.again, ready.step)
+            update = partial(
+                state.update.apply, leaves=leaves, n=n, present=len(ready.shards), again=again
+            )
+            whole = self.whole_batch
             with drawing("update", plan, n):
-                applied = state.update.apply(ready.parts, leaves, n, len(ready.shards), again)
+                applied = update(ready.parts) if whole is None else whole(ready, update)
             self.took(ready, applied, coordinator.left_open_next)
             if self.turns is not None:
                 self.turns.updated()
@@ -229,7 +240,7 @@ class Updates(NamedTuple):
                 dropped_rows=dropped_rows,
                 weight=applied.weight,
                 metrics=joined(applied.metrics, self.crew.replicas.totals.finished(applied.totals)),
-                worker_losses=_per_worker(applied.shares),
+                worker_losses=applied.worker_losses(),
                 staleness=ready.staleness,
                 fresh=counts["fresh"],
                 stale=counts["stale"],
@@ -277,12 +288,3 @@ class Updates(NamedTuple):
         if self.spot_checks is not None and step < self.last_step:
             self.spot_checks.updated(step, PATIENCE_S + 10 * update_s)
         return time.monotonic() - begun
-
-
-def _per_worker(shares: Sequence[Share]) -> dict[int, tuple[float, float]]:
-    """Worker -> (weighted sum of the loss, weight) over its shards."""
-    sums: dict[int, tuple[float, float]] = {}
-    for share in shares:
-        loss, weight = sums.get(share.worker, (0.0, 0.0))
-        sums[share.worker] = (loss + share.loss, weight + share.weight)
-    return sums

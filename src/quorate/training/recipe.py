@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quorate.machine.devices import Devices
     from quorate.replica.loss import Loss
     from quorate.replica.totals import Finish
+    from quorate.replica.whole_batch.gather import Gather
 
 __all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Taken", "Workers"]
 
@@ -73,6 +74,40 @@ class Recipe(Settings):
         super().__post_init__()
         if self.shards is not None and self.shards > self.batch_size:
             raise too_many_shards(self.shards, f"{self.batch_size} rows of a batch")
+        if self.gather is not None:
+            self._require_whole_batches()
+
+    @property
+    def gather(self) -> Gather | None:
+        """The loss, if it is one over the whole batch."""
+        from quorate.replica.whole_batch.gather import Gather  # imports torch
+
+        return self.loss if isinstance(self.loss, Gather) else None
+
+    def _require_whole_batches(self) -> None:
+        """Refuse what a loss over the whole batch cannot have.
+
+        Raises:
+            SettingError: a batch is never there as a whole, or its two passes would differ.
+        """
+        if self.update != rules.Sync.name:
+            expected = "sync, as a Gather's loss is over all shards of a batch"
+            raise SettingError("update", self.update, expected, "leave it out")
+        if self.compute.compile:
+            expected = "False with a Gather, whose two passes would be compiled apart"
+            raise SettingError("compile", True, expected, "leave it out")
+        if self.workers.engine is not None:
+            self.require_engine(self.workers.engine)
+
+    def require_engine(self, name: str) -> None:
+        """Refuse an engine that cannot do what was asked for.
+
+        Raises:
+            SettingError: representations of all shards do not come together there.
+        """
+        if self.gather is not None and name not in ("towers", "processes"):
+            expected = "towers or processes, as the loss is a Gather"
+            raise SettingError("engine", name, expected, "pass one of them")
 
     def with_loading(self, loading: Loading) -> Recipe:
         """Return the same, with what a ``DataLoader`` says of loading rows."""

@@ -24,6 +24,7 @@ from quorate.replica.replica import Phase, Replica, no_phase
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
+from quorate.replica.whole_batch.represented import Tensors
 from quorate.transports.amendments import Amendments
 
 
@@ -39,6 +40,7 @@ class Task(NamedTuple):
     shard: int
     into: Flat | None = None  # where the gradient is written; None: a vector of the replica's own
     at: Phase = no_phase  # told the name of each phase when it begins; it may raise NotWanted
+    beside: Tensors | None = None  # see ``Job.beside``; None: it is the job's own to know
 
 
 class Original(NamedTuple):
@@ -228,6 +230,14 @@ class Job(ABC):
         """Return step and shard of the rows that a task is about, for messages."""
         return step, shard
 
+    def has_gradients(self, step: int) -> bool:  # noqa: ARG002
+        """Return whether its shards of a step yield gradients, which need memory."""
+        return False
+
+    def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
+        """Return what a shard is computed from beside rows and parameters, in the coordinator."""
+        return None
+
     def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
         """Add to what was raised in a shard who computed what."""
         rows = self.plan.shard(task.step, task.shard)
@@ -331,6 +341,10 @@ class Training(Job):
 
     name = "training"
     augments = True
+
+    def has_gradients(self, step: int) -> bool:  # noqa: ARG002
+        """Return True: of each shard."""
+        return True
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         seed = shard_seed(self.plan, task.step, task.shard)

@@ -61,6 +61,8 @@ class Profiled(WrappedTransport):
 
     def open(self, job: Job) -> Channel:
         """Open a job, and time it."""
+        if job.is_again:  # a part of the update that is under way, and no update of its own
+            return super().open(job)
         if isinstance(job, Training):
             self._clock.job = job
             return TrainingChannel(super().open(job), self._clock)

@@ -126,6 +126,13 @@ class Recorded(WrappedTransport):
         """Open a job, recorded if it is a training."""
         if not isinstance(job, Training):
             return super().open(job)
+        if type(job) is not Training:
+            raise SettingError(
+                "loss",
+                "a Gather",
+                "a loss of single shards: gradients from a whole batch are not recorded",
+                "compare digests of runs on other numbers of workers by quorate inspect",
+            )
         recorded = RecordedTraining(
             job.source,
             job.parameters,

@@ -73,14 +73,14 @@ class StepAgain:
                 shards_of=plan.shards_of,
                 first_step=steps.start,
                 last_step=steps.stop,
-                rule=_WithoutCopies(),
+                rule=WithoutCopies(),
                 timeout_s=self._timeout_s,
             )
             for _ in drive(coordinator, channel, add, say=self._say, raised_shards=self._raised):
                 pass
 
 
-class _WithoutCopies(rules.Sync):
+class WithoutCopies(rules.Sync):
     """No worker computes a shard any more when the last one is in: their results are not waited for
     when the job ends, and would come into memory that the next one lends.
     """

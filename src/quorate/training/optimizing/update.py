@@ -59,6 +59,14 @@ class Applied:
     remarks: list[str] = field(default_factory=list)  # for the user
     not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
+    def worker_losses(self) -> dict[int, tuple[float, float]]:
+        """Return worker -> (weighted sum of the loss, weight) over its shards."""
+        sums: dict[int, tuple[float, float]] = {}
+        for share in self.shares:
+            loss, weight = sums.get(share.worker, (0.0, 0.0))
+            sums[share.worker] = (loss + share.loss, weight + share.weight)
+        return sums
+
 
 class Average:
     """Exponential moving average of the parameters.

@@ -36,6 +36,7 @@ from quorate.transports.held import Held
 from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.results import Result, Running, result_of
+from quorate.transports.processes.tensors import deal_out, packed
 from quorate.transports.processes.wire import Message
 from quorate.transports.servers import Servers
 
@@ -230,6 +231,7 @@ class ProcessesChannel:
 
     def answered(self, worker: int, message: Message) -> None:
         """Take in what a worker says of the shard that it was given."""
+        deal_out(message)
         match message["kind"]:
             case "done":
                 self.done(worker, message)
@@ -314,7 +316,7 @@ class ProcessesChannel:
         if self._ends[effect.worker]:
             return  # the coordinator will hear next that it has left, and deal the shard again
         ticket = next(self._transport.tickets)
-        has_slots = isinstance(self.job, Training)
+        has_slots = self.job.has_gradients(effect.step)
         slots = [heapq.heappop(self._free) if has_slots else None for _ in range(effect.count)]
         slot, *more = slots
         snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
@@ -322,7 +324,10 @@ class ProcessesChannel:
             self._transport.arena.publish(self._transport.buffers)
             self._is_shown = True
         self._running[effect.worker] = Running(ticket, effect.step, effect.shard, slot, tuple(more))
-        run = {"more": more} if more else {}  # slots of the shards after the first
+        run: Message = {"more": more} if more else {}  # slots of the shards after the first
+        shards = range(effect.shard, effect.shard + effect.count)
+        beside = [self.job.beside(effect.step, shard) for shard in shards]
+        run |= packed([tensors for tensors in beside if tensors is not None]) if any(beside) else {}
         self._transport.tell(
             effect.worker,
             {

@@ -2,12 +2,14 @@
 
 A shard is asked for, and is done or left off: that is all that a wire carries while a step is
 computed. Whatever is not as usual (parameters without a gradient, totals, changes by user code,
-an error) goes as JSON, as all rare messages do. Both ends are of one installation, so that a
-record may have another form in each version.
+an error) goes as JSON, as all rare messages do; and beside it, as they are, the bytes of tensors
+that are of a size that nobody knew when memory was shared. Both ends are of one installation, so
+that a record may have another form in each version.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,7 @@ _COMPUTE = struct.Struct("<c?7q2q")
 # by a line feed.
 _DONE = struct.Struct("<c?qqII")
 _LEFT_OFF = struct.Struct("<cqq")  # kind; job, ticket
+_BLOB = struct.Struct("<cQ")  # kind; length of the rest as JSON, which the bytes of tensors follow
 
 _COMPUTE_FIELDS = {
     *("kind", "job", "ticket", "step", "shard", "slot", "snapshot", "rank_of", "is_needed"),
@@ -34,6 +37,8 @@ _LEFT_OFF_FIELDS = {"kind", "job", "ticket"}
 
 def packed(message: Message) -> bytes | None:
     """Return a message as a record; None if there is no record of its kind."""
+    if "blob" in message:
+        return _pack_blob(message)
     pack = _PACK.get(message.get("kind"))
     return None if pack is None else pack(message)
 
@@ -42,6 +47,18 @@ def unpacked(record: bytes) -> Message | None:
     """Return the message that a record is of; None if these bytes are no record."""
     unpack = _UNPACK.get(record[:1])
     return None if unpack is None else unpack(record)
+
+
+def _pack_blob(message: Message) -> bytes:
+    rest = json.dumps({name: value for name, value in message.items() if name != "blob"}).encode()
+    blob: bytes = message["blob"]
+    return _BLOB.pack(b"T", len(rest)) + rest + blob
+
+
+def _unpack_blob(record: bytes) -> Message:
+    _, length = _BLOB.unpack_from(record)
+    end = _BLOB.size + length
+    return {**json.loads(record[_BLOB.size : end]), "blob": record[end:]}
 
 
 def _pack_compute(message: Message) -> bytes | None:
@@ -143,4 +160,5 @@ _UNPACK: dict[bytes, Callable[[bytes], Message]] = {
     b"C": _unpack_compute,
     b"D": _unpack_done,
     b"L": _unpack_left_off,
+    b"T": _unpack_blob,
 }

@@ -52,6 +52,7 @@ def result_of(
             integer_buffers=slot.integer_buffers if slot is not None and has_integers else None,
             missing=None if missing is None else frozenset(missing),
             written=None if slot is None else slot.written,
+            represented=message.get("represented", []),
             totals=totals.from_json(message["totals"]),
         ).computed_by(worker, shard),
         number,

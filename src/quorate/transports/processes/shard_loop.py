@@ -33,6 +33,8 @@ from quorate.transports.job import (
 )
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
+from quorate.transports.processes.tensors import said as represented
+from quorate.transports.processes.tensors import unpacked
 from quorate.transports.processes.wire import Message, Wire
 
 
@@ -172,6 +174,9 @@ class ShardLoop:
             Task(self._number, step, shard, None if into is None else into.flat, partial(at, shard))
             for shard, into in enumerate(slots, start=first)
         ]
+        if "blob" in message:
+            beside = unpacked(message)
+            tasks = [t._replace(beside=b) for t, b in zip(tasks, beside, strict=True)]
         try:
             at(first, "fetching")
             results = open_job.job.compute_run(
@@ -195,7 +200,7 @@ class ShardLoop:
             return
         said, *more = map(_said, results)
         run = {"more": more} if more else {}
-        self._wire.send({"kind": "done", **answer, **said, **run})
+        self._wire.send({"kind": "done", **answer, **said, **run, **represented(results)})
 
 
 def _put(result: ShardSum, into: Vectors) -> None:

@@ -1,0 +1,1 @@
+"""Losses over the whole batch: what shards represent of their rows, and the loss of all rows."""

@@ -1,0 +1,109 @@
+"""Gather: a loss over all rows of a batch, as contrastive ones are, which compare each with all.
+
+Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021): shards
+are represented one by one; the loss and its gradient with respect to the representations are
+computed once, of all rows; each shard is computed again, and its part of that gradient goes back
+through it. By the chain rule the sum over shards is the gradient of the loss of one whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quorate.errors import LossError
+from quorate.replica.loss import Loss
+from quorate.replica.replica import Reload, Replica
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.streams import Stream
+from quorate.replica.whole_batch.represented import Represented, Tensors, taken_apart
+from quorate.settings import function
+
+Represent = Callable[[torch.nn.Module, Any], Any]
+Contrast = Callable[[torch.nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Gather:
+    """A loss over all rows of a batch, wherever its shards are computed.
+
+    Called as a loss function it is that of the rows it is given: of a batch of one shard it is all.
+
+    Args:
+        represent: from the model and a shard's batch to a tensor (n, ...) of its rows, or a tuple
+            or dict of such. It is called twice for each shard, with the same random numbers.
+            Tensors of integers (labels, numbers of rows) are gathered too, without a gradient.
+        contrast: from the model and the representations of all rows, in the order of the plan, to
+            what a loss function returns: the scalar loss, or a dict with metrics. It may use
+            parameters of the model (a temperature), but write no buffer. What was computed in 16
+            bits it is given in float32.
+    """
+
+    represent: Represent
+    contrast: Contrast
+
+    def __post_init__(self) -> None:
+        function("represent", self.represent, "of a model and a batch", 2)
+        function("contrast", self.contrast, "of a model and representations", 2)
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Return the loss of these rows alone."""
+        return self.contrast(model, taken_apart(self.represent(model, batch)).widened().returned())
+
+    def represented(
+        self,
+        replica: Replica,
+        batch: Any,
+        rows: int,
+        stream: Stream,
+        seed: int,
+        *,
+        training: bool,
+        reload: Reload | None = None,
+    ) -> ShardSum:
+        """Compute the representations of one shard; arguments as of ``Replica.gradient``.
+
+        Buffers that it writes count with the gradient, so that they count once.
+        """
+        found: list[Represented] = []
+
+        def capture(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            found.append(taken_apart(self.represent(model, batch)).widened().detached())
+            return torch.zeros(())
+
+        with replica.watched(lambda _: capture):
+            shard_sum = replica.evaluation(
+                batch, rows, stream, seed, training=training, reload=reload
+            )
+        shard_sum.represented = found[-1:]  # the last call is the one that counts
+        return shard_sum
+
+    def product(self, model: torch.nn.Module, batch: tuple[Any, Tensors]) -> torch.Tensor:
+        """Return representations times gradients: its own gradient is that of the loss.
+
+        Args:
+            batch: a shard's batch, and the gradient of the loss with respect to what it represents.
+        """
+        rows, gradients = batch
+        represented = taken_apart(self.represent(model, rows)).tensors
+        total = torch.zeros(())
+        for name, gradient in gradients.items():
+            tensor = represented.get(name)
+            if tensor is None or tensor.shape != gradient.shape:
+                got = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+                raise LossError(
+                    f"represent returned {got} for {name!r} when it was called again with the same "
+                    f"rows, expected shape {tuple(gradient.shape)} as before; return the same for "
+                    "the same rows and random numbers"
+                )
+            if tensor.requires_grad:  # not what a teacher gave
+                # Of 16 bits, the product of a shard may be beyond their range.
+                total = total.to(gradient.device) + (tensor.to(gradient.dtype) * gradient).sum()
+        return total
+
+    def watch(self, _loss: Loss) -> Loss:
+        """Return what takes the place of the loss function in a shard's second computation."""
+        return self.product

@@ -1,0 +1,120 @@
+"""What a shard's rows are represented by: tensors whose first dimension is rows.
+
+Legend: n rows of a shard, B rows of a batch, V shards; a tensor may have another number of rows
+than the shard has (two views of each, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.errors import LossError
+
+_TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Represented(NamedTuple):
+    """What ``represent`` returned, taken apart."""
+
+    kind: str  # of the container
+    tensors: Tensors  # by their names or places in it, each (n, ...)
+
+    def returned(self) -> Any:
+        """Return it as ``represent`` did: a tensor, a tuple or a dict."""
+        if self.kind == _TENSOR:
+            return self.tensors[""]
+        return tuple(self.tensors.values()) if self.kind == _TUPLE else dict(self.tensors)
+
+    def widened(self) -> Represented:
+        """Return the same in at least float32.
+
+        In 16 bits a loss over thousands of rows would lose what each of them adds, and its gradient
+        with respect to one of them.
+        """
+        return self._replace(tensors={n: _widened(t) for n, t in self.tensors.items()})
+
+    def detached(self) -> Represented:
+        """Return copies that nobody else has, and that hold no graph."""
+        return self._replace(tensors={n: _copied(t.detach()) for n, t in self.tensors.items()})
+
+
+def taken_apart(returned: object) -> Represented:
+    """Check what ``represent`` returned.
+
+    Raises:
+        LossError: it is no tensor, tuple, list or dict of tensors with rows.
+    """
+    named: Mapping[Any, Any]
+    if isinstance(returned, torch.Tensor):
+        kind, named = _TENSOR, {"": returned}
+    elif isinstance(returned, Mapping):
+        kind, named = _DICT, returned
+    elif isinstance(returned, (tuple, list)):
+        kind, named = _TUPLE, {str(place): part for place, part in enumerate(returned)}
+    else:
+        raise _no_rows(f"{type(returned).__name__} {returned!r:.60}")
+    for name, part in named.items():
+        if not isinstance(part, torch.Tensor):
+            raise _no_rows(f"{name!r}: {type(part).__name__}")
+        if part.dim() == 0 or part.is_complex() or not isinstance(name, str):
+            raise _no_rows(f"{name!r}: a tensor of shape {tuple(part.shape)}, dtype {part.dtype}")
+    if not named:
+        raise _no_rows("nothing")
+    return Represented(kind, dict(named))
+
+
+def joined(shards: Sequence[Represented]) -> Represented:
+    """Return the rows of all shards, in their order.
+
+    Raises:
+        LossError: shards have tensors of different names, dtypes or shapes beyond the rows.
+    """
+    first = _form(shards[0])
+    for number, shard in enumerate(shards):
+        if _form(shard) != first:
+            raise LossError(
+                f"represent returned {first} of shard 0 and {_form(shard)} of shard {number}; "
+                "return the same names, dtypes and shapes but for the number of rows, of any rows"
+            )
+    names = shards[0].tensors
+    return shards[0]._replace(tensors={n: torch.cat([s.tensors[n] for s in shards]) for n in names})
+
+
+def cut(whole: Mapping[str, torch.Tensor], shards: Sequence[Represented]) -> list[Tensors]:
+    """Return each shard's rows of tensors (B, ...), as copies: the reverse of ``joined``."""
+    each: list[Tensors] = [{} for _ in shards]
+    for name, tensor in whole.items():
+        sizes = [len(shard.tensors[name]) for shard in shards]
+        for own, part in zip(each, torch.split(tensor, sizes), strict=True):
+            own[name] = part.clone()
+    return each
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    # Without the strides: on another worker's side of a wire they are not there.
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _form(shard: Represented) -> dict[str, str]:
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} (n, {str(list(tensor.shape[1:]))[1:-1]})"
+        for name, tensor in shard.tensors.items()
+    }
+
+
+def _no_rows(got: str) -> LossError:
+    return LossError(
+        f"represent must return a tensor whose first dimension is rows, or a tuple or dict of "
+        f"such; it returned {got}"
+    )

@@ -1,0 +1,1 @@
+"""Steps of a loss over the whole batch: representations of all shards, the loss, gradients back."""

@@ -1,0 +1,165 @@
+"""The loss over a whole batch, computed once, in the coordinator's process on its device.
+
+It is computed from what shards represent, in their order, so that it does not depend on who has
+computed them; with the run's number of threads, its precision and kernels, as a worker's shard is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import torch
+
+from quorate.coordination.keys import key
+from quorate.errors import LossError
+from quorate.machine.devices import Group
+from quorate.replica.flat import Flat
+from quorate.replica.loss import Outcome, read
+from quorate.replica.model import Modes, laid_out
+from quorate.replica.shared.new_thread import as_in_a_new_thread
+from quorate.replica.streams import Stream, reseed_all
+from quorate.replica.torch_internals import version
+from quorate.replica.transfer import move
+from quorate.replica.whole_batch.gather import Gather
+from quorate.replica.whole_batch.represented import Represented, Tensors, cut, joined
+from quorate.training.replicas import Replicas
+
+
+class Contrasted(NamedTuple):
+    """The loss over a batch, and its gradients."""
+
+    outcome: Outcome
+    gradients: list[Tensors]  # with respect to each shard's representations
+    of_parameters: Tensors  # with respect to the model's, where the loss uses them itself
+
+
+class Contrast:
+    """Computes the loss of a batch.
+
+    Args:
+        gather: the loss.
+        model: the coordinator's.
+        parameters: its trained ones, or others of their layout to compute with: averaged ones.
+        replicas: how workers compute.
+        device: of the model.
+        threads: intra-op threads of a worker.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        gather: Gather,
+        model: torch.nn.Module,
+        parameters: Flat,
+        replicas: Replicas,
+        *,
+        device: torch.device,
+        threads: int,
+        seed: int,
+    ) -> None:
+        self._gather = gather
+        self._model = model
+        self._parameters = parameters
+        self._trained = laid_out(model, parameters.layout.sections)
+        self._replicas = replicas
+        self._device = device
+        self._threads = threads
+        self._seed = seed
+
+    def __call__(
+        self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
+    ) -> Contrasted:
+        """Return the loss of a batch, in training with its gradients.
+
+        Args:
+            shards: of the batch, all, in order.
+            rows: of the batch.
+
+        Raises:
+            LossError: it is no scalar, writes a buffer, or does not depend on what it is given.
+            Whatever user code raises.
+        """
+        here = [shard._replace(tensors=move(shard.tensors, self._device)) for shard in shards]
+        whole = joined(here).tensors
+        group, word = Group([self._device]), "contrast" if training else "contrast in evaluation"
+        computing = self._replicas.computing
+        wanted = {n: t.requires_grad_() for n, t in whole.items() if t.is_floating_point()}
+        with (
+            as_in_a_new_thread(self._threads, self._device),
+            Stream() as stream,
+            self._model_is(training=training),
+            computing.products(),
+            torch.set_grad_enabled(training),
+        ):
+            reseed_all(stream, group, key(word, self._seed, step))
+            try:
+                with computing.precision.operations(group):
+                    returned = self._gather.contrast(
+                        self._model, Represented(shards[0].kind, whole).returned()
+                    )
+            except Exception as error:
+                error.add_note(f"quorate: in contrast, of the whole batch of step {step}")
+                raise
+            totals = self._replicas.totals.names
+            outcome = read(returned, rows=rows, training=training, totals=totals)
+            if not training:
+                return Contrasted(outcome, [], {})
+            if outcome.weight == 0:
+                raise LossError(
+                    f"weight: it is 0 for the whole batch of step {step}; a mean over nothing has "
+                    "no gradient: give at least one row of a batch a weight"
+                )
+            own = {n: p for n, p in self._trained.items() if p.requires_grad}
+            inputs = [*wanted.values(), *own.values()]
+            found = torch.autograd.grad(outcome.loss, inputs, allow_unused=True)
+        of_rows = _named(wanted, found[: len(wanted)])
+        if not of_rows:
+            raise LossError(
+                "the loss has no gradient with respect to what represent returned; have contrast "
+                "compute it from its second argument, without detach() or no_grad()"
+            )
+        return Contrasted(outcome, cut(of_rows, shards), _named(own, found[len(wanted) :]))
+
+    @contextmanager
+    def _model_is(self, *, training: bool) -> Iterator[None]:
+        """Within the block the model has the mode and the parameters that are computed with.
+
+        Raises:
+            LossError: a buffer was written in the block, as by BatchNorm in training.
+        """
+        flags = [(module, module.training) for module in self._model.modules()]
+        data = [(parameter, parameter.data) for parameter in self._trained.values()]
+        buffers = dict(self._model.named_buffers())
+        before = {name: version(buffer) for name, buffer in buffers.items()}
+        with ExitStack() as stack:
+            stack.callback(_put_back, flags, data)
+            Modes(self._model).set(training)
+            for name, parameter in self._trained.items():
+                view = self._parameters.views[name]
+                if parameter.data_ptr() != view.data_ptr():
+                    parameter.data = view
+            yield
+        now = dict(self._model.named_buffers())
+        for name, buffer in now.items():
+            if buffers.get(name) is not buffer or version(buffer) != before[name]:
+                raise LossError(
+                    f"contrast writes buffer {name!r}, and only a shard may; call the module that "
+                    "has it (BatchNorm, say) in represent"
+                )
+
+
+def _named(names: Iterable[str], found: Sequence[torch.Tensor | None]) -> Tensors:
+    return {n: g.detach() for n, g in zip(names, found, strict=True) if g is not None}
+
+
+def _put_back(
+    flags: Sequence[tuple[torch.nn.Module, bool]],
+    data: Sequence[tuple[torch.nn.Parameter, torch.Tensor]],
+) -> None:
+    for module, flag in flags:
+        module.training = flag
+    for parameter, own in data:
+        if parameter.data_ptr() != own.data_ptr():
+            parameter.data = own

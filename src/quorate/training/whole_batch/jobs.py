@@ -1,0 +1,120 @@
+"""Jobs of a loss over the whole batch: representations first, then gradients through shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from quorate.coordination.keys import key
+from quorate.data.feed import CPU, Feed
+from quorate.data.loader_processes import Told, nobody_told
+from quorate.data.source import Batch, Source, Ticket
+from quorate.replica.flat import Flat
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.streams import Stream
+from quorate.replica.whole_batch.gather import Gather
+from quorate.replica.whole_batch.represented import Tensors
+from quorate.transports.job import Evaluation, Task, Training, TrainingAgain, shard_seed
+
+
+class Representing(Training):
+    """What each shard represents. A batch of one shard is all there is: it yields its gradient."""
+
+    def has_gradients(self, step: int) -> bool:
+        """Return whether the step has one shard."""
+        return self.plan.shards_of(step) == 1
+
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        if self.has_gradients(task.step):
+            return super()._work(replica, batch, stream, task)
+        task.at("forward")
+        gather, rows = _gather(replica), len(batch.rows)
+        seed = shard_seed(self.plan, task.step, task.shard)
+        # Without ``reload``: user code is given copies, and the rows stay what they are.
+        result = gather.represented(replica, batch.data, rows, stream, seed, training=True)
+        replica.transfers.keep((task.step, task.shard), batch)
+        return result
+
+
+class BackThrough(TrainingAgain):
+    """A step's gradients, from those of the loss with respect to what shards represent.
+
+    Args:
+        gradients: of each shard; in the coordinator's process alone. A worker of another process is
+            given them with the shard.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        parameters: Flat,
+        steps: range,
+        *,
+        gradients: Mapping[int, Tensors] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(source, parameters, steps, **options)
+        self._gradients = gradients or {}
+
+    def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
+        """Return the gradient with respect to what a shard represents."""
+        return self._gradients.get(shard)
+
+    def feed(
+        self,
+        rank_of: tuple[int, int] = (0, 1),  # noqa: ARG002
+        first: Ticket = (0, 0),  # noqa: ARG002
+        moves_to: Any = CPU,  # noqa: ARG002
+        told: Told = nobody_told,  # noqa: ARG002
+    ) -> Feed:
+        """Return a feed of nothing: most rows are there, the others are loaded when they are asked.
+
+        Whoever computes a shard here has represented it as a rule, and has its rows still.
+        """
+        return Feed(self.source, (), ahead=1, threads=self.loading["threads"])
+
+    def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
+        kept: Batch | None = replica.transfers.kept.pop((task.step, task.shard), None)
+        return kept or super()._fetched(replica, feed, task, is_only=is_only)
+
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        gradients = task.beside or self.beside(task.step, task.shard)
+        assert gradients is not None
+        with replica.watched(_gather(replica).watch):
+            return replica.gradient(
+                (batch.data, gradients),
+                len(batch.rows),
+                stream,
+                shard_seed(self.plan, task.step, task.shard),
+                into=task.into,
+                at=task.at,
+                reload=partial(self._reloaded, task, gradients),
+            )
+
+    def _reloaded(self, task: Task, gradients: Tensors | None = None) -> Any:
+        return super()._reloaded(task), gradients
+
+
+class RepresentingInEvaluation(Evaluation):
+    """What each shard represents in evaluation mode."""
+
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        task.at("forward")
+        seed = key("evaluation", self.plan.seed, task.step, task.shard)
+        return _gather(replica).represented(
+            replica,
+            batch.data,
+            len(batch.rows),
+            stream,
+            seed,
+            training=False,
+            reload=partial(self._reloaded, task),
+        )
+
+
+def _gather(replica: Replica) -> Gather:
+    loss = replica.plain_loss
+    assert isinstance(loss, Gather)
+    return loss

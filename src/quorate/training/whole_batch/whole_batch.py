@@ -1,0 +1,206 @@
+"""A step of a loss over the whole batch: from representations of all shards to one gradient.
+
+    main job     each shard: forward                                   Representing
+    here         all rows: the loss, its gradient by representations   Contrast
+    inner job    each shard: forward again, backward of its part       BackThrough
+    here         ordered sum, and what the loss itself gives parameters; then the update as ever
+
+The inner job is dealt like any step: a worker that is slow, raises or dies has its shards computed
+by others, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import TypeVar
+
+import torch
+
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.tree import tree_sum
+from quorate.data.source import Source
+from quorate.errors import SettingError
+from quorate.replica.flat import Flat
+from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.whole_batch.represented import Tensors
+from quorate.services.display.raised_shards import RaisedShards
+from quorate.training.crew import Crew
+from quorate.training.drive import Ready, drive
+from quorate.training.optimizing.closure import needs_closure
+from quorate.training.optimizing.step_again import WithoutCopies
+from quorate.training.state import State
+from quorate.training.whole_batch.contrasted import Contrast, Contrasted
+from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
+from quorate.transports import Transport
+from quorate.transports.job import Evaluation, Training
+
+T = TypeVar("T")
+
+
+class WholeBatch:
+    """Makes parts of an update out of what shards represent.
+
+    Args:
+        crew: of the loop.
+        state: of the loop.
+        transport: of the loop.
+        source: of the loop.
+        contrast: computes the loss.
+        say: shows a line to the user: who raised in a shard that another one computes now.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        state: State,
+        transport: Transport,
+        source: Source,
+        contrast: Contrast,
+        say: Callable[[str], None],
+    ) -> None:
+        self._crew = crew
+        self._state = state
+        self._transport = transport
+        self._source = source
+        self._contrast = contrast
+        self._say = say
+        self._raised = RaisedShards()  # each worker is named once
+
+    def __call__(self, ready: Ready, update: Callable[[list[Part]], T]) -> T:
+        """Return what ``update`` makes of the step's gradient. Blocks until workers computed it.
+
+        Raises:
+            Whatever user code raised in a shard that failed beyond repair, or in the loss.
+        """
+        step, plan = ready.step, self._source.plan
+        leaves, rows = plan.shards_of(step), plan.batch_rows(step)
+        if leaves == 1:
+            return update(ready.parts)
+        shards = tree_sum(ready.parts, leaves, ShardSum.add).represented
+        contrasted = self._contrast(step, shards, rows, training=True)
+        gradients = {
+            # A shard is weighted by its rows, and the sum divided by all rows.
+            shard: {n: g * (rows / len(plan.shard(step, shard))) for n, g in own.items()}
+            for shard, own in enumerate(contrasted.gradients)
+        }
+        made: list[T] = []
+
+        def add(again: Ready) -> None:
+            total = _with(tree_sum(again.parts, leaves, ShardSum.add), contrasted)
+            made.append(update([(((leaves - 1).bit_length(), 0), total)]))
+
+        self._through(step, gradients, add)
+        return made[0]
+
+    def _through(
+        self, step: int, gradients: dict[int, Tensors], add: Callable[[Ready], None]
+    ) -> None:
+        """Have workers compute gradients of the step's shards, and hand them over."""
+        plan, transport = self._source.plan, self._transport
+        job = BackThrough(
+            self._source,
+            self._state.parameters,
+            range(step, step + 1),
+            gradients=gradients,
+            threads=self._crew.recipe.workers.threads,
+        )
+        with closing(transport.open(job)) as channel:
+            coordinator = Coordinator(
+                shards_of=plan.shards_of,
+                first_step=step,
+                last_step=step + 1,
+                rule=WithoutCopies(),
+                home_shards=plan.home_shards,
+                timeout_s=self._crew.timeout_s if transport.can_replace else None,
+            )
+            for _ in drive(coordinator, channel, add, say=self._say, raised_shards=self._raised):
+                pass
+
+
+def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
+    """Return a step's sum with the loss of the whole batch, in the place of what shards gave."""
+    outcome, gradient = contrasted.outcome, total.gradient
+    assert gradient is not None
+    with torch.no_grad():
+        for name, own in contrasted.of_parameters.items():
+            # After the ordered sum, once: the order of additions is the same on any workers.
+            gradient.views[name].add_(own.to(gradient.device), alpha=total.weight)
+    if total.missing is not None:
+        total.missing -= contrasted.of_parameters.keys()
+    total.metrics = {name: total.weight * value for name, value in outcome.metrics.items()}
+    total.totals = outcome.totals
+    loss = outcome.metrics["loss"]
+    total.shares = [share._replace(loss=share.weight * loss) for share in total.shares]
+    return total
+
+
+def kind_of_training(crew: Crew) -> type[Training]:
+    """Return what workers compute of each shard first."""
+    return Training if crew.recipe.gather is None else Representing
+
+
+def kind_of_evaluation(crew: Crew) -> type[Evaluation]:
+    """Return what workers compute of each shard of an evaluation."""
+    return Evaluation if crew.recipe.gather is None else RepresentingInEvaluation
+
+
+def whole_batch(
+    crew: Crew,
+    state: State,
+    transport: Transport,
+    source: Source,
+    say: Callable[[str], None],
+) -> WholeBatch | None:
+    """Return what makes a loop's steps of a loss over the whole batch; None without such a loss.
+
+    Raises:
+        SettingError: the optimizer asks for a step's gradient again.
+    """
+    contrast = _contrast(crew, state, source, state.parameters)
+    inner = state.optimizer.inner
+    if contrast is None:
+        return None
+    if needs_closure(inner):
+        raise SettingError(
+            "optimizer",
+            type(inner).__name__,
+            "one that steps from one gradient, as the loss is a Gather",
+            "take one that needs no closure",
+        )
+    return WholeBatch(crew, state, transport, source, contrast, say)
+
+
+def made_whole(
+    crew: Crew, state: State, source: Source, parameters: Flat
+) -> Callable[[int, ShardSum], ShardSum]:
+    """Return what makes, of a step of an evaluation and its sum, that of the batch as a whole.
+
+    Args:
+        parameters: that are evaluated.
+    """
+    contrast = _contrast(crew, state, source, parameters)
+    if contrast is None:
+        return lambda _, total: total
+
+    def whole(step: int, total: ShardSum) -> ShardSum:
+        rows = source.plan.batch_rows(step)
+        outcome = contrast(step, total.represented, rows, training=False).outcome
+        return ShardSum(outcome.weight, outcome.weighted(), totals=outcome.totals)
+
+    return whole
+
+
+def _contrast(crew: Crew, state: State, source: Source, parameters: Flat) -> Contrast | None:
+    gather, recipe = crew.recipe.gather, crew.recipe
+    if gather is None:
+        return None
+    return Contrast(
+        gather,
+        state.model,
+        parameters,
+        crew.replicas,
+        device=crew.master_device,
+        threads=recipe.workers.threads,
+        seed=source.plan.seed,
+    )
