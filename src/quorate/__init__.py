@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quorate.data.draws import Draws
     from quorate.data.loading import Loading
     from quorate.errors import QuorateError, UserError
+    from quorate.replica.beside.shared import Shared
     from quorate.replica.compute import Compute
     from quorate.services.checkpoints.weights import load_weights
     from quorate.services.report import Report
@@ -31,6 +32,7 @@ __all__ = [
     "QuorateError",
     "Report",
     "RunDir",
+    "Shared",
     "Trainer",
     "UserError",
     "Validation",
@@ -48,6 +50,7 @@ _MODULES = {
     "QuorateError": "errors",
     "Report": "services.report",
     "RunDir": "services.run_dir",
+    "Shared": "replica.beside.shared",
     "Trainer": "trainer",
     "UserError": "errors",
     "Validation": "training.validation",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quorate.coordination.course import Course
 from quorate.coordination.epochs import steps_per_epoch
 from quorate.coordination.keys import hashes, key
 from quorate.errors import SettingError
@@ -93,11 +94,12 @@ class Plan:
         self.seed = seed
         self.shuffle = shuffle
         self.order = order
+        self.course = Course()  # of the run that it belongs to, once that is known
         self.steps_per_epoch = steps_per_epoch(rows, batch_size, shards, by_shard=self.by_shard)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._known: tuple[int, Rows, int] | None = None  # the last step: number, rows, V
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """Return what ``from_json`` makes this plan of, but for the order: that is a function."""
         return {
             "rows": self.rows,
@@ -107,6 +109,7 @@ class Plan:
             "shuffle": self.shuffle,
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
+            "course": self.course.to_json(),
         }
 
     def epoch(self, step: int) -> int:
@@ -220,8 +223,10 @@ class PlanByShard(Plan):
 def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
     """Return the plan that ``Plan.to_json`` described, with its order, if it had one."""
     kind = PlanByShard if arguments.pop("is_apart") else Plan
-    is_ordered = arguments.pop("is_ordered")
-    return kind(**arguments, order=order if is_ordered else None)
+    is_ordered, course = arguments.pop("is_ordered"), arguments.pop("course")
+    plan = kind(**arguments, order=order if is_ordered else None)
+    plan.course = Course.from_json(course)
+    return plan
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

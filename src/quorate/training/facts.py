@@ -30,6 +30,8 @@ def facts_of(
         "shards": plan.shards,
         "rows": plan.rows,
         "shuffle": plan.shuffle,
+        "last_step": plan.course.last_step,
+        "progress": "progress" in plan.course.asked,
         "row_sample": row_sample,
         "compile": crew.replicas.computing.compile,
         "deterministic": crew.replicas.computing.deterministic,
