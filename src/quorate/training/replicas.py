@@ -30,6 +30,8 @@ from quorate.replica.witness.between import Between
 from quorate.training.recipe import Recipe
 from quorate.training.state import State
 
+MOST_WRAPPED = 8  # datasets within each other, such as subsets, that are looked at
+
 
 def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
     """Return what was asked for, or whether several threads would add in any order."""
@@ -78,11 +80,19 @@ class Replicas:
         return self._obstacle
 
     def look_at_rows(self, model: torch.nn.Module, dataset: object) -> None:
-        """Doubt a run whose rows are made by the model that is trained."""
+        """Doubt a run whose rows are made by the model that is trained; note who waits in vain."""
         loading = self._recipe.loading
         loads = {"the dataset": dataset, "collate": loading.collate, "augment": loading.augment}
         if (way := rows_use(model, loads)) is not None:
             self.notes.doubt(f"{way}: rows are loaded ahead, while it is trained")
+        inner: Any = dataset
+        for _ in range(MOST_WRAPPED):
+            if callable(getattr(type(inner), "set_epoch", None)):
+                self.notes.add(
+                    f"set_epoch() of {type(inner).__name__} is called by nobody, as rows of two "
+                    "epochs are loaded side by side; quorate.data.at().epoch says each row's"
+                )
+            inner = getattr(inner, "dataset", None)
 
     def watching(self, *, towers: bool) -> AbstractContextManager[None]:
         """Return a context for one shard that is computed alone: what it shares is found out."""

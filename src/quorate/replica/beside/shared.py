@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import torch
@@ -74,6 +74,8 @@ class Shared:
         object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_live", live)
         _known[name] = self
+        for module in _modules(live):
+            module.register_forward_pre_hook(_require_shared)
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("_"):  # what Python asks any object for
@@ -168,14 +170,15 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_newest: list[Reader] = []  # of this process, if it computes
+_newest: ref[Reader] | None = None  # of this process, if it computes
 
 
 @contextmanager
 def read_by(reader: Reader) -> Iterator[None]:
     """Within the block this thread computes a shard, and reads what the reader has."""
+    global _newest
     before, _local.reader = _local.reader, reader
-    _newest[:] = [reader]
+    _newest = ref(reader)
     try:
         yield
     finally:
@@ -187,11 +190,17 @@ def _of_autograd() -> Reader | None:
 
     It is no thread of Python's, and one for all replicas of a device.
     """
-    is_foreign = _newest and isinstance(threading.current_thread(), threading._DummyThread)
-    return _newest[0] if is_foreign else None
+    if _newest is None or not isinstance(threading.current_thread(), threading._DummyThread):
+        return None
+    return _newest()
 
 
 # --- for whoever carries them --------------------------------------------------------------------
+
+
+def are_any() -> bool:
+    """Return whether the script has made any."""
+    return bool(_known)
 
 
 def everyone() -> dict[str, Shared]:
@@ -217,6 +226,11 @@ def live(shared: Shared) -> dict[str, Any]:
     return shared._live
 
 
+def shared_modules() -> list[torch.nn.Module]:
+    """Return the modules in all that there are, as the script made them."""
+    return [module for shared in everyone().values() for module in _modules(live(shared))]
+
+
 def tensors_of(key: str, value: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a value by name: itself, or a module's parameters and buffers."""
     if isinstance(value, torch.Tensor):
@@ -225,6 +239,28 @@ def tensors_of(key: str, value: Any) -> dict[str, torch.Tensor]:
         named = (*value.named_parameters(), *value.named_buffers())
         return {f"{key}.{name}": tensor.detach() for name, tensor in named}
     return {}
+
+
+def _modules(live: dict[str, Any]) -> list[torch.nn.Module]:
+    return [value for value in live.values() if isinstance(value, torch.nn.Module)]
+
+
+def _require_shared(module: torch.nn.Module, _args: Any) -> None:
+    """Refuse a shard that calls a module itself: it has the shared values in this process alone.
+
+    Raises:
+        SharedError: it does.
+    """
+    if _local.reader is None and _of_autograd() is None:
+        return
+    for name, shared in everyone().items():
+        for key, value in live(shared).items():
+            if value is module:
+                raise SharedError(
+                    f"Shared {name!r}: the module {key!r} is called itself while a shard is "
+                    f"computed, with the values of this process; call {name}.{key}(...) of the "
+                    "Shared"
+                )
 
 
 def _checked(name: str, key: str, value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quorate.errors import SharedError
-from quorate.replica.beside.shared import everyone, live, read_by
+from quorate.replica.beside.shared import are_any, everyone, live, read_by
 from quorate.replica.beside.values import Values, as_set
 from quorate.replica.torch_internals import version
 
@@ -46,7 +46,7 @@ class View:
         Raises:
             SharedError: it has written a tensor.
         """
-        if not everyone():
+        if not are_any():
             yield
             return
         if self._values is None:
