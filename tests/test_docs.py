@@ -89,6 +89,8 @@ def test_keywords_that_are_shown_exist(page: Path) -> None:
     prefix = r"\bquorate\." if theirs else r"\b(?:quorate\.)?"
     for call in re.finditer(rf"{prefix}({'|'.join(CALLS)})\(", text):
         known = inspect.signature(CALLS[call[1]]).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            continue  # it takes any
         assert keywords(text, call.end()) <= known.keys(), text[call.start() : call.end() + 80]
 
 

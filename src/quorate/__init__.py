@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quorate.data.draws import Draws
     from quorate.data.loading import Loading
     from quorate.errors import QuorateError, UserError
+    from quorate.replica.beside.shared import Shared
     from quorate.replica.compute import Compute
     from quorate.replica.whole_batch.gather import Gather
     from quorate.services.checkpoints.weights import load_weights
@@ -35,6 +36,7 @@ __all__ = [
     "Report",
     "RunDir",
     "Sampling",
+    "Shared",
     "Trainer",
     "UserError",
     "Validation",
@@ -54,6 +56,7 @@ _MODULES = {
     "Report": "services.report",
     "RunDir": "services.run_dir",
     "Sampling": "coordination.sampling",
+    "Shared": "replica.beside.shared",
     "Trainer": "trainer",
     "UserError": "errors",
     "Validation": "training.validation",

@@ -10,6 +10,7 @@
     │   │   ├── DataError        a dataset or a file: where, got, expected
     │   │   ├── LossError        what the loss function returned
     │   │   ├── CompileError     what torch.compile cannot compile
+    │   │   ├── SharedError      a Shared: its names and values, or where it is read and set
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
     │   │       └── MisfitError  one that is sound, and of another run
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
@@ -116,6 +117,10 @@ class CompileError(UserError):
     def __init__(self, why: str, fix: str = "leave compile off") -> None:
         super().__init__(f"compile: {why}; {fix}")
         self.why = why
+
+
+class SharedError(UserError):
+    """A ``Shared`` has a name or a value that cannot be, or is read or set where it cannot be."""
 
 
 class CheckpointError(UserError):

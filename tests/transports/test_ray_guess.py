@@ -47,16 +47,17 @@ def test_the_rest_of_the_home_run_is_likely() -> None:
 
 def test_a_guess_is_of_the_same_values() -> None:
     assert guessed(order(7, 0, next=None)) is None
-    made = guessed(order(7, 0, amendments={}))
+    made = guessed(order(7, 0, amendments={}, shared={}))
     assert made is not None
     guess = Guess(made, 1)
     assert guess.ticket < -1
-    assert "amendments" not in made
+    assert not made.keys() & {"amendments", "shared"}
     assert guess.is_for(order(8, 1))
     for other in ({"shard": 2}, {"step": 1}, {"job": 2}, {"rank_of": [0, 1]}, {"kind": "open"}):
         assert not guess.is_for({**order(8, 1), **other})
     assert not guess.is_for(order(8, 1, images=["parameters", "buffers"]))
     assert not guess.is_for(order(8, 1, amendments={}))
+    assert not guess.is_for(order(8, 1, shared={}))
 
 
 class FakeProcess:

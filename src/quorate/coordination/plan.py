@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from quorate.coordination.course import Course
 from quorate.coordination.epochs import SHORT, batch_bounds, batches_per_epoch, steps_per_epoch
 from quorate.coordination.keys import hashes, key
 from quorate.coordination.sampling import EpochRows, Rows, repeats
@@ -101,6 +102,7 @@ class Plan:
         self.order = order
         self.last = last
         self.sampling = sampling
+        self.course = Course()  # of the run that it belongs to, once that is known
         self.batches_per_epoch = batches_per_epoch(self.dealt_rows, batch_size, last)
         self.steps_per_epoch = steps_per_epoch(
             self.dealt_rows, batch_size, shards, by_shard=self.by_shard, last=last
@@ -122,6 +124,7 @@ class Plan:
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
             "sampling": None if self.sampling is None else self.sampling.sha256,
+            "course": self.course.to_json(),
         }
 
     def epoch(self, step: int) -> int:
@@ -236,16 +239,19 @@ def from_json(
     """
     kind = PlanByShard if arguments.pop("is_apart") else Plan
     is_ordered, drawn_by = arguments.pop("is_ordered"), arguments.pop("sampling")
+    course = Course.from_json(arguments.pop("course"))
     del arguments["dealt_rows"]  # it follows from the others
     if drawn_by is not None and (sampling is None or sampling.sha256 != drawn_by):
         fix = "have the script make the same weights each time that it is run"
         got = "none" if sampling is None else "other weights"
         raise SettingError("sampling", got, "those of the coordinator", fix)
-    return kind(
+    plan = kind(
         **arguments,
         order=order if is_ordered else None,
         sampling=None if drawn_by is None else sampling,
     )
+    plan.course = course
+    return plan
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

@@ -1,5 +1,21 @@
-"""Data sets: reading their files; where a copy of them is kept."""
+"""Data sets: reading their files; where a copy of them is kept; where in a run a row is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from quorate.machine.environment import cache_dir
 
-__all__ = ["cache_dir"]
+if TYPE_CHECKING:
+    from quorate.replica.beside.at import at
+
+__all__ = ["at", "cache_dir"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not at import: files of data sets are read where there is no torch.
+    if name == "at":
+        from quorate.replica.beside.at import at
+
+        return at
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,7 @@ from quorate.coordination.plan import Plan, abridged
 from quorate.coordination.sampling import Rows
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
+from quorate.replica.beside.at import at_of, loading
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import ALIGNMENT_BYTES
 from quorate.replica.nested import mapped_leaves
@@ -123,7 +124,7 @@ class Source:
             indexed = self._indexed(rows)
             return Batch(rows, indexed, self._hashes(lambda: zip(*indexed, strict=True)))
         # A turn also keeps other threads out of the dataset, which need not be thread-safe.
-        with Stream() as stream:
+        with loading(at_of(self.plan, ticket[0], rows)), Stream() as stream:
             data, hashes = self._turns.run(lambda reseed: self._load(ticket, stream, reseed))
         if self._is_ours or get_worker_info() is not None:  # from there it comes in other memory
             return Batch(rows, data, hashes)

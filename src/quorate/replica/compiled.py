@@ -49,11 +49,13 @@ class Compiled:
         self.plain = loss
         self._known: set[object] = set()
         self._repeats = 0
+
         # A plain function, as a loss function may be any object that can be called. Replicas of one
         # process share what is compiled for its code.
-        self._compiled: Loss = torch.compile(
-            lambda model, batch: loss(model, batch), backend=_inductor(threads), dynamic=False
-        )
+        def plain(model: torch.nn.Module, batch: Any) -> Any:
+            return loss(model, batch)
+
+        self._compiled: Loss = torch.compile(plain, backend=_inductor(threads), dynamic=False)
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
         """Compute the loss by what is compiled, or compile it for this shape."""

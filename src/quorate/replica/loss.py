@@ -1,5 +1,7 @@
 """The contract of a loss function: ``loss(model, batch)`` and what it may return.
 
+It may have a third parameter, which is told where in its run it is: ``replica/beside``.
+
 Either a scalar tensor, the mean over the shard's rows, or a dict with that under "loss", further
 scalars under names of the user's choice (metrics, also means over rows), and, where the means are
 over n tokens or pixels and not over rows, "weight": n. Names that are listed as totals may hold
@@ -11,16 +13,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
 import torch
 
+from quorate.coordination.plan import Plan
+from quorate.coordination.sampling import Rows
 from quorate.errors import LossError
+from quorate.replica.beside.asks import asks_for_at
+from quorate.replica.beside.at import NOWHERE, at_of
+from quorate.replica.beside.view import View
 from quorate.replica.totals import Counts, counts
 
-Loss = Callable[[torch.nn.Module, Any], Any]
+Loss = Callable[..., Any]  # (model, batch), or (model, batch, at)
+
+
+class Called:
+    """Calls a loss function as it asks to be, with what it may read beside model and batch.
+
+    Made once for all shards of a replica. This is the one place where a loss function is called.
+
+    Args:
+        loss: the user's.
+        device: of the replica.
+    """
+
+    def __init__(self, loss: Loss, device: torch.device) -> None:
+        self.shared = View(device)  # what the shard's code reads of ``Shared``
+        self._at = NOWHERE
+        self._asks_for_at = asks_for_at(loss)
+
+    def place(self, plan: Plan, step: int, rows: Rows) -> None:
+        """Say where in a run the next shard is: its rows, (b,) int64, of a step of the plan."""
+        self._at = at_of(plan, step, rows)
+
+    def __call__(
+        self, function: Loss, model: torch.nn.Module, batch: Any, *, training: bool
+    ) -> Any:
+        """Return what the loss function returns, unchecked.
+
+        Args:
+            function: it, or what stands around it: compiled, or watched.
+            training: whether a gradient is wanted.
+        """
+        if not self._asks_for_at:
+            return function(model, batch)
+        at = self._at
+        return function(
+            model, batch, at if at.training is training else replace(at, training=training)
+        )
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.loss import Loss, Outcome
+from quorate.replica.loss import Called, Loss, Outcome
 from quorate.replica.model import Modes, bind, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
@@ -92,6 +92,7 @@ class Replica:
         self._gathers_on = self.device if spread is None else torch.device("cpu")  # the gradient
         self._spread = spread
         self.plain_loss = loss
+        self.called = Called(loss, self.device)  # told of each shard by whoever has loaded its rows
         self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
         self._totals = totals
         self._computing = computing
@@ -337,17 +338,18 @@ class Replica:
             with alone_on(self.group), self._computing.products():
                 return self.alone.run(placed)
 
-        try:
-            return run()
-        except WrittenError:  # only here: what loads rows may have to wait for its turn
-            assert reload is not None
-            fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
-            return run()
+        with self.called.shared.reading():
+            try:
+                return run()
+            except WrittenError:  # only here: what loads rows may have to wait for its turn
+                assert reload is not None
+                fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
+                return run()
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
         with self._computing.precision.operations(self.group):
-            returned = function(self.model, batch)
+            returned = self.called(function, self.model, batch, training=training)
         return loss.read(returned, rows=rows, training=training, totals=self._totals)
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
@@ -357,7 +359,7 @@ class Replica:
     def _step(self, function: Loss, batch: Any) -> Step:
         """Compute forward and backward for a CUDA graph."""
         with self._computing.precision.operations(self.group):
-            returned = function(self.model, batch)
+            returned = self.called(function, self.model, batch, training=True)
         return forward_backward(returned, self._take_grads)
 
     def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:

@@ -60,7 +60,9 @@ def evaluate(
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         source = Source(dataset, plan, data.loading.collate)
+        plan.course = prepared.course_between(0)
         state = evaluable(crew, prepared, source, say)
+        plan.course = prepared.course_between(state.global_step)
         state.user_changes.look()
         parameters = state.parameters
         if averaged or (averaged is None and state.average is not None):

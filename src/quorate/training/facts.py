@@ -32,6 +32,8 @@ def facts_of(
         "shuffle": plan.shuffle,
         "order_sha256": getattr(plan.order, "sha256", None),
         "sampled_rows": None if plan.sampling is None else plan.dealt_rows,
+        "last_step": plan.course.last_step,
+        "progress": "progress" in plan.course.asked,
         "row_sample": row_sample,
         "compile": crew.replicas.computing.compile,
         "deterministic": crew.replicas.computing.deterministic,

@@ -29,6 +29,8 @@ def opening(
     rule: Rule,
     computing: Computing,
     memory_fraction: float | None,
+    is_given: bool,
+    begins: bool,
 ) -> list[str]:
     """Return what to say before the first update.
 
@@ -36,10 +38,13 @@ def opening(
         groups: the devices of each worker.
         least_workers: how many of them it takes to begin.
         master_device: where the coordinator makes updates.
+        is_given: whether the number of shards is the user's.
+        begins: whether no update of the run was made before.
     """
     devices = [device for group in groups for device in group]
     lines = [
-        _arithmetic(plan, describe(groups, least_workers), threads, rule, computing),
+        _arithmetic(plan, describe(groups, least_workers), threads, rule, computing)
+        + ("" if is_given else _whence(plan, least_workers if begins else None, rule)),
         *mapping(devices),
         *fraction_remark(devices, memory_fraction),
         *precision.remarks(computing.precision, devices),
@@ -54,6 +59,20 @@ def opening(
     if len(sorts := kinds(groups)) > 1:
         lines.append(f"bits depend on who computes a shard: {' and '.join(sorted(sorts))}")
     return lines
+
+
+def _whence(plan: Plan, workers: int | None, rule: Rule) -> str:
+    """Return where V came from, as nobody gave it, and what keeps these bits elsewhere.
+
+    Args:
+        workers: of this run, if it begins; None: it goes on with the V of its first loop.
+    """
+    if not rules.keeps_bits(rule, plan.shards):
+        return ""
+    first = "the first loop of the run"
+    whence = first if workers is None else f"{workers} worker{'s' if workers > 1 else ''}"
+    fix = f"pass shards={plan.shards} for the same bits on any number"
+    return f"; V = {plan.shards}, from {whence}: {fix}"
 
 
 def _arithmetic(plan: Plan, workers: str, threads: int, rule: Rule, computing: Computing) -> str:

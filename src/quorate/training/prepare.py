@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
         if path is not None and not prepared.is_fresh:
             newest = resume.go_to_newest(Path(path), state, {}, say)
             if newest is not None:
+                prepared.course = resume.course_of(newest.record)
                 say(f"evaluating step {state.global_step:,} from {newest.path}")
         crew.replicas.choose_kernels(state.model, resume.kernels_of(newest))
         prepared.state = state
@@ -87,6 +89,7 @@ def prepare(
         plan = planned(crew, prepared, data)
         prepared.plan, prepared.shards = plan, plan.shards
         last_step = duration.last_step(plan)
+        plan.course = replace(plan.course, last_step=last_step)
         stack.enter_context(intra_op_threads(recipe.workers.threads))
         source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
@@ -109,6 +112,8 @@ def prepare(
             rule=crew.rule,
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
+            is_given=recipe.shards is not None,
+            begins=state.global_step == 0,
         )
         if crew.why is not None:
             first.append(crew.why)
@@ -160,6 +165,9 @@ def _probed(
 ) -> State:
     crew.bound_memory()
     recipe = crew.recipe
+    if crew.replicas.computing.compile and (why := crew.replicas.obstacle_to_compiling):
+        note(f"compile is off: {why}")
+        crew.replicas.give_up_compiling()
     if crew.replicas.computing.compile:
         announce = announce or note
         announce("compiling: the first shard of each shape takes seconds to minutes longer")
@@ -184,7 +192,7 @@ def _probed(
                 partial(source.load, (0, 1) if source.plan.shards_of(0) > 1 else (1, 0)),
                 loss=recipe.loss,
                 notes=crew.replicas.notes,
-                seed=recipe.seed,
+                plan=source.plan,
                 training=training,
                 watching=partial(crew.replicas.watching, towers=has_towers),
                 contents=crew.replicas.contents,

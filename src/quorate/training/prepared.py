@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quorate.coordination.course import Course
 from quorate.coordination.epochs import SHORT
 from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data import dataloader
@@ -38,6 +39,7 @@ class Prepared:
     state: State | None = None
     was_trained: bool = False  # the state was tried on a training shard, and restored
     plan: Plan | None = None  # of the last loop
+    course: Course | None = None  # of a run whose checkpoint was read to be evaluated
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 
@@ -61,6 +63,13 @@ class Prepared:
         if self.is_fresh:
             once.note(_moving_aside(run_dir))
         self.is_fresh = False
+
+    def course_between(self, global_step: int) -> Course:
+        """Return where in its run an evaluation between two updates is."""
+        if self.plan is not None:
+            stands_at = (global_step, self.plan.epoch(global_step))
+            return Course(self.plan.course.last_step, stands_at)
+        return self.course or Course(0, (global_step, 0))
 
     def facts(self, crew: Crew, state: State) -> dict[str, Any]:
         """Return what a checkpoint says of the run, beside what it holds."""
@@ -114,6 +123,9 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
     if shards is None:
         newest = newest_checkpoint(recipe, prepared)
         workers = min(crew.least_workers, recipe.batch_size, dealt)
+        if newest is None and recipe.compute.strict and crew.keeps_bits(workers):
+            expected = "a number: a strict run does not take it from the number of workers"
+            raise SettingError("shards", None, expected, f"pass shards={workers}")
         shards = workers if newest is None else int(newest.record["shards"])
     if shards > dealt:
         of = "the dataset" if sampling is None else "an epoch"

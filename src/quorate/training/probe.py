@@ -13,7 +13,8 @@ from functools import partial
 import torch
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import abridged
+from quorate.coordination.plan import Plan, abridged
+from quorate.coordination.sampling import Rows
 from quorate.data.source import Batch
 from quorate.errors import CompileError, CopyError
 from quorate.machine import out_of_memory
@@ -45,7 +46,7 @@ def probed(
     *,
     loss: Loss,
     notes: Notes,
-    seed: int,
+    plan: Plan,
     training: bool,
     watching: Watching,
     contents: Callable[[], Contents],
@@ -58,6 +59,7 @@ def probed(
         other: loads another one.
         loss: the user's loss function.
         notes: what is found goes there.
+        plan: of both.
         make_state: may be given ``mutable_frozen``, see ``Buffers``, and ``written``, see
             ``Writes``: what forward writes is found by trying.
         watching: the context in which that shard is computed.
@@ -73,7 +75,7 @@ def probed(
     if convolves(model):
         _set_best_format(
             model, make_state, make_replica, batch,
-            seed=seed, training=training, watching=watching, say=say,
+            plan=plan, training=training, watching=watching, say=say,
         )  # fmt: skip
     known, computed = NOTHING, list[Computed]()
     used: Pair | None = None
@@ -81,7 +83,7 @@ def probed(
         state = make_state(mutable_frozen=known.frozen, written=known.trained)
         with unchanged(model):
             replica = make_replica(state)
-            with _tried(replica, batch), _shard(replica, batch, seed) as shard, watching():
+            with _tried(replica, batch), _shard(replica, batch, plan) as shard, watching():
                 compute = partial(_computed, replica, shard, loss, training=training)
                 found, first = written_in(replica, compute, known)
                 computed.append(first)
@@ -92,7 +94,7 @@ def probed(
                         notes.doubt(doubt)
                     if not named and changed(kept_at_first, last.after):
                         with suppress(Exception):  # of the user's, which training will meet
-                            used = _pair(replica, state, shard, other, loss)
+                            used = _pair(replica, state, shard, batch.rows, other, plan, loss)
         if known.covers(found):
             break
         known = known.joined(found)  # how it is carried depends on it: once more from the start
@@ -100,8 +102,8 @@ def probed(
         with unchanged(model), at_first.put_back(), suppress(Exception):
             forget_cached(model)
             replica = make_replica(state)
-            with _shard(replica, batch, seed) as shard:
-                new = _pair(replica, state, shard, other, loss, in_order=False)
+            with _shard(replica, batch, plan) as shard:
+                new = _pair(replica, state, shard, batch.rows, other, plan, loss, in_order=False)
             for doubt in history_doubts(replica.model, kept_at_first, used, new):
                 notes.doubt(doubt)
         forget_cached(model)  # what was made of other parameters
@@ -116,7 +118,7 @@ def _set_best_format(
     make_replica: Callable[[State], Replica],
     batch: Batch,
     *,
-    seed: int,
+    plan: Plan,
     training: bool,
     watching: Watching,
     say: Callable[[str], None],
@@ -131,7 +133,7 @@ def _set_best_format(
             # Compared as it is: neither is worth compiling.
             as_it_is = replica.watched(lambda loss: loss)
             try:
-                with _tried(replica, batch), _shard(replica, batch, seed) as shard:
+                with _tried(replica, batch), _shard(replica, batch, plan) as shard:
                     compute = partial(yield_of, replica, shard, training=training)
                     with watching(), as_it_is:
                         yields.append(written_in(replica, compute, NOTHING)[1])
@@ -150,10 +152,11 @@ def _set_best_format(
 
 
 @contextmanager
-def _shard(replica: Replica, batch: Batch, seed: int) -> Iterator[Shard]:
+def _shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[Shard]:
     """Within the block the shard can be computed."""
+    replica.called.place(plan, 0, batch.rows)
     with current(replica.device), Stream() as stream:
-        yield Shard(batch.data, len(batch.rows), stream, key("probe", seed))
+        yield Shard(batch.data, len(batch.rows), stream, key("probe", plan.seed))
 
 
 @contextmanager
@@ -177,7 +180,9 @@ def _pair(
     replica: Replica,
     state: State,
     shard: Shard,
+    rows: Rows,
     other: Callable[[], Batch],
+    plan: Plan,
     loss: Loss,
     *,
     in_order: bool = True,
@@ -186,8 +191,9 @@ def _pair(
     batch = other()
     later = shard._replace(data=batch.data, rows=len(batch.rows), seed=shard.seed ^ 1)
     found: list[Computed] = []
-    works = [(state.parameters, shard), (moved(state.parameters), later)]
-    for parameters, each in works if in_order else works[::-1]:
+    works = [(state.parameters, shard, rows), (moved(state.parameters), later, batch.rows)]
+    for parameters, each, its_rows in works if in_order else works[::-1]:
+        replica.called.place(plan, 0, its_rows)
         replica.pull(parameters, version=object())
         with replica.watched(lambda loss: loss):  # none is worth compiling
             found.append(_computed(replica, each, loss))

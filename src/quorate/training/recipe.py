@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from quorate.coordination import rules
 from quorate.data.loading import Loading, Taken
 from quorate.errors import SettingError
+from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.compute import Compute
 from quorate.services.run_dir import RunDir
-from quorate.settings import AtResume, Option, Settings, a_function, about, at_least, options
+from quorate.settings import AtResume, Option, Settings, about, at_least, function, options
 from quorate.training.duration import Duration
 from quorate.training.optimizing.optimize import Optimize
 from quorate.transports.workers import Workers
@@ -25,11 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Taken", "Workers"]
 
 
+def _a_loss(name: str, value: Loss) -> Loss:
+    if asks_for_at(value):
+        return function(name, value, "of a model, a batch and at", 3)
+    return function(name, value, "of a model and a batch", 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
     """The arguments of ``Trainer``; see there. What the command overrides is in it already."""
 
-    loss: Loss = field(metadata=about("the loss", check=a_function("of a model and a batch", 2)))
+    loss: Loss = field(metadata=about("the loss", check=_a_loss))
     totals: Mapping[str, Finish] | None
     batch_size: int = field(
         metadata=about("rows per update", check=at_least(1), at_resume=AtResume.REFUSED)

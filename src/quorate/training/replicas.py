@@ -14,6 +14,7 @@ from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
 from quorate.replica import precision
+from quorate.replica.beside.shared import obstacle_to_compiling
 from quorate.replica.buffers import Buffers
 from quorate.replica.computing import Computing
 from quorate.replica.kernels import choice
@@ -29,6 +30,8 @@ from quorate.replica.turns import Turns
 from quorate.replica.witness.between import Between
 from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
+
+MOST_WRAPPED = 8  # datasets within each other, such as subsets, that are looked at
 
 
 def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
@@ -90,10 +93,18 @@ class Replicas:
         return self._obstacle
 
     def look_at_rows(self, model: torch.nn.Module, dataset: object, loading: Loading) -> None:
-        """Doubt a run whose rows are made by the model that is trained."""
+        """Doubt a run whose rows are made by the model that is trained; note who waits in vain."""
         loads = {"the dataset": dataset, "collate": loading.collate, "augment": loading.augment}
         if (way := rows_use(model, loads)) is not None:
             self.notes.doubt(f"{way}: rows are loaded ahead, while it is trained")
+        inner: Any = dataset
+        for _ in range(MOST_WRAPPED):
+            if callable(getattr(type(inner), "set_epoch", None)):
+                self.notes.add(
+                    f"set_epoch() of {type(inner).__name__} is called by nobody, as rows of two "
+                    "epochs are loaded side by side; quorate.data.at().epoch says each row's"
+                )
+            inner = getattr(inner, "dataset", None)
 
     def watching(self, *, towers: bool) -> AbstractContextManager[None]:
         """Return a context for one shard that is computed alone: what it shares is found out."""
@@ -128,6 +139,11 @@ class Replicas:
     def give_up_compiling(self) -> None:
         """Compute without torch.compile: once for all workers, as the bits depend on it."""
         self.computing = replace(self.computing, compile=False)
+
+    @property
+    def obstacle_to_compiling(self) -> str | None:
+        """Why the loss function cannot be compiled, as it is called."""
+        return obstacle_to_compiling(self._recipe.loss)
 
     def choose_kernels(self, model: torch.nn.Module, was: str | None) -> list[str]:
         """Choose whose kernels make products of float32: once for all workers, see ``choice``.

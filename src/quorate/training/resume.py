@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quorate.coordination.course import Course
 from quorate.errors import MisfitError
 from quorate.machine.printable import printable
 from quorate.replica.kernels import TORCH
@@ -126,6 +127,11 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"the dataset has other values: {len(other)} of the {len(rows)} rows that were looked "
             f"at, row {other[0]} the first,"
         )
+    if (was.get("progress") or now["progress"]) and was.get("last_step", 0) != now["last_step"]:
+        found.append(
+            f"at.progress was of {was.get('last_step', 0):,} updates in all and is of "
+            f"{now['last_step']:,}"
+        )
     for number, (old, new) in enumerate(
         zip(was.get("hyperparameters", []), now["hyperparameters"], strict=False)
     ):
@@ -143,6 +149,11 @@ def kernels_of(newest: Sound | None) -> str | None:
     if newest is None:
         return None
     return str(newest.record.get("kernels", TORCH))  # it is not in those of before it existed
+
+
+def course_of(record: Mapping[str, Any]) -> Course:
+    """Return where in its run a checkpoint was written."""
+    return Course(record.get("last_step", 0), (record["global_step"], record["epoch"]))
 
 
 def doubts_of(record: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 
 from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.printable import printable
+from quorate.services.checkpoints import shared_values
 from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
@@ -26,6 +27,7 @@ def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
         moments: with what the optimizer keeps of each parameter.
     """
     files = _files(state)
+    files.pop(shared_values.FILE, None)  # those go with a step
     tensors, kept = state.optimizer_state.save()
     if not moments:
         tensors = {key: value for key, value in tensors.items() if is_in_a_tree(key)}
@@ -71,6 +73,8 @@ def _files(state: State) -> dict[str, dict[str, torch.Tensor]]:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
     if rest := _rest(state):
         files["rest.safetensors"] = rest
+    if beside := state.user_changes.amendments.shared.tensors.views:
+        files[shared_values.FILE] = beside
     return files
 
 
@@ -83,6 +87,7 @@ def _record(
         "order": list(files["model.safetensors"]),
         **kept,
         "amendments": state.user_changes.amendments.to_json(),
+        "shared": state.user_changes.amendments.shared.plain,
     }
 
 
@@ -95,6 +100,7 @@ class Loadable(NamedTuple):
     optimizer: LoadableOptimizer
     record: dict[str, Any]
     lines: list[str]  # for the user
+    shared: shared_values.SavedShared = shared_values.NONE
     file: Path | None = None  # with the values of what is on "meta" of the optimizer's
 
 
@@ -131,6 +137,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
             state.user_changes.require_fitting(amendments)
         except CheckpointError as error:
             raise MisfitError(f"{path}: {error}") from error
+    beside, more = shared_values.read(path, record)
     if isinstance(state.optimizer, SlicedOptimizer) and state.optimizer.is_large:
         moments = tensors(path, OPTIMIZER, state.optimizer.is_by_element)  # ranks read these
     else:
@@ -141,7 +148,8 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         rest,
         state.optimizer_state.loadable(moments, record, path),
         record,
-        lines,
+        [*lines, *more],
+        beside,
         path / OPTIMIZER,
     )
 
@@ -163,6 +171,7 @@ def load(saved: Loadable, state: State) -> None:
         state.optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:
         state.user_changes.load(amendments)
+    saved.shared.load()
     state.load_account(saved.record["account"])
     state.global_step = saved.record["global_step"]
 

@@ -8,19 +8,21 @@ dealt, one look over tensors' addresses and versions finds what a vector does no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from quorate.errors import CheckpointError, UserError
+from quorate.replica.beside.values import Newest
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
 from quorate.replica.turns import drawn_outside
 from quorate.replica.witness.structure import Tables, built
 from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
-from quorate.transports.amendments import Amendments, Simple
+from quorate.transports.amendments import Amendments, Simple, plain
 from quorate.transports.job import Original
 
 # What every module has: hooks, tables, and the mode, which replicas have of their own.
@@ -68,6 +70,7 @@ class UserChanges:
         notes: Notes,
     ) -> None:
         self.amendments = Amendments()
+        self._shared = Newest()
         self._model = model
         self._notes = notes
         self._refusal: str | None = None
@@ -164,9 +167,8 @@ class UserChanges:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Amend the model as it was when a checkpoint was written."""
         found, known = Amendments.from_json(saved), self.amendments
-        self.amendments = Amendments(
-            known.number + 1, found.switched_off, found.attributes, known.frozen + 1
-        )
+        number, frozen = known.number + 1, known.frozen + 1
+        self.amendments = replace(found, number=number, frozen=frozen, shared=known.shared)
         self.amendments.amend(self._model, self.trained())
         for prefix, attributes in found.attributes.items():
             self._attributes[prefix].update(attributes)  # no new change
@@ -182,7 +184,7 @@ class UserChanges:
                     delattr(modules[prefix], attribute)
                 else:
                     setattr(modules[prefix], attribute, before)
-        self.amendments = Amendments()
+        self.amendments = Amendments(shared=self.amendments.shared)
 
     def count(self) -> int:
         """Return another number if user code has changed what is no trained parameter, no buffer.
@@ -216,9 +218,15 @@ class UserChanges:
             merged = {name: dict(them) for name, them in known.attributes.items()}
             for name, them in attributes.items():
                 merged.setdefault(name, {}).update(them)
-            self.amendments = Amendments(
-                known.number + 1, switched_off, merged, known.frozen + frozen
+            self.amendments = replace(
+                known,
+                number=known.number + 1,
+                switched_off=switched_off,
+                attributes=merged,
+                frozen=known.frozen + frozen,
             )
+        if (shared := self._shared.look()) is not self.amendments.shared:
+            self.amendments = replace(self.amendments, shared=shared)
 
     def look_at_draws(self, *, first: bool = False) -> None:
         """Doubt numbers that were drawn outside of shards since the last look: nothing keys them.
@@ -291,9 +299,9 @@ class UserChanges:
                         continue
                     known[name] = value
                     sent = self.amendments.attributes.get(prefix, {})
-                    plain = _plain(value)
-                    if name not in sent or sent[name] != plain:
-                        changed.setdefault(prefix, {})[name] = plain
+                    now = plain(value)
+                    if name not in sent or sent[name] != now:
+                        changed.setdefault(prefix, {})[name] = now
                 elif others.get(name) is not value:
                     others[name] = value
                     self._notes.add(
@@ -389,11 +397,3 @@ def _others(module: torch.nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name not in _INTERNAL and not isinstance(value, _SIMPLE)
     }
-
-
-def _plain(value: Any) -> Simple:
-    """Return a number of a type that JSON has: NumPy's float64 is a float, and one of its own."""
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return None

@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 
-Simple = bool | int | float | str | None  # a value that JSON has, and gives back as it was
+from quorate.replica.beside.shared import Simple
+from quorate.replica.beside.values import NO_VALUES, Values
+
+__all__ = ["Amendments", "Follower", "Simple", "plain"]
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,10 @@ class Amendments:
     switched_off: frozenset[str] = frozenset()  # trained parameters that want no gradient now
     attributes: Mapping[str, Mapping[str, Simple]] = field(default_factory=dict)  # by module
     frozen: int = 0  # counts changes of frozen parameters' values
+    shared: Values = field(default=NO_VALUES, compare=False)  # has a number of its own
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``from_json`` takes, in another process or at a resume."""
+        """Return what ``from_json`` takes, elsewhere or at a resume: all but ``shared``."""
         return {
             "number": self.number,
             "switched_off": sorted(self.switched_off),
@@ -98,3 +102,11 @@ class Follower:
         if not same:
             amendments.amend(self._model, self._trained)
             self._changed()
+
+
+def plain(value: Any) -> Simple:
+    """Return a number of a type that JSON has: NumPy's float64 is a float, and one of its own."""
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return None

@@ -81,6 +81,7 @@ class Desk:
         try:
             if self._follower is not None and amendments is not None:
                 self._follower.take(amendments)
+                self.replica.called.shared.take(amendments.shared)
             done = job.compute_run(self.replica, stream, feed, tasks, snapshot=snapshot)
         except NotWanted:
             return Cancelled(self.number, step, first)

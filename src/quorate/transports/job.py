@@ -221,6 +221,7 @@ class Job(ABC):
         else:
             values = snapshot.values
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
+        replica.called.place(self.plan, task.step, batch.rows)
         try:
             return self._work(replica, batch, stream, task)
         except SystemExit as error:
@@ -390,6 +391,7 @@ def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
     batch = source.load((0, 0))
     seed = key("probe", source.plan.seed)
+    replica.called.place(source.plan, 0, batch.rows)
     result = replica.gradient(batch.data, len(batch.rows), stream, seed)
     assert result.gradient is not None
     vectors = result.gradient.vectors

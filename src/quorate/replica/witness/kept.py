@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quorate.replica.beside.shared import shared_modules
 from quorate.replica.digest import content
 from quorate.replica.nested import parts
 from quorate.replica.placement.call_site import LIBRARIES
@@ -95,6 +96,7 @@ class _Look:
         named = itertools.chain(model.named_parameters(), model.named_buffers())
         self._carried = {id(tensor): name for name, tensor in named}
         self._carried |= {id(module): f"module {n}" for n, module in model.named_modules()}
+        self._carried |= {id(m): "shared" for each in shared_modules() for m in each.modules()}
         self._carried |= carried or {}
         self._values = 0
         self._known: dict[int, tuple[Any, bytes]] = {}

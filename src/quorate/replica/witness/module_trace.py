@@ -50,10 +50,10 @@ class ModuleTrace:
     def watch(self, loss: Loss) -> Loss:
         """Return the loss function, before which all is forgotten: a shard may be begun again."""
 
-        def begin(model: torch.nn.Module, batch: Any) -> Any:
+        def begin(model: torch.nn.Module, batch: Any, *at: Any) -> Any:
             for notes in (self.forward, self.backward, self._begun, self._open):
                 notes.clear()
-            return loss(model, batch)
+            return loss(model, batch, *at)
 
         return begin
 

@@ -64,10 +64,10 @@ class OperatorTrace(TorchDispatchMode):
         Its weight is 1: gradients are then handed over as autograd made them.
         """
 
-        def begin(model: torch.nn.Module, batch: Any) -> Any:
+        def begin(model: torch.nn.Module, batch: Any, *at: Any) -> Any:
             self.calls.clear()
             self._call_sites.clear()
-            returned = loss(model, batch)
+            returned = loss(model, batch, *at)
             self._is_over = True
             self.returned = list(pieces(returned))
             self._is_over = False

@@ -45,5 +45,5 @@ class Outside:
             self._notes.doubt(
                 f"{name}, which the loss function reads, is changed between updates: worker "
                 "processes do not see it, and no checkpoint has it; make it a buffer or an "
-                "attribute of the model, which are carried"
+                "attribute of the model, or a value of quorate.Shared, which are carried"
             )

@@ -4,6 +4,7 @@
         model.safetensors       parameters and buffers under the user's names
         averaged.safetensors    the same with the averaged parameters, if there are any
         rest.safetensors        parameters and buffers that the model's state dict leaves out
+        shared.safetensors      tensors of ``Shared``, if there are any
         optimizer.safetensors   per-parameter optimizer state: "exp_avg.conv1.weight", ...
         state.json              the rest, and the SHA-256 of each file
         complete                the SHA-256 of state.json; written last

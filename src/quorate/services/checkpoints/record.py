@@ -41,9 +41,14 @@ Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 # Of a setting, or found out by us: never with control characters.
 Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
 RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]
+Key = Annotated[str, Meta(max_length=4096, pattern=r"\A[A-Za-z][A-Za-z0-9_]*\Z")]  # of a ``Shared``
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 File = Literal[
-    "model.safetensors", "averaged.safetensors", "rest.safetensors", "optimizer.safetensors"
+    "model.safetensors",
+    "averaged.safetensors",
+    "rest.safetensors",
+    "optimizer.safetensors",
+    "shared.safetensors",
 ]
 Number = bool | int | float | str | None  # what an optimizer keeps beside tensors
 
@@ -116,12 +121,15 @@ class Record(Struct, forbid_unknown_fields=True):
     optimizer_groups: list[Group] = []
     schedule_state: Any = None  # a tree; None: it is stepped through from its beginning
     amendments: Amended | None = None
+    shared: dict[Key, dict[Key, Number]] = {}  # what is no tensor of each ``Shared``
     is_ordered: bool = False
     order_sha256: Sha256 | None = None  # of an order that says what it depends on
     is_augmented: bool = False
     last: Literal["short", "drop", "join"] = "short"
     sampling: Sha256 | None = None  # of the weights by which rows are drawn
     sampled_rows: Positive | None = None  # that an epoch has, if they are drawn
+    last_step: Count = 0  # updates that were asked for in all; 0: it was not saved
+    progress: bool = False  # whether code asked how much of them is done
     slow: list[Word] = []  # workers, as they were named: the newest last
     engine: Word = ""
     devices: list[Word] = []
@@ -204,6 +212,10 @@ def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> st
     if file == "optimizer.safetensors":  # "exp_avg.conv1.weight"
         odd = [name for name in names if not all(name.partition("."))]
         return f"got {abridged(odd[0])}, expected entry.parameter" if odd else ""
+    if file == "shared.safetensors":  # "mean.teacher.0.weight": of which Shared, under which key
+        odd = [name for name in names if name.partition(".")[0] not in record.get("shared", {})]
+        odd += [name for name in names if not all(name.split(".")[:2]) or "." not in name]
+        return f"got {abridged(odd[0])}, expected the name of a Shared and a key" if odd else ""
     if file == "rest.safetensors":  # "model.table"
         odd = [n for n in names if n.partition(".")[0] not in ("model", "averaged")]
         return f"got {abridged(odd[0])}, expected model.name or averaged.name" if odd else ""

@@ -25,7 +25,6 @@ from quorate.training.collective.saves import KINDS as SAVES
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SCATTER, SlicedOptimizer
 from quorate.training.state import State
-from quorate.transports.amendments import Amendments
 from quorate.transports.collective.company import END
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
@@ -89,6 +88,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     share.take(ranks, record["state"], state)
     if state.optimizer.is_sharded:
         state.optimizer.take_part(ranks.hear())
+    shared = share.Taker(ranks)
     member = Member(
         ranks,
         state,
@@ -100,6 +100,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     )
     ranks.watch.sheet = member.sheet
     with closing(member):
+        member.read(shared.take(record))
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
         saves = state.save_with(ranks)
         if (worker := here()) is not None:
@@ -124,7 +125,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
             elif record["kind"] in SAVES and saves is not None:
                 saves.hear(record)
             elif record["kind"] == STEP:
-                _step(ranks, state, member, record, between, tell)
+                _step(ranks, state, member, record, shared, between, tell)
     return int(record["code"])
 
 
@@ -150,6 +151,7 @@ def _step(
     state: State,
     member: Member,
     record: dict[str, Any],
+    shared: share.Taker,
     between: Between,
     tell: Callable[[Handed], Handed],
 ) -> None:
@@ -159,13 +161,8 @@ def _step(
     if "groups" in record:
         share.take_groups(state, record["groups"])
     if "amendments" in record:
-        for value in share.values(state):
-            taken = value.contiguous()
-            ranks.swap([], [(0, taken)])
-            if taken is not value:
-                value.copy_(taken)
-        amendments = Amendments.from_json(record["amendments"])
-        amendments.amend(state.model, state.user_changes.trained())
+        share.take_changes(ranks, record["amendments"], state)
+    member.read(shared.take(record))
     step = record["step"]
     between.begin()
     try:

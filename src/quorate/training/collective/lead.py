@@ -55,7 +55,9 @@ def leading(
         stack.callback(_leave, crew, company, state, stops, say)
         ranks.watch.on_asked = partial(_asked, stops, company)
         with company.naming(), _in_step(ranks):
-            member = stack.enter_context(closing(_opened(loop, crew, source, facts, ranks)))
+            shared = share.Sender(ranks)
+            opened = _opened(loop, crew, source, facts, shared)
+            member = stack.enter_context(closing(opened))
             ranks.watch.sheet = member.sheet
             ranks.watch.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
@@ -81,7 +83,7 @@ def leading(
 
         spot_checks = crew.spot_checks(state, source, ask)
         updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
-        lead = _Lead(member, company, ranks, updates, stops)
+        lead = _Lead(member, company, ranks, updates, stops, shared)
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=Status(ranks.watch), reports=reports)
 
@@ -96,27 +98,30 @@ def _in_step(ranks: Ranks) -> Iterator[None]:
         raise
 
 
-def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks: Ranks) -> Member:
+def _opened(
+    loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], shared_values: share.Sender
+) -> Member:
     """Give the other ranks the state, and return what this one is in each step."""
-    state = loop.state
+    state, ranks = loop.state, shared_values.ranks
     optimizer = state.optimizer
     assert isinstance(optimizer, SlicedOptimizer)
     given = shared(state, facts, moments=not optimizer.is_sharded)
-    ranks.tell(
-        {
-            "kind": OPEN,
-            "plan": loop.plan.to_json(),
-            "steps": [state.global_step, loop.last_step],
-            "computing": crew.replicas.computing.decided,
-            "state": share.header(given, state),
-        }
-    )
+    record: dict[str, Any] = {
+        "kind": OPEN,
+        "plan": loop.plan.to_json(),
+        "steps": [state.global_step, loop.last_step],
+        "computing": crew.replicas.computing.decided,
+        "state": share.header(given, state),
+    }
+    values = state.user_changes.amendments.shared
+    shared_values.put(values, record)
+    ranks.tell(record)
     if misfits := [text.decode() for text in ranks.gather(b"") if text]:
         raise UserError(misfits[0])
     share.send(ranks, given, state)
     if optimizer.is_sharded:
         optimizer.scatter()
-    return Member(
+    member = Member(
         ranks,
         state,
         partial(crew.replicas.alone, state, crew.master_device),
@@ -125,6 +130,9 @@ def _opened(loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], ranks
         loader_workers=crew.recipe.loading.processes,
         threads=crew.recipe.workers.threads,
     )
+    shared_values.send()
+    member.read(values)
+    return member
 
 
 def _asked(stops: Stops, company: Company, why: str) -> None:
@@ -170,7 +178,13 @@ class _Lead:
     begun_at: float | None = None
 
     def __init__(
-        self, member: Member, company: Company, ranks: Ranks, updates: Updates, stops: Stops
+        self,
+        member: Member,
+        company: Company,
+        ranks: Ranks,
+        updates: Updates,
+        stops: Stops,
+        shared_values: share.Sender,
     ) -> None:
         self._company = company
         self._state = state = updates.state
@@ -183,6 +197,7 @@ class _Lead:
         self._optimizer = state.optimizer
         self._optimizer.note_state()
         self._amended = state.user_changes.amendments.number
+        self._shared = shared_values
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
         """Yield the updates, until there are enough or somebody wants to stop."""
@@ -211,6 +226,7 @@ class _Lead:
         if is_changed or amendments.number != self._amended:
             record["amendments"] = amendments.to_json()
             self._amended = amendments.number
+        self._shared.put(amendments.shared, record)
         _, end_rest = self._updates.rests
         try:
             with self._company.naming():
@@ -221,6 +237,8 @@ class _Lead:
                     for value in share.values(state):
                         for rank in range(1, self._ranks.size):
                             self._ranks.swap([(rank, value.contiguous())], [])
+                self._shared.send()
+                member.read(amendments.shared)
                 parts = member.parts(step, hear=self._hear)
                 end_rest()
                 applied = member.applied(parts, step, step + 1)

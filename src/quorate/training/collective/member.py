@@ -17,6 +17,7 @@ from quorate.coordination.tree import Node, TreeSum, tree_sum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.errors import RankError
+from quorate.replica.beside.values import Values
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
@@ -121,6 +122,10 @@ class Member:
         """Have whoever waits for a shard not wait for it any more: it raises. Any thread."""
         self._thread.leave(error)
         self.exchange.outbox.leave(error)
+
+    def read(self, values: Values) -> None:
+        """Have the next shards read these values of ``Shared``."""
+        self._replica.called.shared.take(values)
 
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from quorate.replica.beside.values import NO_VALUES, Values
 from quorate.services.checkpoints.draft import Contents
 from quorate.training.saved_state import Loadable, load
 from quorate.training.state import State
+from quorate.transports.amendments import Amendments
 from quorate.transports.collective.ranks import Ranks, Record
 
 OPTIMIZER = "optimizer.safetensors"
+SHARED = "shared"  # an entry of records: values of ``Shared``
 _PIECE = 4 << 20  # elements that are sent at a time
 _ROW = 1024  # words of a sum
 _AT_A_TIME = 16 << 20  # bytes: what is in between takes memory on a GPU
@@ -92,6 +95,72 @@ def take(ranks: Ranks, described: Record, state: State) -> None:
     }
     optimizer = state.optimizer_state.loadable(files[OPTIMIZER], record, where)
     load(Loadable(model, {}, rest, optimizer, record, []), state)
+
+
+class Sender:
+    """Rank 0's end of ``Shared``: what user code set goes with the next step.
+
+    Args:
+        ranks: all of them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._sent = NO_VALUES
+        self._vectors: list[torch.Tensor] = []  # that the others wait for
+
+    def put(self, values: Values, record: Record) -> None:
+        """Put what changed into a record; ``send`` is to be called after that is told."""
+        before, self._sent = self._sent, values
+        if values.number != before.number:
+            is_stored = values.stored != before.stored
+            record[SHARED] = values.to_json(stored=is_stored)
+            self._vectors = [v for v in values.tensors.vectors if is_stored and v.numel()]
+
+    def send(self) -> None:
+        """Send the tensors that were put. Blocks."""
+        while self._vectors:
+            on = self._vectors.pop(0).to(self.ranks.device)
+            for rank in range(1, self.ranks.size):
+                self.ranks.swap([(rank, on)], [])
+
+
+class Taker:
+    """The end of ``Shared`` of every other rank.
+
+    Args:
+        ranks: all of them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.values = NO_VALUES
+
+    def take(self, record: Record) -> Values:
+        """Take what a record has, and the tensors that come after it. Blocks.
+
+        Returns:
+            The values as they now are.
+        """
+        if SHARED in record:
+            sent = record[SHARED]
+            self.values = self.values.from_json(sent)
+            for vector in self.values.tensors.vectors if sent["tensors"] is not None else ():
+                if vector.numel():
+                    taken = torch.empty_like(vector, device=self._ranks.device)
+                    self._ranks.swap([], [(0, taken)])
+                    vector.copy_(taken)
+        return self.values
+
+
+def take_changes(ranks: Ranks, sent: Record, state: State) -> None:
+    """Bring a model to what user code made of rank 0's between two updates. Blocks."""
+    for value in values(state):
+        taken = value.contiguous()
+        ranks.swap([], [(0, taken)])
+        if taken is not value:
+            value.copy_(taken)
+    Amendments.from_json(sent).amend(state.model, state.user_changes.trained())
 
 
 def values(state: State) -> list[torch.Tensor]:

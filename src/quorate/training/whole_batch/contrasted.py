@@ -19,7 +19,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.loss import Outcome, read
 from quorate.replica.model import Modes, laid_out
 from quorate.replica.shared.new_thread import as_in_a_new_thread
-from quorate.replica.streams import Stream, reseed_all
+from quorate.replica.streams import Stream, reseed_devices
 from quorate.replica.torch_internals import version
 from quorate.replica.transfer import move
 from quorate.replica.whole_batch.gather import Gather
@@ -93,7 +93,9 @@ class Contrast:
             computing.products(),
             torch.set_grad_enabled(training),
         ):
-            reseed_all(stream, group, key(word, self._seed, step))
+            seed = key(word, self._seed, step)
+            stream.reseed(seed)
+            reseed_devices(group, seed)
             try:
                 with computing.precision.operations(group):
                     returned = self._gather.contrast(

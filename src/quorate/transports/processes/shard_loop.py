@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from quorate.data.loader_processes import Told
 from quorate.data.source import Source, length
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
+from quorate.replica.beside.values import NO_VALUES
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot, Vectors
@@ -87,6 +89,7 @@ class ShardLoop:
         self._replica = replica
         self._program = program
         self._jobs: dict[int, _OpenJob] = {}
+        self._shared = NO_VALUES
         self._follower = Follower(
             replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
         )
@@ -95,6 +98,8 @@ class ShardLoop:
         """Carry out a message, and answer it. Blocks for as long as a shard takes."""
         if "amendments" in message:
             self._follower.take(Amendments.from_json(message["amendments"]))
+        if "shared" in message:
+            self._take_shared(message["shared"])
         match message["kind"]:
             case "open":
                 self._open(message, stream)
@@ -104,6 +109,14 @@ class ShardLoop:
                 self._jobs[message["job"]].load_following()
             case "close":
                 self._jobs.pop(message["job"]).close()
+
+    def _take_shared(self, sent: dict[str, Any]) -> None:
+        """Take what user code set of ``Shared``: what is dealt from now on is computed with it."""
+        if sent["tensors"] is None:
+            self._shared = self._shared.from_json(sent)
+        else:
+            self._shared = self._shared.mapped(sent, self._wire.fds.pop(0))
+        self._replica.called.shared.take(self._shared)
 
     def _open(self, message: Message, stream: Stream) -> None:
         name, program = message["dataset"], self._program

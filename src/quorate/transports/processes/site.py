@@ -32,17 +32,25 @@ class Hand(ABC):
         self.is_placed = True  # else it says so when a machine has room for it
         self.place = ""  # where it is, if results of workers there are added there: see ``Joined``
         self._amended = 0  # the number of the newest ``Amendments`` that it has
+        self._shared = self._stored = 0  # those of the newest ``Values`` that it has
 
     def post_with(self, amendments: Amendments, message: Message, *fds: int) -> None:
         """Send it a message, and with it what user code changed, if it has not been told."""
         if amendments.number != self._amended:
             self._amended = amendments.number
             message = {**message, "amendments": amendments.to_json()}
+        if (shared := amendments.shared).number != self._shared:
+            is_new = shared.stored != self._stored
+            self._shared, self._stored = shared.number, shared.stored
+            message = {**message, "shared": shared.to_json(stored=is_new)}
+            if is_new:
+                assert shared.tensors.segment is not None
+                fds = (shared.tensors.segment.fd, *fds)
         self.post(message, *fds)
 
     def withdraw(self, **named: object) -> bool:
         """Take back a message that waits, which has these fields; return whether."""
-        self._amended = -1  # perhaps it was to be told with that
+        self._amended = self._shared = self._stored = -1  # perhaps it was to be told with that
         return self._withdraw(**named)
 
     @property

@@ -279,7 +279,7 @@ class Agent:
             if part == Part.SLICES:
                 assert self._slicing is not None
                 self._slicing.put(arena.parameters, next(slices), image)
-            elif part == Part.START:
+            elif part in (Part.SHARED, Part.START):  # in the order of their descriptors
                 owned.append(Segment(image.nbytes))
                 owned[-1].array(image.nbytes)[:] = image
                 fds.append(owned[-1].fd)
@@ -292,7 +292,7 @@ class Agent:
             fds = [description.fd, *shared]
             message = {"kind": "arena", "computing": message["computing"], "fds": len(fds)}
         elif message["kind"] == "compute":
-            self._give(process, message)
+            self._give(process, message, *fds)
             if message["ticket"] == self._cancelled:
                 self._cancel(message["ticket"])
             return
@@ -303,14 +303,14 @@ class Agent:
         each = [p for part in parts for p in [part] * (self._servers if part == Part.SLICES else 1)]
         return [*zip(each, images, strict=True)]
 
-    def _give(self, process: WorkerProcess, order: Message) -> int:
+    def _give(self, process: WorkerProcess, order: Message, *fds: int) -> int:
         """Have the worker compute a shard; return the slot that the result is written to."""
         assert self._arena is not None
         self._slot = 1 - self._slot
         self._computing = (order, self._slot)
         snapshot = order["snapshot"] and [self._arena.snapshots[0], order["snapshot"][1]]
         slot = None if order["slot"] is None else self._slot
-        process.post({**order, "slot": slot, "snapshot": snapshot})
+        process.post({**order, "slot": slot, "snapshot": snapshot}, *fds)
         return self._slot
 
     def _cancel(self, ticket: int) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from quorate.coordination.plan import Plan
 from quorate.transports.processes.wire import Message
 
+_TOLD = {"amendments", "shared"}  # what user code changed, which no guess knows
+
 
 @dataclass
 class Guess:
@@ -40,7 +42,7 @@ class Guess:
         same = ("kind", "job", "step", "shard", "rank_of")
         return (
             not order.get("images")
-            and "amendments" not in order
+            and not order.keys() & _TOLD
             and all(order.get(name) == self.order[name] for name in same)
         )
 
@@ -58,8 +60,7 @@ def guessed(order: Message) -> Message | None:
     step, shard = order["next"]
     own = {"ticket": -2 - order["ticket"], "images": [], "next": None}
     guess = {**order, **own, "step": step, "shard": shard}
-    guess.pop("amendments", None)
-    return guess
+    return {name: value for name, value in guess.items() if name not in _TOLD}
 
 
 def likely_next(

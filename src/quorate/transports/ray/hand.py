@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import threading
@@ -20,7 +19,6 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
 from quorate.errors import cut
 from quorate.machine import this_host
-from quorate.machine.shared_memory import Segment
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.ending import Ending
@@ -29,7 +27,7 @@ from quorate.transports.processes.site import Hand
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.near import Door, Near
 from quorate.transports.ray.open_job import OpenJob
-from quorate.transports.ray.published import Given, Published
+from quorate.transports.ray.published import Given, Published, image_in
 from quorate.transports.ray.relayed import (
     Part,
     Ref,
@@ -226,6 +224,9 @@ class RayHand(Hand):
         if "amendments" in message and message["amendments"]["frozen"] != self._frozen:
             self._frozen = message["amendments"]["frozen"]
             parts, refs = [Part.FROZEN], self._published.refs([Part.FROZEN], self._frozen)
+        if (shared := message.get("shared")) is not None and shared["tensors"] is not None:
+            refs = [*refs, *self._published.shared(shared["stored"], fds[0])]
+            parts, fds = [*parts, Part.SHARED], fds[1:]
         match message["kind"]:
             case "arena":
                 message = {**message, **described(self._arena)}
@@ -233,9 +234,8 @@ class RayHand(Hand):
             case "open":
                 self._jobs[message["job"]] = OpenJob.of(message)
                 if fds:
-                    start = Segment(self._arena.slot_bytes, os.dup(fds[0]))
                     parts = [*parts, Part.START]
-                    refs = [*refs, ray.put(start.array(start.nbytes))]
+                    refs = [*refs, ray.put(image_in(fds[0]))]
             case "close":
                 self._jobs.pop(message["job"], None)
             case "compute":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 
 import ray
 
-from quorate.transports.processes.arena import Arena
+from quorate.machine.shared_memory import Segment
+from quorate.transports.processes.arena import Arena, Image
 from quorate.transports.ray.relayed import Part, Ref, image_of
 from quorate.transports.ray.servers import RayServers
 
@@ -40,13 +42,31 @@ class Published:
         """
         if self.servers is not None and parts[0] == Part.SLICES:
             return [*self.servers.refs, *self.refs(parts[1:], version)]
-        key = tuple(parts)
-        known = self._newest.get(key)
+        return self._put(tuple(parts), version, lambda part: image_of(self._arena, part, slot))
+
+    def shared(self, version: int, fd: int) -> list[Ref]:
+        """Return the object of the tensors of ``Shared``, put there if this version is a new one.
+
+        Args:
+            fd: of the memory that they lie in.
+        """
+        return self._put((Part.SHARED,), version, lambda _: image_in(fd))
+
+    def _put(
+        self, parts: tuple[Part, ...], version: int, image: Callable[[Part], Image]
+    ) -> list[Ref]:
+        known = self._newest.get(parts)
         if known is not None and known[0] == version:
             return known[1]
-        refs = [ray.put(image_of(self._arena, part, slot)) for part in parts]
-        self._newest[key] = (version, refs)
+        refs = [ray.put(image(part)) for part in parts]
+        self._newest[parts] = (version, refs)
         return refs
+
+
+def image_in(fd: int) -> Image:
+    """Return the bytes of a segment, which stays another's."""
+    segment = Segment(os.fstat(fd).st_size, os.dup(fd))
+    return segment.array(segment.nbytes)
 
 
 class Given:

@@ -38,6 +38,7 @@ class Part(StrEnum):
     SNAPSHOT = "snapshot"  # a slot with parameters and buffers
     RESULT = "result"  # a slot with what a shard yields
     REST = "rest"  # of such a slot, where the gradient goes to servers
+    SHARED = "shared"  # tensors of ``Shared``; in no arena
     START = "start"  # parameters and buffers that workers are compared from; in no arena
 
 

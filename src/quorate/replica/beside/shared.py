@@ -1,0 +1,294 @@
+"""Shared values: numbers, tensors and modules that the main process sets and all workers read.
+
+A coefficient that is annealed by hand, a teacher that is averaged, a memory bank. Workers run the
+same script and so have the same objects, under the same names; what is in them comes from the
+coordinator, with the shard that is to be computed. Between two updates nobody computes in lockstep,
+and under rules without it every shard reads what was there when it was dealt.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+from weakref import WeakValueDictionary, ref
+
+import numpy as np
+import torch
+
+from quorate.errors import SharedError
+from quorate.replica.beside.asks import asks_for_at
+from quorate.replica.beside.at import is_loading
+
+Simple = bool | int | float | str | None  # a value that JSON has, and gives back as it was
+SIMPLE = (bool, int, float, str, type(None))
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+_known: WeakValueDictionary[str, Shared] = WeakValueDictionary()
+
+
+class Shared:
+    """Values under names that user code of the main process sets, and every worker reads.
+
+    They are read in the loss function and in the model's forward, as attributes or items, and set
+    in callbacks and in the body of a loop over ``trainer.updates``. The next shards that are dealt
+    are computed with them. They are in checkpoints; a resume restores them before the first update.
+    Make it where the script makes the model, before training: worker processes run that part too.
+
+    Args:
+        name: under which checkpoints have it; another than that of any other.
+        values: numbers, texts, None; tensors, of any size and shape; modules, of which parameters
+            and buffers are shared, such as a teacher. What is a number, a tensor or a module stays
+            one. In a loss function tensors and modules are on the device of the replica, want no
+            gradient, and are not to be written.
+
+    Raises:
+        SharedError: a name is no name, or a value cannot be shared; and later: nobody made a value
+            of that name, a worker sets one, or rows are loaded with it.
+
+    Example::
+
+        anneal = quorate.Shared("anneal", beta=0.0)
+
+        def loss(model, batch):
+            return reconstruction(model, batch) + anneal.beta * divergence(model, batch)
+
+        for report in trainer.updates(rows, epochs=5):
+            anneal.beta = min(1.0, report.global_step / 1000)
+    """
+
+    __slots__ = ("__weakref__", "_live", "_name")
+    _live: dict[str, Any]
+    _name: str
+
+    def __init__(self, name: str, /, **values: Simple | torch.Tensor | torch.nn.Module) -> None:
+        for each in (name, *values):
+            if not isinstance(each, str) or not _NAME.match(each):
+                raise SharedError(
+                    f"Shared: got the name {each!r:.60}, expected letters, digits and underscores, "
+                    "a letter first; choose another"
+                )
+        live = {key: _checked(name, key, value) for key, value in values.items()}
+        object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_live", live)
+        _known[name] = self
+        for module in _modules(live):
+            module.register_forward_pre_hook(_require_shared)
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):  # what Python asks any object for
+            raise AttributeError(key)
+        return self._value(key, AttributeError)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._value(key, KeyError)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        where = f"Shared {self._name!r}: {key}"
+        if is_loading() or _local.reader is not None:
+            raise SharedError(
+                f"{where} is set while a shard is computed, which no other worker would see; set "
+                "it in a callback, or in the body of a loop over trainer.updates"
+            )
+        if key not in self._live:
+            raise SharedError(
+                f"{where} is not there: got {key!r}, expected {_listed(self._live)}; name it where "
+                "the Shared is made"
+            )
+        value, before = _checked(self._name, key, value), self._live[key]
+        if isinstance(before, torch.nn.Module) and value is not before:
+            raise SharedError(
+                f"{where} is another module now, which no worker has; load_state_dict into the one "
+                "that there was"
+            )
+        if isinstance(before, torch.Tensor) is not isinstance(value, torch.Tensor):
+            raise SharedError(
+                f"{where}: got {type(value).__name__}, expected {_kind(before)} as it was made with"
+            )
+        self._live[key] = value
+
+    def __delattr__(self, key: str) -> None:
+        raise SharedError(f"Shared {self._name!r}: {key} cannot be deleted; set another value")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._live
+
+    def __repr__(self) -> str:
+        return f"Shared({self._name!r}, {_listed(self._live)})"
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Shared:
+        return self  # a copy of a model that has it reads the same
+
+    def __copy__(self) -> Shared:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise SharedError(f"Shared {self._name!r} cannot be pickled; every process makes its own")
+
+    def _value(self, key: str, missing: type[LookupError | AttributeError]) -> Any:
+        if key not in self._live:
+            raise missing(f"Shared {self._name!r} has {_listed(self._live)}, and no {key!r}")
+        if is_loading():
+            raise SharedError(
+                f"Shared {self._name!r}: {key} is read where rows are loaded, which is ahead of "
+                "the updates that set it; read it in the loss function, or ask quorate.data.at()"
+            )
+        reader = _local.reader or _of_autograd()
+        if reader is None:
+            return self._live[key]
+        if _known.get(self._name) is not self:
+            raise SharedError(
+                f"Shared {self._name!r} was made again since, and this one is set by nobody; use "
+                "the newest, or give each a name of its own"
+            )
+        return reader.value(self._name, key)
+
+
+# --- where shards are computed ------------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """What shards of one replica read."""
+
+    def value(self, name: str, key: str) -> Any:
+        """Return a value, on the device of the replica."""
+
+
+class _Local(threading.local):
+    reader: Reader | None = None
+
+
+_local = _Local()
+_newest: ref[Reader] | None = None  # of this process, if it computes
+
+
+@contextmanager
+def read_by(reader: Reader) -> Iterator[None]:
+    """Within the block this thread computes a shard, and reads what the reader has."""
+    global _newest
+    before, _local.reader = _local.reader, reader
+    _newest = ref(reader)
+    try:
+        yield
+    finally:
+        _local.reader = before
+
+
+def _of_autograd() -> Reader | None:
+    """Return what a thread of autograd's reads, in which a checkpointed forward runs once more.
+
+    It is no thread of Python's, and one for all replicas of a device.
+    """
+    if _newest is None or not isinstance(threading.current_thread(), threading._DummyThread):
+        return None
+    return _newest()
+
+
+# --- for whoever carries them --------------------------------------------------------------------
+
+
+def are_any() -> bool:
+    """Return whether the script has made any."""
+    return bool(_known)
+
+
+def everyone() -> dict[str, Shared]:
+    """Return all that there are, by name in the order of the names."""
+    return dict(sorted(_known.items()))
+
+
+def obstacle_to_compiling(loss: Callable[..., Any]) -> str | None:
+    """Return why a loss function cannot be compiled, as it is called.
+
+    What it reads beside model and batch is another value in each step, and would be compiled in: a
+    graph for each, or, of a number made general, other bits than those of the first graph.
+    """
+    if asks_for_at(loss):
+        return "the loss function asks for at, which is another in each step"
+    if shared := everyone():
+        return f"Shared {next(iter(shared))!r} may be another in each step"
+    return None
+
+
+def live(shared: Shared) -> dict[str, Any]:
+    """Return the values of one in this process, as they are set."""
+    return shared._live
+
+
+def shared_modules() -> list[torch.nn.Module]:
+    """Return the modules in all that there are, as the script made them."""
+    return [module for shared in everyone().values() for module in _modules(live(shared))]
+
+
+def tensors_of(key: str, value: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a value by name: itself, or a module's parameters and buffers."""
+    if isinstance(value, torch.Tensor):
+        return {key: value}
+    if isinstance(value, torch.nn.Module):
+        named = (*value.named_parameters(), *value.named_buffers())
+        return {f"{key}.{name}": tensor.detach() for name, tensor in named}
+    return {}
+
+
+def _modules(live: dict[str, Any]) -> list[torch.nn.Module]:
+    return [value for value in live.values() if isinstance(value, torch.nn.Module)]
+
+
+def _require_shared(module: torch.nn.Module, _args: Any) -> None:
+    """Refuse a shard that calls a module itself: it has the shared values in this process alone.
+
+    Raises:
+        SharedError: it does.
+    """
+    if _local.reader is None and _of_autograd() is None:
+        return
+    for name, shared in everyone().items():
+        for key, value in live(shared).items():
+            if value is module:
+                raise SharedError(
+                    f"Shared {name!r}: the module {key!r} is called itself while a shard is "
+                    f"computed, with the values of this process; call {name}.{key}(...) of the "
+                    "Shared"
+                )
+
+
+def _checked(name: str, key: str, value: Any) -> Any:
+    """Return a value as it is kept.
+
+    Raises:
+        SharedError: it cannot be shared.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.nn.Module):
+        return value
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.detach() if value.requires_grad else value
+    if value is None:
+        return None
+    for kind in (bool, int, float, str):  # one of a class of its own is one of JSON's
+        if isinstance(value, kind):
+            return kind(value)
+    raise SharedError(
+        f"Shared {name!r}: {key}: got {type(value).__name__}, expected a number, a text, a dense "
+        "tensor or a module; take it apart into such"
+    )
+
+
+def _kind(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else "a number or a text"
+
+
+def _listed(live: dict[str, Any]) -> str:
+    return ", ".join(live) or "no names"

@@ -1,0 +1,146 @@
+"""The values of all ``Shared`` at one time: what a shard that is dealt then is computed with.
+
+They never change: what user code sets afterwards is in the next ones. So a worker that is late
+reads what belongs to its shard, and nobody waits for a reader.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quorate.machine.shared_memory import Segment
+from quorate.replica.beside.shared import SIMPLE, Simple, everyone, live, tensors_of
+from quorate.replica.flat import Flat, Layout
+
+Plain = Mapping[str, Mapping[str, Simple]]  # by ``Shared`` and key
+
+
+def _nothing() -> Flat:
+    return Layout(()).new(torch.device("cpu"))
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What is in all ``Shared``.
+
+    Args:
+        number: counts changes.
+        plain: numbers, texts, None.
+        stored: counts changes of tensors.
+        tensors: on the CPU, by ``name.key``, of a module ``name.key.parameter``; in memory that
+            other processes can map, where the coordinator made them.
+    """
+
+    number: int = 0
+    plain: Plain = field(default_factory=dict)
+    stored: int = 0
+    tensors: Flat = field(default_factory=_nothing)
+
+    def to_json(self, *, stored: bool) -> dict[str, Any]:
+        """Return what ``from_json`` takes, in another process.
+
+        Args:
+            stored: whether with what describes the tensors.
+        """
+        return {
+            "number": self.number,
+            "plain": self.plain,
+            "stored": self.stored,
+            "tensors": _described(self.tensors.layout) if stored else None,
+        }
+
+    def from_json(self, sent: Mapping[str, Any]) -> Values:
+        """Return the values that were sent after these, with memory of their own for tensors."""
+        if sent["tensors"] is None:
+            return Values(sent["number"], sent["plain"], sent["stored"], self.tensors)
+        tensors = layout_of(sent).new(torch.device("cpu"))
+        return Values(sent["number"], sent["plain"], sent["stored"], tensors)
+
+    def mapped(self, sent: Mapping[str, Any], fd: int) -> Values:
+        """Return the values that were sent with a descriptor of their tensors, which it takes."""
+        tensors = layout_of(sent).over(Segment(os.fstat(fd).st_size, fd))
+        return Values(sent["number"], sent["plain"], sent["stored"], tensors)
+
+
+NO_VALUES = Values()
+
+
+class Newest:
+    """The coordinator's end: what user code has set, as the next shards are to read it."""
+
+    def __init__(self) -> None:
+        self.values = NO_VALUES
+
+    @torch.no_grad()
+    def look(self) -> Values:
+        """Return the values as they are; the same object if nothing was changed.
+
+        One pass over the tensors: a write through ``.data`` leaves no other trace.
+
+        Raises:
+            UserError: there is no memory for them.
+        """
+        known, shared = self.values, everyone()
+        if not shared and not known.number:
+            return known
+        plain, tensors = _looked_at()
+        is_stored = _are_same(tensors, known.tensors.views)
+        if is_stored and repr(plain) == repr(known.plain):  # 0.0 and -0.0 are two, nan is one
+            return known
+        stored = known.tensors
+        if not is_stored:
+            stored = Layout(tensors.items()).shared()
+            for name, tensor in tensors.items():
+                stored.views[name].copy_(tensor)
+        self.values = Values(known.number + 1, plain, known.stored + (not is_stored), stored)
+        return self.values
+
+
+def as_set() -> tuple[Plain, dict[str, torch.Tensor]]:
+    """Return what is set in this process: the tensors themselves, and no copies."""
+    return _looked_at()
+
+
+def _looked_at() -> tuple[Plain, dict[str, torch.Tensor]]:
+    plain: dict[str, dict[str, Simple]] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shared in everyone().items():
+        plain[name] = {}
+        for key, value in live(shared).items():
+            if isinstance(value, SIMPLE):
+                plain[name][key] = value
+            else:
+                tensors |= tensors_of(f"{name}.{key}", value)
+    return plain, tensors
+
+
+def _are_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether names, shapes, dtypes and bits are."""
+    return [*one] == [*other] and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(_bits(a), _bits(b))
+        for a, b in zip(one.values(), other.values(), strict=True)
+    )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _described(layout: Layout) -> list[list[Any]]:
+    return [
+        [s.name, str(layout.dtypes[s.vector]).removeprefix("torch."), list(s.shape), list(s.stride)]
+        for s in layout.sections.values()
+    ]
+
+
+def layout_of(sent: Mapping[str, Any]) -> Layout:
+    """Return the layout of the tensors that ``to_json`` described."""
+    return Layout(
+        (name, torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)))
+        for name, dtype, shape, stride in sent["tensors"]
+    )

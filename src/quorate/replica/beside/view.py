@@ -1,0 +1,133 @@
+"""A view of shared values: what one replica reads of them, on its own device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from quorate.errors import SharedError
+from quorate.replica.beside.shared import are_any, everyone, live, read_by
+from quorate.replica.beside.values import Values, as_set
+from quorate.replica.torch_internals import version
+
+
+class View:
+    """What shards of one replica read. One thread at a time.
+
+    Args:
+        device: that tensors and modules are wanted on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._values: Values | None = None  # None: as they are set, which is for a trial
+        self._plain, self._tensors = as_set()
+        # What was handed out, by name, and how often it was written then.
+        self._handed: dict[str, tuple[torch.Tensor, int]] = {}
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._stale: set[str] = set()  # modules that have other values
+
+    def take(self, values: Values) -> None:
+        """Have the next shards read these."""
+        if values is self._values:
+            return
+        if self._values is None or values.stored != self._values.stored:
+            self._forget_tensors()
+        self._values, self._plain, self._tensors = values, values.plain, values.tensors.views
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block this thread's code reads what is here.
+
+        Raises:
+            SharedError: it has written a tensor.
+        """
+        if not are_any():
+            yield
+            return
+        if self._values is None:
+            self._forget_tensors()
+            self._plain, self._tensors = as_set()
+        with read_by(self):
+            yield
+        for name, (tensor, written) in self._handed.items():
+            if version(tensor) != written:
+                raise SharedError(
+                    f"Shared {name} is written while a shard is computed, which no other worker "
+                    "would see; set it between updates, and let a module that keeps statistics "
+                    "evaluate: teacher.eval()"
+                )
+
+    def value(self, name: str, key: str) -> Any:
+        """Return a value, on the device.
+
+        Raises:
+            SharedError: the coordinator has no such value.
+        """
+        plain = self._plain.get(name)
+        if plain is None:
+            raise SharedError(
+                f"Shared {name!r} is not the coordinator's; make it before training, on every run "
+                "of the script alike"
+            )
+        if key in plain:
+            return plain[key]
+        where = f"{name}.{key}"
+        if where in self._tensors:
+            return self._tensor(where)
+        return self._module(where, live(everyone()[name])[key])
+
+    def _tensor(self, where: str) -> torch.Tensor:
+        if where not in self._handed:
+            # By .data, which counts its own writes: all views of a vector have one count.
+            tensor = self._tensors[where].data.to(self._device)
+            self._handed[where] = tensor, version(tensor)
+        return self._handed[where][0]
+
+    def _module(self, where: str, original: torch.nn.Module) -> torch.nn.Module:
+        module = self._modules.get(where)
+        if module is None:
+            self._modules[where] = module = self._copied(where, original)
+            self._stale.add(where)
+        if where in self._stale:
+            self._stale.discard(where)
+            self._bind(where, module)
+        return module
+
+    def _copied(self, where: str, original: torch.nn.Module) -> torch.nn.Module:
+        """Return a copy of a module, whose values are those that are shared and want no gradient.
+
+        Raises:
+            SharedError: it cannot be copied.
+        """
+        memo: dict[int, Any] = {}
+        for parameter in original.parameters():
+            memo[id(parameter)] = torch.nn.Parameter(parameter.data, requires_grad=False)
+        memo |= {id(buffer): buffer.data for buffer in original.buffers()}
+        try:
+            return copy.deepcopy(original, memo)
+        except Exception as error:
+            raise SharedError(
+                f"Shared {where}: the module cannot be copied: {error}; share its tensors"
+            ) from error
+
+    def _bind(self, where: str, module: torch.nn.Module) -> None:
+        for path, each in module.named_modules():
+            prefix = f"{where}.{path}" if path else where
+            for name, parameter in each.named_parameters(recurse=False):
+                if (found := f"{prefix}.{name}") in self._tensors:  # a tied one has another name
+                    parameter.data = self._tensors[found].data.to(self._device)
+                    self._handed[found] = parameter, version(parameter)
+            for name, _ in each.named_buffers(recurse=False):
+                if (found := f"{prefix}.{name}") in self._tensors:
+                    buffer = self._tensors[found].data.to(self._device)
+                    setattr(each, name, buffer)
+                    self._handed[found] = buffer, version(buffer)
+
+    def _forget_tensors(self) -> None:
+        self._handed = {}
+        self._stale = set(self._modules)

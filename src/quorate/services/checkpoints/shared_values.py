@@ -1,0 +1,80 @@
+"""Shared values in a checkpoint: compared before anything is changed, and set again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.errors import MisfitError
+from quorate.machine.printable import printable
+from quorate.replica.beside.shared import SIMPLE, Simple, everyone, live, tensors_of
+from quorate.services.checkpoints.files import tensors
+
+FILE = "shared.safetensors"
+
+
+class SavedShared(NamedTuple):
+    """What a checkpoint has of the ``Shared`` that the script made."""
+
+    plain: Mapping[str, Mapping[str, Simple]]  # by ``Shared`` and key
+    tensors: Mapping[str, torch.Tensor]  # by name.key, of modules name.key.parameter
+
+    def load(self) -> None:
+        """Set all of it, as user code would."""
+        for name, shared in everyone().items():
+            for key, value in live(shared).items():
+                if key in self.plain.get(name, {}):
+                    shared[key] = self.plain[name][key]
+                elif (where := f"{name}.{key}") in self.tensors:
+                    shared[key] = self.tensors[where].to(value.device)
+                elif isinstance(value, torch.nn.Module):
+                    for found, target in tensors_of(where, value).items():
+                        if found in self.tensors:
+                            target.copy_(self.tensors[found])
+
+
+NONE = SavedShared({}, {})
+
+
+def read(path: Path, record: Mapping[str, Any]) -> tuple[SavedShared, list[str]]:
+    """Read what a sound checkpoint has, and return it with lines for the user. Sets nothing.
+
+    Raises:
+        MisfitError: a value is of another kind than the script makes it, or a module another one.
+    """
+    plain = record.get("shared", {})
+    stored = tensors(path, FILE) if FILE in record["files"] else {}
+    saved = {name: set(values) for name, values in plain.items()}
+    for where in stored:
+        name, key, *_ = where.split(".")
+        saved.setdefault(name, set()).add(key)
+    here = everyone()
+    lines = [
+        f"Shared {printable(name)!r} was saved and is made no more: it is left out"
+        for name in saved.keys() - here.keys()
+    ]
+    for name, shared in here.items():
+        for key, value in live(shared).items():
+            if key not in saved.get(name, ()):
+                lines.append(f"Shared {name}.{key} was not saved: it is as the script makes it")
+            elif misfit := _misfit(f"{name}.{key}", value, key in plain.get(name, {}), stored):
+                raise MisfitError(f"{path}: {misfit}; use the script that it was saved by")
+    return SavedShared(plain, stored), sorted(lines)
+
+
+def _misfit(where: str, value: Any, is_plain: bool, stored: Mapping[str, torch.Tensor]) -> str:
+    """Return how a value that was saved is another than the script's, or nothing."""
+    if isinstance(value, SIMPLE) is not is_plain:
+        was = "a number or a text" if is_plain else "tensors"
+        return f"Shared {where}: the checkpoint has {was}, the script a {type(value).__name__}"
+    if isinstance(value, torch.nn.Module):
+        for found, target in tensors_of(where, value).items():
+            there = stored.get(found)
+            if there is None or (there.shape, there.dtype) != (target.shape, target.dtype):
+                was = "nothing" if there is None else f"{tuple(there.shape)} of {there.dtype}"
+                now = f"{tuple(target.shape)} of {target.dtype}"
+                return f"Shared {found}: the checkpoint has {was}, the script {now}"
+    return ""

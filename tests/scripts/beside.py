@@ -1,0 +1,98 @@
+"""State outside of the model, and what depends on the step: annealing, a curriculum, a teacher.
+
+``beside.py WHAT [KILL]``: the whole run kills itself with signal 9 after update KILL. A checkpoint
+is written after every fourth update.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import quorate
+from quorate.data import at as place_of_rows
+
+WHAT, KILL = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+ROWS, FEATURES = 60, 6  # five updates an epoch
+generator = torch.Generator().manual_seed(0)
+X, NOISE = torch.randn(2, ROWS, FEATURES, generator=generator)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)
+    )
+
+
+class Curriculum(Dataset[Any]):
+    """Rows that are harder in each epoch, if that is what is tried."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> Any:
+        at = place_of_rows()
+        hard = at.epoch * 0.3 + at.progress if WHAT == "curriculum" and at.training else 0.5
+        return X[row] + hard * NOISE[row] + 0.1 * torch.randn(FEATURES), row % 2
+
+
+teacher = net().eval()
+shared = quorate.Shared(
+    "shared", beta=0.0, teacher=teacher, centre=torch.zeros(2), ring=torch.zeros(1, 2)
+)
+
+
+def loss(model: nn.Module, batch: Any, at: Any) -> Any:
+    x, y = batch
+    out = model(x)
+    value = F.cross_entropy(out, y)
+    if WHAT == "annealing":
+        value = value + (at.progress + 0.01 * at.epoch + shared.beta) * out.square().mean()
+    elif WHAT == "teacher":
+        wanted = shared.teacher(x) - shared.centre + shared.ring.mean(0)
+        value = value + 0.5 * (out - wanted).square().mean()
+    return {"loss": value, "beta": shared.beta}
+
+
+class After(quorate.Callback):
+    """What user code does between two updates, and the end."""
+
+    def updated(self, report: quorate.Report) -> None:
+        n = report.global_step
+        if WHAT == "annealing":
+            shared.beta = min(1.0, n / 10)
+        elif WHAT == "teacher":
+            with torch.no_grad():
+                for mine, theirs in zip(
+                    teacher.parameters(), trainer.model.parameters(), strict=True
+                ):
+                    mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+                for name, theirs in trainer.model.named_buffers():
+                    teacher.get_buffer(name).copy_(theirs)
+                shared.centre = shared.centre * 0.5 + trainer.model[4].bias.detach()
+                shared.ring = torch.cat([shared.ring, shared.centre[None]])[-4:]
+        if n == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+trainer = quorate.Trainer(
+    net,
+    loss,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    batch_size=12,
+    shards=4,
+    seed=3,
+    compute=quorate.Compute(strict=True),
+    run_dir=quorate.RunDir(None, save_every_steps=4),
+)
+rows = Curriculum()
+trainer.fit(rows, epochs=5, callbacks=[After()], validation=rows)
+print("after fit")
