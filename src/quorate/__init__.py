@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quorate.data.loading import Loading
     from quorate.errors import QuorateError, UserError
     from quorate.replica.compute import Compute
+    from quorate.replica.phases.phase import Phase
     from quorate.services.checkpoints.weights import load_weights
     from quorate.services.report import Report
     from quorate.services.run_dir import RunDir
@@ -28,6 +29,7 @@ __all__ = [
     "Draws",
     "Loading",
     "Optimize",
+    "Phase",
     "QuorateError",
     "Report",
     "RunDir",
@@ -45,6 +47,7 @@ _MODULES = {
     "Draws": "data.draws",
     "Loading": "data.loading",
     "Optimize": "training.optimizing.optimize",
+    "Phase": "replica.phases.phase",
     "QuorateError": "errors",
     "Report": "services.report",
     "RunDir": "services.run_dir",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from quorate.coordination.epochs import steps_per_epoch
 from quorate.coordination.keys import hashes, key
+from quorate.coordination.rounds import Round
 from quorate.errors import SettingError
 
 Rows = NDArray[np.int64]
@@ -76,6 +77,7 @@ class Plan:
 
     by_shard = False
     lookahead = 1  # of so many steps from the next one on a worker may begin one of its own first
+    round: Round | None = None  # of phases, if updates are of several
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Plan:
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._known: tuple[int, Rows, int] | None = None  # the last step: number, rows, V
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """Return what ``from_json`` makes this plan of, but for the order: that is a function."""
         return {
             "rows": self.rows,
@@ -107,7 +109,22 @@ class Plan:
             "shuffle": self.shuffle,
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
+            "round": None if self.round is None else self.round.to_json(),
         }
+
+    def phase(self, step: int) -> str | None:  # noqa: ARG002
+        """Return the phase of step t; None where there are none."""
+        return None
+
+    def updates_of(self, phase: str | None) -> int:
+        """Return how many steps of an epoch are of a phase; None: all of them.
+
+        Raises:
+            SettingError: there is no such phase.
+        """
+        if phase is not None:
+            raise SettingError("phase", phase, "None, as the loss has no phases", "leave it out")
+        return self.steps_per_epoch
 
     def epoch(self, step: int) -> int:
         """Return the epoch that step t belongs to, from 0."""
@@ -217,11 +234,64 @@ class PlanByShard(Plan):
         return range(1) if shard in home_shards(rank_of, shards) else range(0)
 
 
+class PlanByPhase(Plan):
+    """Plan whose steps are the updates of rounds of phases: several of them may take one batch.
+
+    Args:
+        round: of phases.
+        plain: as for ``Plan``.
+
+    Raises:
+        SettingError: an epoch has so few batches that a phase would never be.
+    """
+
+    def __init__(self, *, round: Round, **plain: Any) -> None:
+        super().__init__(**plain)
+        self.round: Round = round
+        self._batches = self.steps_per_epoch
+        self.steps_per_epoch = round.updates(self._batches)
+        for name in round.phases:
+            if round.updates(self._batches, name) == 0:
+                raise SettingError(
+                    "batch_size",
+                    f"{self.batch_size} of {self.rows} rows",
+                    f"batches enough for phase {name!r}, as a round of {', '.join(round.phases)} "
+                    f"takes {round.batches} batches and an epoch has {self._batches}",
+                    "choose a smaller batch, or new_batch=False for phases that may share one",
+                )
+
+    def phase(self, step: int) -> str:
+        """Return the phase of step t."""
+        return self.round.at(step % self.steps_per_epoch)[0]
+
+    def updates_of(self, phase: str | None) -> int:
+        """Return how many steps of an epoch are of a phase; None: all of them."""
+        if phase is not None and phase not in self.round.phases:
+            known = ", ".join(dict.fromkeys(self.round.phases))
+            raise SettingError("phase", phase, f"one of {known}", "choose one of them")
+        return self.round.updates(self._batches, phase)
+
+    def batch_rows(self, step: int) -> int:
+        """Return B of the batch that step t takes."""
+        return min(self.batch_size, self.rows - self._start(step))
+
+    def batch(self, step: int) -> Rows:
+        """Return the rows of the batch that step t takes, in order, int64."""
+        start = self._start(step)
+        return self._order(self.epoch(step))[start : start + self.batch_size]
+
+    def _start(self, step: int) -> int:
+        """Return where in the order of its epoch the batch of step t begins."""
+        return self.round.at(step % self.steps_per_epoch)[1] * self.batch_size
+
+
 def from_json(arguments: dict[str, Any], order: Order | None = None) -> Plan:
     """Return the plan that ``Plan.to_json`` described, with its order, if it had one."""
     kind = PlanByShard if arguments.pop("is_apart") else Plan
-    is_ordered = arguments.pop("is_ordered")
-    return kind(**arguments, order=order if is_ordered else None)
+    order = order if arguments.pop("is_ordered") else None
+    if (told := arguments.pop("round")) is not None:
+        return PlanByPhase(**arguments, order=order, round=Round.from_json(told))
+    return kind(**arguments, order=order)
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from quorate.errors import LossError
 from quorate.machine.devices import Group
 from quorate.replica import loss
 from quorate.replica.buffers import Buffers, copier
@@ -27,6 +26,7 @@ from quorate.replica.flat import Flat, Layout
 from quorate.replica.loss import Loss, Outcome
 from quorate.replica.model import Modes, bind, laid_out
 from quorate.replica.notes import Notes
+from quorate.replica.phases.turn import Turn
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
 from quorate.replica.shard_sum import ShardSum
@@ -92,7 +92,6 @@ class Replica:
         self._gathers_on = self.device if spread is None else torch.device("cpu")  # the gradient
         self._spread = spread
         self.plain_loss = loss
-        self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
         self._totals = totals
         self._computing = computing
         self._layout = parameters.layout  # of gradients
@@ -107,6 +106,9 @@ class Replica:
             spread.put(self.model, group)
         self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
+        wrap = partial(Compiled, threads=torch.get_num_threads()) if computing.compile else None
+        self._turn = Turn(loss, self._trainable, wrap)
+        self._loss = self._turn.loss(None)
         self._modes = Modes(self.model)
         is_scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules())
         named = computing.deterministic
@@ -121,7 +123,9 @@ class Replica:
         self._graphs: ShardGraphs | None = None
         # A loss that is scaled may have to be scaled anew, which is found out on the host.
         # What forward writes lies elsewhere for each shard.
-        may_record = spread is None and not computing.precision.is_scaled and not written
+        may_record = not (
+            spread or computing.precision.is_scaled or written or self._turn.has_phases
+        )
         if computing.compile and self.device.type == "cuda" and may_record:
             buffers = self.model.buffers
             self._graphs = ShardGraphs(CudaRecord(self.device), lambda: [*buffers()], notes)
@@ -150,6 +154,11 @@ class Replica:
         elif self._flat is not parameters:
             bind(self._trainable, parameters)
             self._flat = parameters
+
+    def begin_phase(self, phase: str | None) -> None:
+        """Compute the loss of a phase from now on, and gradients of what it trains; None: all."""
+        if phase != self._turn.phase:
+            self._loss = self._turn.loss(phase)
 
     def gradient(
         self,
@@ -206,7 +215,7 @@ class Replica:
                 at("backward")
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                     if gradient is not None and scale == 1.0:
-                        gradient.expect(self._trainable, outcome.weight)
+                        gradient.expect(self._turn.trained, outcome.weight)
                     factor = None if scale == 1.0 else outcome.loss.new_tensor(scale)
                     torch.autograd.backward(outcome.loss, factor)
                 grads = self._take_grads()
@@ -215,13 +224,10 @@ class Replica:
                     return outcome, grads, scale
                 scale /= SCALE_STEP
 
-        with alone_on(self.group):
+        with alone_on(self.group), self._turn.alone():
             outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
-        if outcome.weight > 0 and not grads:
-            raise LossError(
-                "the loss has no gradient with respect to the model it was given; use the `model` "
-                "argument of the loss function and not a model from outside it"
-            )
+        if outcome.weight > 0:
+            self._turn.require(grads)
         at("pushing")
         written = self.witness.end(self._flat)
         if gradient is None:
@@ -238,7 +244,7 @@ class Replica:
             gradient=gradient,
             buffers=self._buffers.change(outcome.weight),
             integer_buffers=self._buffers.integer_buffers(),
-            missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
+            missing=frozenset(self._turn.trained.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
             written=written,
         )

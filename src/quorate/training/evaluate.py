@@ -16,6 +16,7 @@ from quorate.errors import LossError, SettingError
 from quorate.replica.deterministic import repeatable
 from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
+from quorate.replica.phases.losses import PhaseLosses
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
@@ -78,7 +79,10 @@ def evaluate(
     crew.replicas.tell(say)
     if total is None:
         return None
-    return joined(total.means(), crew.replicas.totals.finished(total.totals))
+    means = total.means()
+    if isinstance(recipe.loss, PhaseLosses):
+        del means["loss"]  # the sum of all phases' says nothing
+    return joined(means, crew.replicas.totals.finished(total.totals))
 
 
 def _sum(

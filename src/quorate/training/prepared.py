@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.coordination.plan import Plan, PlanByShard
+from quorate.coordination.plan import Plan, PlanByPhase, PlanByShard
 from quorate.data.source import length
 from quorate.errors import SettingError
+from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
 from quorate.services.run_lock import RunLock
 from quorate.training import resume
@@ -87,7 +88,9 @@ def planned(crew: Crew, prepared: Prepared, dataset: Any, *, shuffle: bool) -> P
     if shards < rule.least_shards:
         expected = f"at most the {shards} shards of a batch"
         raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
-    kind = PlanByShard if rule.by_shard else Plan
+    kind: Callable[..., Plan] = PlanByShard if rule.by_shard else Plan
+    if isinstance(recipe.loss, PhaseLosses):
+        kind = partial(PlanByPhase, round=recipe.loss.round)
     return kind(
         rows=rows,
         batch_size=min(recipe.batch_size, rows),

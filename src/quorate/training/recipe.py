@@ -10,9 +10,11 @@ from quorate.coordination import rules
 from quorate.data.loading import Loading
 from quorate.errors import SettingError
 from quorate.replica.compute import Compute
+from quorate.replica.phases.losses import losses_of
 from quorate.services.run_dir import RunDir
 from quorate.settings import AtResume, Option, Settings, a_function, about, at_least, options
 from quorate.training.duration import Duration
+from quorate.training.optimizing.choices import OptimizeByPhase, optimize_of
 from quorate.training.optimizing.optimize import Optimize
 from quorate.transports.workers import Workers
 
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
     from quorate.replica.loss import Loss
     from quorate.replica.totals import Finish
 
-__all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Workers"]
+__all__ = [
+    "OPTIONS",
+    "Compute",
+    "Loading",
+    "Optimize",
+    "Recipe",
+    "RunDir",
+    "Workers",
+    "losses_of",
+    "optimize_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +77,7 @@ class Recipe(Settings):
         metadata=about("fp32, tf32, bf32, bf16 or fp16", kind=str, at_resume=AtResume.SAID)
     )
     compute: Compute
-    optimize: Optimize
+    optimize: Optimize | OptimizeByPhase
     loading: Loading
     run_dir: RunDir
 
@@ -73,10 +85,39 @@ class Recipe(Settings):
         super().__post_init__()
         if self.shards is not None and self.shards > self.batch_size:
             raise too_many_shards(self.shards, f"{self.batch_size} rows of a batch")
+        if isinstance(self.optimize, OptimizeByPhase):
+            self._require_phases_fit()
+            self.require_engine(self.workers.engine)
+
+    def _require_phases_fit(self) -> None:
+        """Refuse what there is not yet for a loss with phases.
+
+        Raises:
+            SettingError: some of it was asked for.
+        """
+        if rules.parse(self.update).by_shard:
+            expected = "sync or quorum:R, as the loss has phases, whose updates come in an order"
+            raise SettingError("update", self.update, expected, "choose one of them")
+        if self.workers.servers is not None:
+            expected = "none, as the loss has phases"
+            raise SettingError("servers", self.workers.servers, expected, "leave them out")
+
+    def require_engine(self, name: str | None) -> None:
+        """Refuse an engine that a loss with phases does not work on yet.
+
+        Raises:
+            SettingError: it is one, and the loss has.
+        """
+        if name == "collective" and isinstance(self.optimize, OptimizeByPhase):
+            expected = "towers, processes or ray, as the loss has phases"
+            fix = "choose one of them, and start the script without torchrun"
+            raise SettingError("engine", name, expected, fix)
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint has of the settings that a resume compares."""
-        groups = (self, self.workers, self.compute, self.optimize, self.loading, self.run_dir)
+        groups: list[Settings] = [self, self.workers, self.compute, self.loading, self.run_dir]
+        if isinstance(self.optimize, Optimize):  # else they are those of each phase
+            groups.append(self.optimize)
         return {
             option.recorded: option.seen(getattr(group, name))
             for group in groups

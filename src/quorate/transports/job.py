@@ -220,6 +220,7 @@ class Job(ABC):
         else:
             values = snapshot.values
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
+        replica.begin_phase(self.plan.phase(task.step))
         try:
             return self._work(replica, batch, stream, task)
         except SystemExit as error:
@@ -234,8 +235,10 @@ class Job(ABC):
         rows = self.plan.shard(task.step, task.shard)
         if len(rows) == 1:
             error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
+        phase = self.plan.phase(task.step)
+        where = f"step {task.step}" if phase is None else f"step {task.step} (phase {phase})"
         error.add_note(
-            f"quorate: worker {task.worker} ({device}), step {task.step}, shard {task.shard}, "
+            f"quorate: worker {task.worker} ({device}), {where}, shard {task.shard}, "
             f"rows {abridged(rows)}"
         )
         nbytes = self.parameters.layout.nbytes
@@ -364,6 +367,7 @@ def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
     batch = source.load((0, 0))
     seed = key("probe", source.plan.seed)
+    replica.begin_phase(None)
     result = replica.gradient(batch.data, len(batch.rows), stream, seed)
     assert result.gradient is not None
     vectors = result.gradient.vectors

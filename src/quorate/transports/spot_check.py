@@ -121,6 +121,7 @@ class SpotCheck(Job):
         first, again = (self.source.load(self._ticket) for _ in range(2))
         found = [fingerprint(batch.data) for batch in (first, again)]
         replica.pull(self.parameters, version=(self, 0))
+        replica.begin_phase(self.plan.phase(self._ticket[0]))
         if found[0] != found[1]:
             return self._answer(Answer(found[0], "", [self._about_rows()]))
         seed = shard_seed(self.plan, *self._ticket)

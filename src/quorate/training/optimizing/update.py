@@ -7,10 +7,11 @@ on the number of workers or cores.
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +73,20 @@ class Average:
         self._parameters = parameters
         self.shadow = parameters.new()
         self.shadow.copy_(parameters)
+        self._pairs = [*zip(self.shadow.vectors, parameters.vectors, strict=True)]
+
+    def of(self, names: Collection[str], decay: float) -> Average:
+        """Return what takes in some parameters alone, with a decay of its own, to this shadow."""
+        part = copy.copy(self)
+        part._decay = decay
+        runs = self.shadow.runs(names), self._parameters.runs(names)
+        part._pairs = [(mine, theirs) for (mine, _), (theirs, _) in zip(*runs, strict=True)]
+        return part
 
     def update(self, n: int) -> None:
         """Take the parameters in, as they are after update n (from 1)."""
         d = min(self._decay, (1 + n) / (10 + n))
-        for mine, theirs in zip(self.shadow.vectors, self._parameters.vectors, strict=True):
+        for mine, theirs in self._pairs:
             mine.lerp_(theirs, 1 - d)
 
 
@@ -261,6 +271,11 @@ class Update:
 
         closure = Closure(known, optimizer.flat_parameters, compute, optimizer.at_home)
         optimizer.step(_copied(gradient), missing, closure)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint has of how updates are made, for a resume to compare."""
+        schedule = None if self.scheduler is None else type(self.scheduler).__name__
+        return {"schedule": schedule, "hyperparameters": self.hyperparameters}
 
     @property
     def can_replay(self) -> bool:
