@@ -215,7 +215,7 @@ class Replica:
                 at("backward")
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                     if gradient is not None and scale == 1.0:
-                        gradient.expect(self._turn.trained, outcome.weight)
+                        gradient.expect(self._trainable, outcome.weight)
                     factor = None if scale == 1.0 else outcome.loss.new_tensor(scale)
                     torch.autograd.backward(outcome.loss, factor)
                 grads = self._take_grads()

@@ -16,7 +16,6 @@ from quorate.errors import LossError, SettingError
 from quorate.replica.deterministic import repeatable
 from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
-from quorate.replica.phases.losses import PhaseLosses
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
@@ -80,7 +79,7 @@ def evaluate(
     if total is None:
         return None
     means = total.means()
-    if isinstance(recipe.loss, PhaseLosses):
+    if recipe.has_phases:
         del means["loss"]  # the sum of all phases' says nothing
     return joined(means, crew.replicas.totals.finished(total.totals))
 

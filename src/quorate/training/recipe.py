@@ -85,9 +85,8 @@ class Recipe(Settings):
         super().__post_init__()
         if self.shards is not None and self.shards > self.batch_size:
             raise too_many_shards(self.shards, f"{self.batch_size} rows of a batch")
-        if isinstance(self.optimize, OptimizeByPhase):
+        if self.has_phases:
             self._require_phases_fit()
-            self.require_engine(self.workers.engine)
 
     def _require_phases_fit(self) -> None:
         """Refuse what there is not yet for a loss with phases.
@@ -102,16 +101,10 @@ class Recipe(Settings):
             expected = "none, as the loss has phases"
             raise SettingError("servers", self.workers.servers, expected, "leave them out")
 
-    def require_engine(self, name: str | None) -> None:
-        """Refuse an engine that a loss with phases does not work on yet.
-
-        Raises:
-            SettingError: it is one, and the loss has.
-        """
-        if name == "collective" and isinstance(self.optimize, OptimizeByPhase):
-            expected = "towers, processes or ray, as the loss has phases"
-            fix = "choose one of them, and start the script without torchrun"
-            raise SettingError("engine", name, expected, fix)
+    @property
+    def has_phases(self) -> bool:
+        """Whether there are several losses, of phases."""
+        return isinstance(self.optimize, OptimizeByPhase)
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint has of the settings that a resume compares."""

@@ -23,14 +23,12 @@ from quorate.training.optimizing.by_phase import (
     PhaseStates,
     PhaseUpdates,
 )
-from quorate.training.optimizing.choices import OptimizeByPhase
-from quorate.training.optimizing.extent import Sliced, Whole
-from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.choices import Optimize, OptimizeByPhase
+from quorate.training.optimizing.making import Making
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
-from quorate.training.optimizing.update import Average, Update
-from quorate.training.serving.served import Served, ServedAverage, ServedOptimizer
+from quorate.training.optimizing.update import Update
 from quorate.training.serving.serving import Serving
 from quorate.training.user_changes import UserChanges
 from quorate.transports.collective.exchange import Exchange
@@ -99,7 +97,8 @@ class State:
         self.update: Update | PhaseUpdates
         self.optimizer_state: OptimizerState | PhaseStates
         self.notes = notes = notes or Notes()
-        self.optimize = optimize = self._choose(optimize)
+        making = Making(model, self.parameters, self.exchange, self.serving)
+        self.optimize = optimize = self._choose(optimize, making)
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
         self.visits = Visits()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
@@ -111,19 +110,21 @@ class State:
                 schedule=optimize.schedule,
                 schedule_metric=optimize.schedule_metric,
                 average=self.average,
-                extent=self._extent(),
+                extent=making.extent(),
             )
             self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
 
-    def _choose(self, optimize: Optimize | OptimizeByPhase) -> Optimize:
+    def _choose(self, optimize: Optimize | OptimizeByPhase, making: Making) -> Optimize:
         """Make the optimizer and the average, those of phases too; return how updates are made."""
         if isinstance(optimize, Optimize):
-            self.optimizer = self._optimizer(optimize)
-            self.average = self._average(optimize.ema_decay)
+            self.optimizer = making.optimizer(
+                optimize.optimizer, is_sharded=optimize.shard_optimizer
+            )
+            self.average = making.average(optimize.ema_decay)
             return optimize
-        self.average = self._average(optimize.ema_decay)
+        self.average = making.average(optimize.ema_decay)
         self.update = update = PhaseUpdates(
-            optimize, self.model, self.parameters, self.buffers, self.average, self.notes
+            optimize, making, self.buffers, self.average, self.notes
         )
         self.optimizer = PhaseOptimizers(update.optimizers, self.parameters)
         self.optimizer_state = PhaseStates(update)
@@ -143,32 +144,6 @@ class State:
         if isinstance(self.update, PhaseUpdates):
             self.optimize = self.update.begin(phase)
 
-    def _optimizer(self, optimize: Optimize) -> FlatOptimizer:
-        factory, model, parameters = optimize.optimizer, self.model, self.parameters
-        if self.serving is not None:
-            return ServedOptimizer(factory, model, parameters, self.serving)
-        if self.exchange is None:
-            return FlatOptimizer(factory, model, parameters)
-        return SlicedOptimizer(
-            factory,
-            model,
-            parameters,
-            exchange=self.exchange,
-            is_sharded=optimize.shard_optimizer,
-        )
-
-    def _average(self, decay: float | None) -> Average | None:
-        if decay is None:
-            return None
-        if self.serving is not None:
-            return ServedAverage(decay, self.parameters, self.serving)
-        return Average(decay, self.parameters)
-
-    def _extent(self) -> Whole | Sliced:
-        if self.serving is not None:
-            return Served(self.serving)
-        return Whole() if self.exchange is None else Sliced(self.exchange)
-
     def bring_home(self) -> None:
         """Bring here what servers have of parameters and averages. Blocks.
 
@@ -177,6 +152,12 @@ class State:
         """
         if self.serving is not None:
             self.serving.bring_home()
+
+    @property
+    def optimizer_of_ranks(self) -> SlicedOptimizer | PhaseOptimizers:
+        """The optimizer, where the ranks of a collective make updates together."""
+        assert isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers))
+        return self.optimizer
 
     def save_with(
         self,
@@ -195,7 +176,7 @@ class State:
 
     def leave_ranks(self) -> None:
         """Go on without the other ranks: all of the state comes here. Blocks."""
-        if isinstance(self.optimizer, SlicedOptimizer):
+        if isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers)):
             self.optimizer.stay_alone()
             self.update.take_whole()
 

@@ -197,6 +197,7 @@ class Member:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
         again = partial(self._again, step) if self._state.optimizer.takes_closure else None
+        self._state.begin_phase(self._source.plan.phase(step))
         with drawing("update", self._source.plan, n):
             return self._state.update.apply(parts, shards, n, shards, again)
 

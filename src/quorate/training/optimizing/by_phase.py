@@ -23,9 +23,11 @@ from quorate.replica.notes import Notes
 from quorate.replica.shard_sum import Part
 from quorate.training.optimizing.choices import OptimizeByPhase
 from quorate.training.optimizing.closure import needs_closure
+from quorate.training.optimizing.making import Making
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Again, Applied, Average, Update
 
 
@@ -57,6 +59,8 @@ class PhaseOptimizers:
 
     takes_closure = False
     has_modes = False
+    is_sharded = False  # each rank of a collective has all of the state
+    is_lent = False
 
     def __init__(self, by_name: Mapping[str, FlatOptimizer], parameters: Flat) -> None:
         self.by_name = by_name
@@ -66,6 +70,31 @@ class PhaseOptimizers:
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all phases, in order."""
         return [group for each in self.by_name.values() for group in each.param_groups]
+
+    def note_state(self) -> None:
+        """Note what every rank has of each state by itself: see ``SlicedOptimizer``."""
+        for each in self._sliced():
+            each.note_state()
+
+    def require_same_state(self) -> None:
+        """Refuse to go on if user code has changed on this rank what every rank has by itself.
+
+        Raises:
+            UserError: it has.
+        """
+        for each in self._sliced():
+            each.require_same_state()
+
+    def scatter(self) -> None:
+        """Give each rank its part of the state: it has all of it."""
+
+    def stay_alone(self) -> None:
+        """Go on without the other ranks."""
+        for each in self._sliced():
+            each.stay_alone()
+
+    def _sliced(self) -> Iterator[SlicedOptimizer]:
+        return (each for each in self.by_name.values() if isinstance(each, SlicedOptimizer))
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context within which parameters are those to be evaluated: as ever."""
@@ -81,8 +110,7 @@ class PhaseUpdates:
 
     Args:
         optimize: how the updates of each phase are made.
-        model: whose trainable parameters are views of ``parameters``.
-        parameters: of all models.
+        making: of optimizers.
         buffers: of the model.
         average: of the parameters, if some phase averages what it trains.
         notes: for the user.
@@ -94,17 +122,15 @@ class PhaseUpdates:
     def __init__(
         self,
         optimize: OptimizeByPhase,
-        model: torch.nn.Module,
-        parameters: Flat,
+        making: Making,
         buffers: Buffers,
         average: Average | None,
         notes: Notes,
     ) -> None:
-        self.average = average
         self.by_name: dict[str, Own] = {}
         for name, choice in optimize.by_name.items():
-            names = optimize.losses.trained(model, name)
-            optimizer = FlatOptimizer(choice.optimizer, model, parameters, names)
+            names = optimize.losses.trained(making.model, name)
+            optimizer = making.optimizer_of(choice.optimizer, names)
             if optimizer.has_modes or needs_closure(optimizer.inner):
                 got = f"{type(optimizer.inner).__name__} in phase {name!r}"
                 expected = "optimizers that step from one gradient, and have one set of weights"
@@ -117,8 +143,9 @@ class PhaseUpdates:
                 schedule_metric=choice.schedule_metric,
                 # Without a decay the shadow has what the parameters are.
                 average=None if average is None else average.of(names, choice.ema_decay or 0.0),
+                extent=making.extent(),
             )
-            state = OptimizerState(optimizer, update, model, notes)
+            state = OptimizerState(optimizer, update, making.model, notes)
             self.by_name[name] = Own(choice, optimizer, update, state)
         self._now = next(iter(self.by_name.values()))
 
@@ -171,6 +198,11 @@ class PhaseUpdates:
         """Count an update of the phase whose turn it is that was not made."""
         self._now.updates += 1
         self._now.update.skip()
+
+    def leave_average(self) -> None:
+        """Average no parameters: somebody else does."""
+        for own in self.by_name.values():
+            own.update.leave_average()
 
     def leave_schedule(self) -> None:
         """Step no schedule: somebody else does, and sets what it gives."""

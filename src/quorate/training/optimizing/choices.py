@@ -10,6 +10,8 @@ from quorate.replica.phases.losses import PhaseLosses
 from quorate.settings import resolved
 from quorate.training.optimizing.optimize import Optimize
 
+__all__ = ["Optimize", "OptimizeByPhase", "Optimizers", "optimize_of"]
+
 if TYPE_CHECKING:
     from quorate.replica.loss import Loss
     from quorate.training.optimizing.optimizer import OptimizerFactory
@@ -67,4 +69,4 @@ def optimize_of(optimizer: Optimizers, loss: Loss) -> Optimize | OptimizeByPhase
 
 
 def _names(names: Iterable[Any]) -> str:
-    return ", ".join(repr(name) for name in names) or "no names"
+    return ", ".join(map(str, names)) or "no names"

@@ -282,6 +282,10 @@ class Update:
         """Whether the schedule follows from the number of updates alone."""
         return self.scheduler is not None and self._goes_by is None
 
+    def leave_average(self) -> None:
+        """Average no parameters: somebody else does."""
+        self.average = None
+
     def leave_schedule(self) -> None:
         """Step no schedule: somebody else does, and sets what it gives."""
         self.scheduler = self._goes_by = None
