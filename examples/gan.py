@@ -27,18 +27,18 @@ Z = 64  # numbers of noise per image
 def generator() -> nn.Module:
     """Noise (B, Z) to images (B, 1, 28, 28) from -1 to 1."""
     return nn.Sequential(
-        *(nn.Linear(Z, 64 * 7 * 7), nn.Unflatten(1, (64, 7, 7)), nn.BatchNorm2d(64), nn.ReLU()),
-        *(nn.ConvTranspose2d(64, 32, 4, 2, 1), nn.BatchNorm2d(32), nn.ReLU()),
-        *(nn.ConvTranspose2d(32, 1, 4, 2, 1), nn.Tanh()),
+        *(nn.Linear(Z, 32 * 7 * 7), nn.Unflatten(1, (32, 7, 7)), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.ConvTranspose2d(16, 1, 4, 2, 1), nn.Tanh()),
     )
 
 
 def critic() -> nn.Module:
     """Images (B, 1, 28, 28) to logits (B, 1): whether they are real."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 32, 4, 2, 1), nn.LeakyReLU(0.2)),
-        *(nn.Conv2d(32, 64, 4, 2, 1), nn.LeakyReLU(0.2), nn.Dropout(0.3)),
-        *(nn.Flatten(), nn.Linear(64 * 7 * 7, 1)),
+        *(nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2)),
+        *(nn.Conv2d(16, 32, 4, 2, 1), nn.LeakyReLU(0.2), nn.Dropout(0.3)),
+        *(nn.Flatten(), nn.Linear(32 * 7 * 7, 1)),
     )
 
 
@@ -58,7 +58,7 @@ def g_loss(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
 
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of each phase: one of its own."""
-    return torch.optim.Adam(parameters, lr=4e-4, betas=(0.5, 0.99))
+    return torch.optim.Adam(parameters, lr=5e-4, betas=(0.5, 0.99))
 
 
 def made_by(model: nn.Module, images: int) -> torch.Tensor:
@@ -72,8 +72,8 @@ def made_by(model: nn.Module, images: int) -> torch.Tensor:
 def main() -> None:
     """Train, and compare what was learned with the test images."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=128, help="rows per update")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64, help="rows per update")
     parser.add_argument("--steps", type=int, help="updates in all, of both phases")
     parser.add_argument("--data", type=Path, help="a folder with the four IDX files")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/gan"))
