@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.digests import digest_of
+from support.forgery import Forged
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -17,6 +21,7 @@ import quorate
 from quorate.commands.main import main
 from quorate.coordination.plan import Plan
 from quorate.errors import CheckpointError, LossError, SettingError
+from quorate.services.checkpoints.files import checkpoint_of
 
 ROWS = 58  # 6 batches of 10, the last of 8 rows
 
@@ -358,8 +363,87 @@ def test_what_is_saved_is_shown_and_compared(
     assert "clip_norm of phase d was 0.2 and is 0.5" in capsys.readouterr().out
 
 
-def quadratic(model: nn.Module, batch: Any) -> torch.Tensor:
-    return sum(p.square().sum() for p in model.parameters()) + 0 * batch[0].sum()  # type: ignore[return-value]
+def of_other_names(forged: Forged) -> None:
+    tensors = forged.unpack("optimizer.safetensors")
+    shapes = {name.replace("d/", "e/", 1): value for name, value in tensors.items()}
+    forged.repack("optimizer.safetensors", shapes)
+
+
+def of_the_other(forged: Forged) -> None:
+    groups = [phase["optimizer_groups"] for phase in forged.record["phases"]]
+    groups[0][0]["names"][0] = groups[1][0]["names"][0]
+
+
+FORGERIES: dict[str, tuple[Callable[[Forged], object], str]] = {
+    "no phases": (lambda f: f.record.pop("phases"), "other phases"),
+    "no round": (lambda f: f.record.pop("round"), "an epoch has 6 steps"),
+    "an order": (lambda f: f.record["phases"].reverse(), "other phases"),
+    "one twice": (lambda f: f.record["phases"].append(f.record["phases"][0]), "other phases"),
+    "a count": (lambda f: f.record["phases"][0].update(updates=3), "updates of all phases"),
+    "a kind": (lambda f: f.record["phases"][0].update(optimizer="Adam"), "got optimizer="),
+    "batches": (lambda f: f.record["round"].update(takes=[0, 2, 2]), "got a round that is none"),
+    "no batches": (lambda f: f.record["round"].update(takes=[]), "got a round that is none"),
+    "a schedule": (lambda f: f.record["phases"][1].update(schedule_state={"dict": []}), "schedule"),
+    "an average": (lambda f: f.record["phases"][1].update(ema_decay=None), "ema_decay=None"),
+    "a phase": (lambda f: f.record["phases"][0].update(odd=1), "unknown field"),
+    "names of tensors": (of_other_names, "is of no phase"),
+    "a parameter of another": (of_the_other, "which is no trainable parameter"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with checkpoints of steps 4 and 8."""
+    run_dir = tmp_path_factory.mktemp("saved") / "run"
+    trainer(run_dir=quorate.RunDir(run_dir, save_every_steps=4)).fit(dataset(), steps=8)
+    return run_dir
+
+
+@pytest.mark.parametrize("name", [*FORGERIES])
+def test_a_forged_checkpoint_is_passed_over(
+    name: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(saved, run_dir)
+    forged = Forged(checkpoint_of(run_dir, 8), random.Random(0))
+    change, why = FORGERIES[name]
+    change(forged)
+    forged.write()
+    trainer(run_dir=run_dir).fit(dataset(), steps=9)
+    said = capsys.readouterr().out
+    (passed_over,) = [line for line in said.splitlines() if line.startswith("passed over: ")]
+    assert why in passed_over
+    assert "resumed step 4 " in said
+    assert main(["inspect", str(run_dir)]) == 0
+
+
+def penalised(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
+    """A loss with a gradient penalty, as of WGAN-GP."""
+    real, fake = batch[0], model["g"](batch[1])
+    loss = model["d"](fake).mean() - model["d"](real).mean()
+    if torch.is_grad_enabled():
+        between = torch.lerp(real, fake, torch.rand(len(real), 1)).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(model["d"](between).sum(), between, create_graph=True)
+        loss = loss + 10 * (slope.norm(dim=1) - 1).square().mean()
+    return loss  # type: ignore[no-any-return]
+
+
+def test_a_gradient_penalty_and_clipped_weights() -> None:
+    class Clip(quorate.Callback):
+        def updated(self, report: quorate.Report) -> None:
+            if report.phase == "d":
+                with torch.no_grad():
+                    for parameter in training.model.get_submodule("d").parameters():
+                        parameter.clamp_(-0.05, 0.05)
+
+    found = set()
+    for workers in (1, 2):
+        training = trainer({"d": penalised, "g": g_loss}, devices=["cpu"] * workers, shards=4)
+        training.fit(dataset(), steps=6, validation=dataset(), callbacks=[Clip()])
+        largest = max(p.abs().max().item() for p in training.model.get_submodule("d").parameters())
+        assert largest == pytest.approx(0.05)
+        found.add(digest_of(training))
+    assert len(found) == 1
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -301,6 +301,9 @@ def _contradictions(record: Record) -> Iterator[str]:
     if record.phases is not None:
         if record.round is None:
             yield "got phases, and no round of them"
+        named = ", ".join(f"{phase.name}: {phase.optimizer}" for phase in record.phases)
+        if named != record.optimizer:
+            yield f"got optimizer={abridged(record.optimizer)}, expected {abridged(named)}"
         if (made := sum(phase.updates for phase in record.phases)) != step:
             yield f"got {made:,} updates of all phases, expected {step:,}"
     # 5. The files.
