@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quorate.errors import QuorateError, UserError
     from quorate.replica.beside.shared import Shared
     from quorate.replica.compute import Compute
+    from quorate.replica.phases.phase import Phase
     from quorate.replica.whole_batch.gather import Gather
     from quorate.services.checkpoints.weights import load_weights
     from quorate.services.report import Report
@@ -32,6 +33,7 @@ __all__ = [
     "Gather",
     "Loading",
     "Optimize",
+    "Phase",
     "QuorateError",
     "Report",
     "RunDir",
@@ -52,6 +54,7 @@ _MODULES = {
     "Gather": "replica.whole_batch.gather",
     "Loading": "data.loading",
     "Optimize": "training.optimizing.optimize",
+    "Phase": "replica.phases.phase",
     "QuorateError": "errors",
     "Report": "services.report",
     "RunDir": "services.run_dir",

@@ -17,17 +17,18 @@ from quorate.training.duration import Duration
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
-from quorate.training.model import make_model
+from quorate.training.model import Models, make_model
 from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update, taken
 from quorate.training.recipe import (
     OPTIONS,
     Compute,
     Loading,
-    Optimize,
     Recipe,
     RunDir,
     Taken,
     Workers,
+    losses_of,
+    optimize_of,
 )
 from quorate.training.stop import Stops
 from quorate.training.validation import Validation
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from quorate.machine.devices import Devices
-    from quorate.replica.loss import Loss
+    from quorate.replica.phases.losses import Losses
     from quorate.replica.totals import Finish
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
-    from quorate.training.optimizing.optimizer import OptimizerFactory
+    from quorate.training.optimizing.choices import Optimizers
     from quorate.transports.worker_status import WorkerStatus
 
 # Where settings are that were keywords of ``Trainer`` once, or belong to ``fit``.
@@ -62,19 +63,22 @@ class Trainer:
 
     Args:
         model: a module, or a function without arguments that makes one. A function is called under
-            ``seed``, so that the initial weights follow from it too.
+            ``seed``, so that the initial weights follow from it too. Or a dict of several, which
+            become one ``torch.nn.ModuleDict``: see docs/several-models.md.
         loss: ``loss(model, batch)`` returns the mean loss over the batch's rows, a scalar tensor,
             or a dict with it under "loss", further scalars under any names (metrics), and "weight"
             where the means are over n tokens or pixels and not over rows. It must use the model it
             is given. With a third parameter, ``loss(model, batch, at)``, it is told where in the
-            run the shard is: see docs/state-outside-the-model.md.
+            run the shard is: see docs/state-outside-the-model.md. Or a dict of several, from the
+            phase of an update to its loss; or a list of ``(phase, loss)`` or ``Phase(...)``, in
+            which a phase may come more than once.
         totals: what is counted and not averaged: intersection over union, BLEU. From a name, under
             which the loss function may return integers of any one shape (in evaluation mode alone,
             if it likes), to a function that gets the sum over all shards, int64, exact, once per
             evaluation, and per update if there are some; it returns a number, or several by names.
             ``totals={"confusion": iou}``: see docs/metrics.md.
         optimizer: from a list of parameters to a torch optimizer; or ``Optimize(...)``, which also
-            has a schedule, clipping and averaged weights.
+            has a schedule, clipping and averaged weights. Of several losses, a dict by phase.
         batch_size: rows per update, over all devices.
         shards: V, into how many pieces a batch is cut. The result depends on it, and on the number
             of devices not at all. Default: the number of workers of the first run. More shards on
@@ -104,11 +108,11 @@ class Trainer:
     @named(ELSEWHERE)
     def __init__(
         self,
-        model: torch.nn.Module | Callable[[], torch.nn.Module],
-        loss: Loss,
+        model: Models,
+        loss: Losses,
         *,
         totals: Mapping[str, Finish] | None = None,
-        optimizer: OptimizerFactory | Optimize,
+        optimizer: Optimizers,
         batch_size: int,
         shards: int | None = None,
         seed: int = 0,
@@ -120,10 +124,11 @@ class Trainer:
         loading: Loading | None = None,
         run_dir: str | Path | RunDir | None = None,
     ) -> None:
+        losses = losses_of(loss, totals)
         self._recipe = recipe = Recipe(
-            loss=loss,
+            loss=losses,
             totals=totals,
-            optimize=resolved(Optimize, optimizer),
+            optimize=optimize_of(optimizer, losses),
             batch_size=batch_size,
             devices=setting("devices", devices),
             workers=resolved(Workers, workers),
@@ -136,7 +141,7 @@ class Trainer:
             run_dir=resolved(RunDir, run_dir),
         )
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
-        self._crew = Crew(recipe, lambda: make_model(model, recipe.seed))
+        self._crew = Crew(recipe, lambda: make_model(model, recipe.seed, losses))
         self.model = self._crew.model
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
             load_weights(self.model, recipe.run_dir.init_from, self._say)
@@ -172,13 +177,17 @@ class Trainer:
         """Where callbacks put images and text while ``fit`` runs; None without summaries."""
         return None if self._fit is None else self._fit.summaries
 
-    def updates_per_epoch(self, dataset: Any) -> int:
+    def updates_per_epoch(self, dataset: Any, phase: str | None = None) -> int:
         """Return how many updates a pass over the dataset takes: each a shard under async, bounded.
 
         A schedule is made when training begins, and so may ask the trainer that it belongs to.
+
+        Args:
+            dataset: a map-style dataset.
+            phase: count those of this phase alone, which its schedule counts.
         """
         data = taken(self._recipe, dataset)
-        return planned(self._crew, self._prepared, data).steps_per_epoch
+        return planned(self._crew, self._prepared, data).updates_of(phase)
 
     @named(VALIDATION)
     def fit(

@@ -19,6 +19,7 @@ HIDDEN = (
     *("files", "order", "optimizer_numbers", "format"),
     *("doubts", "row_sample", "hyperparameters"),
 )
+OF_A_PHASE = ("name", "updates", "optimizer", "schedule", "clip_norm", "ema_decay")
 MOST_CHARACTERS = 2000  # of a line: a record may hold anything
 HELP = """Show the state of a run, and which of its checkpoints are sound.
 
@@ -66,6 +67,10 @@ def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
         "damaged": [saved.wrong for saved in listed if saved.wrong is not None],
     }
     facts |= {name: value for name, value in record.items() if name not in HIDDEN}
+    if record.get("phases") is not None:
+        facts["phases"] = [
+            {name: each.get(name) for name in OF_A_PHASE} for each in record["phases"]
+        ]
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
         if f"{file}.safetensors" in record["files"]:
             facts[name] = files.digest_of(path, f"{file}.safetensors", record["order"])
@@ -84,6 +89,9 @@ def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
     if as_json:
         print(json.dumps(facts, indent=1))
         return 0
+    if "phases" in facts:
+        facts["phases"] = [*map(_phase, facts["phases"])]
+        facts["round"] = " ".join(record["round"]["phases"])
     best = record["account"]["best"]
     facts["checkpoints"] = [_line(saved, best) for saved in listed]
     facts["account"] = Tally(record["account"]["tally"]).summary()
@@ -110,6 +118,13 @@ def _doubts(record: dict[str, Any]) -> list[str]:
     if not rules.keeps_bits(rules.parse(record["update"]), record["shards"]):
         doubts.insert(0, f"update={record['update']}: they depend on timing")
     return doubts
+
+
+def _phase(phase: dict[str, Any]) -> str:
+    """``g: 1,200 updates, Adam, StepLR, clip_norm 1.0``."""
+    said = [f"{phase['updates']:,} updates", phase["optimizer"], phase["schedule"]]
+    said += [f"{name} {phase[name]}" for name in ("clip_norm", "ema_decay") if phase[name]]
+    return f"{phase['name']}: {', '.join(word for word in said if word)}"
 
 
 def _line(saved: Listed, best: dict[str, Any] | None) -> str:

@@ -19,7 +19,9 @@ import numpy as np
 from quorate.coordination.course import Course
 from quorate.coordination.epochs import SHORT, batch_bounds, batches_per_epoch, steps_per_epoch
 from quorate.coordination.keys import hashes, key
-from quorate.coordination.sampling import EpochRows, Rows, repeats
+from quorate.coordination.rounds import Round
+from quorate.coordination.sampling import EpochRows, repeats
+from quorate.coordination.sampling import Rows as Rows
 from quorate.errors import SettingError
 
 Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
@@ -80,6 +82,7 @@ class Plan:
 
     by_shard = False
     lookahead = 1  # of so many steps from the next one on a worker may begin one of its own first
+    round: Round | None = None  # of phases, if updates are of several
 
     def __init__(
         self,
@@ -125,7 +128,22 @@ class Plan:
             "is_ordered": self.order is not None,
             "sampling": None if self.sampling is None else self.sampling.sha256,
             "course": self.course.to_json(),
+            "round": None if self.round is None else self.round.to_json(),
         }
+
+    def phase(self, step: int) -> str | None:  # noqa: ARG002
+        """Return the phase of step t; None where there are none."""
+        return None
+
+    def updates_of(self, phase: str | None) -> int:
+        """Return how many steps of an epoch are of a phase; None: all of them.
+
+        Raises:
+            SettingError: there is no such phase.
+        """
+        if phase is not None:
+            raise SettingError("phase", phase, "None, as the loss has no phases", "leave it out")
+        return self.steps_per_epoch
 
     def epoch(self, step: int) -> int:
         """Return the epoch that step t belongs to, from 0."""
@@ -229,6 +247,49 @@ class PlanByShard(Plan):
         return range(1) if shard in home_shards(rank_of, shards) else range(0)
 
 
+class PlanByPhase(Plan):
+    """Plan whose steps are the updates of rounds of phases: several of them may take one batch.
+
+    Args:
+        round: of phases.
+        plain: as for ``Plan``.
+
+    Raises:
+        SettingError: an epoch has so few batches that a phase would never be.
+    """
+
+    def __init__(self, *, round: Round, **plain: Any) -> None:
+        super().__init__(**plain)
+        self.round: Round = round
+        batches = self.batches_per_epoch
+        self.steps_per_epoch = round.updates(batches)
+        for name in round.phases:
+            if round.updates(batches, name) == 0:
+                raise SettingError(
+                    "batch_size",
+                    f"{self.batch_size} of {self.dealt_rows} rows",
+                    f"batches enough for phase {name!r}, as a round of {', '.join(round.phases)} "
+                    f"takes {round.batches} batches and an epoch has {batches}",
+                    "choose a smaller batch, or new_batch=False for phases that may share one",
+                )
+
+    def phase(self, step: int) -> str:
+        """Return the phase of step t."""
+        return self.round.at(step % self.steps_per_epoch)[0]
+
+    def updates_of(self, phase: str | None) -> int:
+        """Return how many steps of an epoch are of a phase; None: all of them."""
+        if phase is not None and phase not in self.round.phases:
+            known = ", ".join(dict.fromkeys(self.round.phases))
+            raise SettingError("phase", phase, f"one of {known}", "choose one of them")
+        return self.round.updates(self.batches_per_epoch, phase)
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        """Return where in the order of its epoch the rows of the batch of step t are."""
+        batch = self.round.at(step % self.steps_per_epoch)[1]
+        return batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
+
+
 def from_json(
     arguments: dict[str, Any], order: Order | None = None, sampling: EpochRows | None = None
 ) -> Plan:
@@ -239,17 +300,18 @@ def from_json(
     """
     kind = PlanByShard if arguments.pop("is_apart") else Plan
     is_ordered, drawn_by = arguments.pop("is_ordered"), arguments.pop("sampling")
-    course = Course.from_json(arguments.pop("course"))
+    course, told = Course.from_json(arguments.pop("course")), arguments.pop("round")
     del arguments["dealt_rows"]  # it follows from the others
     if drawn_by is not None and (sampling is None or sampling.sha256 != drawn_by):
         fix = "have the script make the same weights each time that it is run"
         got = "none" if sampling is None else "other weights"
         raise SettingError("sampling", got, "those of the coordinator", fix)
-    plan = kind(
-        **arguments,
-        order=order if is_ordered else None,
-        sampling=None if drawn_by is None else sampling,
-    )
+    arguments["order"] = order if is_ordered else None
+    arguments["sampling"] = None if drawn_by is None else sampling
+    if told is None:
+        plan = kind(**arguments)
+    else:
+        plan = PlanByPhase(**arguments, round=Round.from_json(told))
     plan.course = course
     return plan
 

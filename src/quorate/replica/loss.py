@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.plan import Plan
-from quorate.coordination.sampling import Rows
+from quorate.coordination.plan import Plan, Rows
 from quorate.errors import LossError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.at import NOWHERE, at_of
@@ -38,16 +37,25 @@ class Called:
     Args:
         loss: the user's.
         device: of the replica.
+        begin_phase: told the phase of each shard; None: all of them.
     """
 
-    def __init__(self, loss: Loss, device: torch.device) -> None:
+    def __init__(
+        self, loss: Loss, device: torch.device, begin_phase: Callable[[str | None], None]
+    ) -> None:
+        self._begin_phase = begin_phase
         self.shared = View(device)  # what the shard's code reads of ``Shared``
         self._at = NOWHERE
         self._asks_for_at = asks_for_at(loss)
 
-    def place(self, plan: Plan, step: int, rows: Rows) -> None:
-        """Say where in a run the next shard is: its rows, (b,) int64, of a step of the plan."""
+    def place(self, plan: Plan, step: int, rows: Rows, *, of_phase: bool = True) -> None:
+        """Say where in a run the next shard is: its rows, (b,) int64, of a step of the plan.
+
+        Args:
+            of_phase: whether it is computed for the phase of the step, and not for all of them.
+        """
         self._at = at_of(plan, step, rows)
+        self._begin_phase(plan.phase(step) if of_phase else None)
 
     def __call__(
         self, function: Loss, model: torch.nn.Module, batch: Any, *, training: bool

@@ -195,3 +195,15 @@ def _overrides(module: torch.nn.Module) -> bool:
         getattr(type(module), name) is not getattr(torch.nn.Module, name) or name in vars(module)
         for name in names
     )
+
+
+def take_grads(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Return the gradients by name; the parameters have none afterwards.
+
+    Backward into an absent .grad takes over the tensor it computed, without an addition.
+    """
+    grads = {}
+    for name, parameter in parameters.items():
+        if (grad := parameter.grad) is not None:
+            grads[name], parameter.grad = grad, None
+    return grads

@@ -16,23 +16,23 @@ from typing import Any, TypeVar
 
 import torch
 
-from quorate.errors import LossError
 from quorate.machine.devices import Group
 from quorate.replica import loss
 from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
-from quorate.replica.flat import Flat, Layout
+from quorate.replica.flat import Flat
 from quorate.replica.loss import Called, Loss, Outcome
-from quorate.replica.model import Modes, bind, laid_out
+from quorate.replica.model import Modes, bind, laid_out, take_grads
 from quorate.replica.notes import Notes
+from quorate.replica.phases.turn import Turn
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared.alone import Alone
 from quorate.replica.shared.copies import copy_of
-from quorate.replica.spread import Scattered, Spread
+from quorate.replica.spread import Spread, working_copy
 from quorate.replica.streams import Stream, alone_on, reseed_devices
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Reseed, Turns
@@ -92,12 +92,14 @@ class Replica:
         self._gathers_on = self.device if spread is None else torch.device("cpu")  # the gradient
         self._spread = spread
         self.plain_loss = loss
-        self.called = Called(loss, self.device)  # told of each shard by whoever has loaded its rows
-        self._loss = Compiled(loss, threads=torch.get_num_threads()) if computing.compile else loss
+        # Told of each shard by whoever has loaded its rows.
+        self.called = Called(loss, self.device, self._begin_phase)
         self._totals = totals
         self._computing = computing
         self._layout = parameters.layout  # of gradients
-        self._flat = self._working_copy(model, parameters)
+        trained = laid_out(model, self._layout.sections)
+        lowered = computing.precision.working_tensors(model, trained)
+        self._flat = working_copy(parameters, trained, lowered, group, spread)
         self._is_copy = self._flat is not parameters
         self.moves_parameters = own and self._is_copy  # those of the model itself, in ``pull``
         shares = self.device if spread is None else None  # else it would be moved away under it
@@ -108,6 +110,9 @@ class Replica:
             spread.put(self.model, group)
         self._trainable = laid_out(self.model, self._layout.sections)
         bind(self._trainable, self._flat)
+        wrap = partial(Compiled, threads=torch.get_num_threads()) if computing.compile else None
+        self._turn = Turn(loss, self._trainable, wrap)
+        self._loss = self._turn.loss(None)
         self._modes = Modes(self.model)
         is_scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules())
         named = computing.deterministic
@@ -123,7 +128,9 @@ class Replica:
         self._graphs: ShardGraphs | None = None
         # A loss that is scaled may have to be scaled anew, which is found out on the host.
         # What forward writes lies elsewhere for each shard.
-        may_record = spread is None and not computing.precision.is_scaled and not written
+        may_record = not (
+            spread or computing.precision.is_scaled or written or self._turn.has_phases
+        )
         if computing.compile and self.device.type == "cuda" and may_record:
             buffers = self.model.buffers
             self._graphs = ShardGraphs(CudaRecord(self.device), lambda: [*buffers()], notes)
@@ -152,6 +159,11 @@ class Replica:
         elif self._flat is not parameters:
             bind(self._trainable, parameters)
             self._flat = parameters
+
+    def _begin_phase(self, phase: str | None) -> None:
+        """Compute the loss of a phase from now on, and gradients of what it trains; None: all."""
+        if phase != self._turn.phase:
+            self._loss = self._turn.loss(phase)
 
     def gradient(
         self,
@@ -211,18 +223,16 @@ class Replica:
                         gradient.expect(self._trainable, outcome.weight)
                     factor = None if scale == 1.0 else outcome.loss.new_tensor(scale)
                     torch.autograd.backward(outcome.loss, factor)
-                grads = self._take_grads()
+                grads = take_grads(self._trainable)
                 may_rescale = scale != 1.0 and scale > LEAST_SCALE
                 if not may_rescale or not overflows(outcome.metrics["loss"], grads.values()):
                     return outcome, grads, scale
                 scale /= SCALE_STEP
 
-        outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
+        with self._turn.alone():
+            outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
         if outcome.weight > 0 and not grads:
-            raise LossError(
-                "the loss has no gradient with respect to the model it was given; use the `model` "
-                "argument of the loss function and not a model from outside it"
-            )
+            self._turn.refuse()
         at("pushing")
         written = self.witness.end(self._flat)
         if gradient is None:
@@ -239,7 +249,7 @@ class Replica:
             gradient=gradient,
             buffers=self._buffers.change(outcome.weight) if self._buffers.are_any else None,
             integer_buffers=self._buffers.integer_buffers() if self._buffers.are_any else None,
-            missing=frozenset(self._trainable.keys() - grads.keys()) if outcome.weight else None,
+            missing=frozenset(self._turn.trained.keys() - grads.keys()) if outcome.weight else None,
             totals=outcome.totals,
             written=written,
         )
@@ -360,7 +370,7 @@ class Replica:
         """Compute forward and backward for a CUDA graph."""
         with self._computing.precision.operations(self.group):
             returned = self.called(function, self.model, batch, training=True)
-        return forward_backward(returned, self._take_grads)
+        return forward_backward(returned, partial(take_grads, self._trainable))
 
     def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:
         """Return what a CUDA graph left, as ``gradient`` wants it."""
@@ -380,28 +390,3 @@ class Replica:
         stream.reseed(seed)
         if not self._is_on_host:
             reseed_devices(self.group, seed)
-
-    def _working_copy(self, model: torch.nn.Module, parameters: Flat) -> Flat | Scattered:
-        """Return what this replica computes with: the parameters themselves, if it can."""
-        trained = laid_out(model, self._layout.sections)
-        lowered = self._computing.precision.working_tensors(model, trained)
-        if lowered is None and self._spread is None and parameters.device == self.device:
-            return parameters
-        working: Flat | Scattered
-        if self._spread is not None:
-            working = self._spread.working(dict(lowered or trained), self.group)
-        else:
-            working = (Layout(lowered) if lowered else parameters.layout).new(self.device)
-        working.take(parameters)
-        return working
-
-    def _take_grads(self) -> _Grads:
-        """Return the gradients by name; the parameters have none afterwards.
-
-        Backward into an absent .grad takes over the tensor it computed, without an addition.
-        """
-        grads = {}
-        for name, parameter in self._trainable.items():
-            if (grad := parameter.grad) is not None:
-                grads[name], parameter.grad = grad, None
-        return grads

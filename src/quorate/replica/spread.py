@@ -77,3 +77,30 @@ class Scattered:
         """Copy the values of the same tensors."""
         for name, view in self.views.items():
             view.copy_(other.views[name])
+
+
+def working_copy(
+    parameters: Flat,
+    trained: Mapping[str, torch.Tensor],
+    lowered: Sequence[tuple[str, torch.Tensor]] | None,
+    group: Group,
+    spread: Spread | None,
+) -> Flat | Scattered:
+    """Return what a replica computes with: the parameters themselves, if it can.
+
+    Args:
+        parameters: the master's.
+        trained: likewise, as the script made them.
+        lowered: what they are in the precision that it computes in, if that is another.
+        group: its devices.
+        spread: over which it is spread, if it is.
+    """
+    if lowered is None and spread is None and parameters.device == group[0]:
+        return parameters
+    working: Flat | Scattered
+    if spread is not None:
+        working = spread.working(dict(lowered or trained), group)
+    else:
+        working = (Layout(lowered) if lowered else parameters.layout).new(group[0])
+    working.take(parameters)
+    return working

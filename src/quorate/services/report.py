@@ -18,7 +18,7 @@ class Report:
     rows: int  #: that the update was made of
     dropped_rows: int  #: of its batch, which came too late
     weight: float  #: in all; rows, unless the loss function says otherwise
-    metrics: dict[str, float]  #: "loss" first
+    metrics: dict[str, float]  #: "loss" first; of a phase, "d/loss"
     worker_losses: dict[int, tuple[float, float]]  #: per worker, weighted sum and weight
     staleness: int  #: updates between the parameters of its oldest gradient and itself
     fresh: list[int]  #: shards so far of each worker, applied to what they were computed from
@@ -35,8 +35,9 @@ class Report:
     #: new reasons why the bits may not be those of another number of workers
     doubts: list[str] = field(default_factory=list)
     totals: dict[str, torch.Tensor] = field(default_factory=dict)  #: int64, for those who sum on
+    phase: str | None = None  #: that the update was of, and before its metrics: "d/loss"
 
     @property
     def loss(self) -> float:
         """The mean loss over all shards."""
-        return self.metrics["loss"]
+        return self.metrics["loss" if self.phase is None else f"{self.phase}/loss"]

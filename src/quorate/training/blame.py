@@ -14,7 +14,6 @@ from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Share
 from quorate.replica.streams import Stream
 from quorate.training.optimizing.not_finite import is_finite
-from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
 from quorate.transports.job import shard_seed
@@ -28,7 +27,6 @@ def not_made(
     state: State,
     source: Source,
     make_replica: Callable[[], Replica],
-    recipe: Optimize,
     say: Callable[[str], None],
 ) -> None:
     """Say whose fault it is that an update was not made, and skip it.
@@ -36,7 +34,6 @@ def not_made(
     Args:
         applied: what was found instead of it. Nothing of the update is made yet.
         make_replica: see ``explained``.
-        recipe: whether to go on.
 
     Raises:
         NotFiniteError: the run is not to go on.
@@ -44,7 +41,7 @@ def not_made(
     assert applied.not_finite is not None
     said = explained(step, applied.shares, applied.not_finite, source, state.model, make_replica)
     update = state.global_step + 1
-    if recipe.nonfinite == "stop":
+    if state.optimize.nonfinite == "stop":
         raise NotFiniteError(
             f"{said}; update {update} is not made: look at these rows, lower the learning rate, "
             "set clip_norm, or pass nonfinite='skip'"

@@ -150,8 +150,6 @@ class Crew:
         """
         own = self.devices if self.engine == engines.TOWERS else self.groups[0]
         bound_memory(own, self.memory_fraction)
-        if not self.has_processes:  # else it computes one shard, and no more
-            self.replicas.keep_freed_memory()
 
     def give_up_towers(self, reason: str) -> None:
         """Take processes: it was found that towers cannot have copies of the model.

@@ -81,7 +81,10 @@ def evaluate(
     crew.replicas.tell(say)
     if total is None:
         return None
-    return joined(total.means(), crew.replicas.totals.finished(total.totals))
+    means = total.means()
+    if recipe.has_phases:
+        del means["loss"]  # the sum of all phases' says nothing
+    return joined(means, crew.replicas.totals.finished(total.totals))
 
 
 def _sum(

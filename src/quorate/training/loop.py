@@ -13,7 +13,7 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source
-from quorate.replica.totals import joined
+from quorate.replica.totals import Totals, joined
 from quorate.services.report import Report
 from quorate.training.blame import not_made
 from quorate.training.crew import Crew
@@ -90,7 +90,7 @@ def looping(
         )
         if again is None and state.optimizer.takes_closure:
             crew.replicas.notes.add(
-                f"{type(state.optimizer.inner).__name__}.step() takes a closure, and is given none "
+                f"{state.optimizer_state.kind}.step() takes a closure, and is given none "
                 f"under {crew.rule.name}, where workers go on while it steps"
             )
         whole = whole_batch(crew, state, transport, source, say)
@@ -160,6 +160,7 @@ class Updates(NamedTuple):
             end_rest()
             leaves, n = plan.shards_of(ready.step), state.global_step + 1
             again = None if self.again is None else partial(self.again, ready.step)
+            state.begin_phase(plan.phase(ready.step))
             update = partial(
                 state.update.apply, leaves=leaves, n=n, present=len(ready.shards), again=again
             )
@@ -181,10 +182,9 @@ class Updates(NamedTuple):
         """
         state = self.state
         if applied.not_finite is not None:
-            recipe = self.crew.recipe.optimize
             make_replica = partial(self.crew.probe_replica, state)
             state.bring_home()
-            not_made(ready.step, applied, state, self.source, make_replica, recipe, self.say)
+            not_made(ready.step, applied, state, self.source, make_replica, self.say)
         state.global_step, state.left_open = state.global_step + 1, left_open
 
     def reports(
@@ -239,7 +239,7 @@ class Updates(NamedTuple):
                 rows=rows,
                 dropped_rows=dropped_rows,
                 weight=applied.weight,
-                metrics=joined(applied.metrics, self.crew.replicas.totals.finished(applied.totals)),
+                metrics=_named(applied, self.crew.replicas.totals, phase := plan.phase(step)),
                 worker_losses=applied.worker_losses(),
                 staleness=ready.staleness,
                 fresh=counts["fresh"],
@@ -255,6 +255,7 @@ class Updates(NamedTuple):
                 eta_s=pace.eta_s(self.last_step - n),
                 doubts=self.crew.replicas.notes.take_doubts(),
                 totals=applied.totals,
+                phase=phase,
             )
             with self._looking(), drawing("between", plan, n):
                 yield report
@@ -288,3 +289,11 @@ class Updates(NamedTuple):
         if self.spot_checks is not None and step < self.last_step:
             self.spot_checks.updated(step, PATIENCE_S + 10 * update_s)
         return time.monotonic() - begun
+
+
+def _named(applied: Applied, totals: Totals, phase: str | None) -> dict[str, float]:
+    """Return the metrics of an update, those of a phase under its name."""
+    metrics = applied.metrics
+    if phase is not None:
+        metrics = {f"{phase}/{name}": value for name, value in metrics.items()}
+    return joined(metrics, totals.finished(applied.totals))

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from quorate.coordination.keys import key
 from quorate.errors import SettingError
+from quorate.replica.loss import Loss
 from quorate.replica.model import settle, sharing
+from quorate.replica.phases.losses import PhaseLosses
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks
 from quorate.replica.turns import Turns
 from quorate.settings import function
 
+One = torch.nn.Module | Callable[[], torch.nn.Module]
+Models = One | Mapping[str, One] | Callable[[], Mapping[str, torch.nn.Module]]
 
-def make_model(
-    model: torch.nn.Module | Callable[[], torch.nn.Module], seed: int
-) -> torch.nn.Module:
+
+def make_model(model: Models, seed: int, loss: Loss | None = None) -> torch.nn.Module:
     """Return the model itself, or what a function makes while all generators are seeded.
+
+    A dict of several becomes one module.
+
+    Args:
+        model: as ``Trainer`` was given it.
+        seed: of what functions draw.
+        loss: the loss function; that of phases names parts of the model.
 
     Raises:
         SettingError: it is no module, or has nothing to train.
     """
     module: object = model
-    if not isinstance(model, torch.nn.Module) and callable(model):
-        make = function("model", model, "that makes a module", 0)
+    if isinstance(model, Mapping) and not isinstance(model, torch.nn.Module):
+        given: object = partial(_all_made, model)
+    else:
+        given = model
+    if not isinstance(given, torch.nn.Module) and callable(given):
+        make = function("model", given, "that makes a module", 0)
         with Stream() as stream:
 
             def build(reseed: Callable[[int], None]) -> object:
@@ -35,6 +50,8 @@ def make_model(
                 return make()
 
             module = Turns().run(build)
+    if isinstance(module, Mapping) and not isinstance(module, torch.nn.Module):
+        module = _joined(module)
     name = type(module).__name__
     if not isinstance(module, torch.nn.Module):
         expected = "a torch.nn.Module, or a function that makes one"
@@ -59,4 +76,36 @@ def make_model(
     if not any(parameter.requires_grad for parameter in module.parameters()):
         expected = "at least one parameter that requires a gradient"
         raise SettingError("model", name, expected, "is everything frozen?")
+    if isinstance(loss, PhaseLosses):
+        loss.require_parts(module)
     return module
+
+
+def _all_made(models: Mapping[str, object]) -> Mapping[str, object]:
+    """Call the functions among some models, in their order."""
+    return {
+        name: each() if callable(each) and not isinstance(each, torch.nn.Module) else each
+        for name, each in models.items()
+    }
+
+
+def _joined(models: Mapping[object, object]) -> torch.nn.ModuleDict:
+    """Return several models as one module.
+
+    Raises:
+        SettingError: there is none, one is no module, or a name cannot be that of a part.
+    """
+    fix = 'for example {"g": Generator(), "d": Critic()}'
+    if not models:
+        raise SettingError("model", "an empty dict", "a dict of modules by name", fix)
+    joined = torch.nn.ModuleDict()
+    for name, each in models.items():
+        if not isinstance(each, torch.nn.Module):
+            got = type(each).__name__
+            raise SettingError(f"model {name!r}", got, "a torch.nn.Module, or its class", fix)
+        try:
+            joined[name] = each  # type: ignore[index]
+        except (KeyError, TypeError) as error:
+            expected = "names as attributes of a module may have them"
+            raise SettingError("model", name, expected, f"choose another: {error}") from None
+    return joined

@@ -83,7 +83,6 @@ def prepare(
     with ExitStack() as stack:
         # 1. The run directory, which is ours from here on; the plan.
         stack.enter_context(prepared.lock.held(say))
-        stack.callback(crew.replicas.give_back_memory)
         if recipe.run_dir.path is not None:
             prepared.begin(Path(recipe.run_dir.path), say)
         plan = planned(crew, prepared, data)

@@ -14,10 +14,11 @@ from typing import Any
 
 from quorate.coordination.course import Course
 from quorate.coordination.epochs import SHORT
-from quorate.coordination.plan import Plan, PlanByShard
+from quorate.coordination.plan import Plan, PlanByPhase, PlanByShard
 from quorate.data import dataloader
 from quorate.data.source import length
 from quorate.errors import SettingError
+from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
 from quorate.services.run_lock import RunLock
 from quorate.settings import switch
@@ -133,7 +134,9 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
     if shards < rule.least_shards:
         expected = f"at most the {shards} shards of a batch"
         raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
-    kind = PlanByShard if rule.by_shard else Plan
+    kind: Callable[..., Plan] = PlanByShard if rule.by_shard else Plan
+    if isinstance(recipe.loss, PhaseLosses):
+        kind = partial(PlanByPhase, round=recipe.loss.round)
     return kind(
         rows=rows,
         batch_size=min(recipe.batch_size, dealt),

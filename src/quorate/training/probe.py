@@ -13,8 +13,7 @@ from functools import partial
 import torch
 
 from quorate.coordination.keys import key
-from quorate.coordination.plan import Plan, abridged
-from quorate.coordination.sampling import Rows
+from quorate.coordination.plan import Plan, Rows, abridged
 from quorate.data.source import Batch
 from quorate.errors import CompileError, CopyError
 from quorate.machine import out_of_memory
@@ -154,7 +153,7 @@ def _set_best_format(
 @contextmanager
 def _shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[Shard]:
     """Within the block the shard can be computed."""
-    replica.called.place(plan, 0, batch.rows)
+    replica.called.place(plan, 0, batch.rows, of_phase=False)
     with current(replica.device), Stream() as stream:
         yield Shard(batch.data, len(batch.rows), stream, key("probe", plan.seed))
 
@@ -193,7 +192,7 @@ def _pair(
     found: list[Computed] = []
     works = [(state.parameters, shard, rows), (moved(state.parameters), later, batch.rows)]
     for parameters, each, its_rows in works if in_order else works[::-1]:
-        replica.called.place(plan, 0, its_rows)
+        replica.called.place(plan, 0, its_rows, of_phase=False)
         replica.pull(parameters, version=object())
         with replica.watched(lambda loss: loss):  # none is worth compiling
             found.append(_computed(replica, each, loss))

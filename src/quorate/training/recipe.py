@@ -11,9 +11,11 @@ from quorate.data.loading import Loading, Taken
 from quorate.errors import SettingError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.compute import Compute
+from quorate.replica.phases.losses import losses_of
 from quorate.services.run_dir import RunDir
 from quorate.settings import AtResume, Option, Settings, about, at_least, function, options
 from quorate.training.duration import Duration
+from quorate.training.optimizing.choices import OptimizeByPhase, optimize_of
 from quorate.training.optimizing.optimize import Optimize
 from quorate.transports.workers import Workers
 
@@ -23,7 +25,18 @@ if TYPE_CHECKING:
     from quorate.replica.totals import Finish
     from quorate.replica.whole_batch.gather import Gather
 
-__all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Taken", "Workers"]
+__all__ = [
+    "OPTIONS",
+    "Compute",
+    "Loading",
+    "Optimize",
+    "Recipe",
+    "RunDir",
+    "Taken",
+    "Workers",
+    "losses_of",
+    "optimize_of",
+]
 
 
 def _a_loss(name: str, value: Loss) -> Loss:
@@ -73,7 +86,7 @@ class Recipe(Settings):
         metadata=about("fp32, tf32, bf32, bf16 or fp16", kind=str, at_resume=AtResume.SAID)
     )
     compute: Compute
-    optimize: Optimize
+    optimize: Optimize | OptimizeByPhase
     loading: Loading
     run_dir: RunDir
 
@@ -83,12 +96,39 @@ class Recipe(Settings):
             raise too_many_shards(self.shards, f"{self.batch_size} rows of a batch")
         if self.gather is not None:
             self._require_whole_batches()
+        if self.has_phases:
+            self._require_phases_fit()
+
+    def _require_phases_fit(self) -> None:
+        """Refuse what there is not yet for a loss with phases.
+
+        Raises:
+            SettingError: some of it was asked for.
+        """
+        if rules.parse(self.update).by_shard:
+            expected = "sync or quorum:R, as the loss has phases, whose updates come in an order"
+            raise SettingError("update", self.update, expected, "choose one of them")
+        if self.workers.servers is not None:
+            expected = "none, as the loss has phases"
+            raise SettingError("servers", self.workers.servers, expected, "leave them out")
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether there are several losses, of phases."""
+        return isinstance(self.optimize, OptimizeByPhase)
 
     @property
     def gather(self) -> Gather | None:
-        """The loss, if it is one over the whole batch."""
+        """The loss, if it is one over the whole batch.
+
+        Raises:
+            SettingError: a phase has one.
+        """
         from quorate.replica.whole_batch.gather import Gather  # imports torch
 
+        if any(isinstance(each, Gather) for each in getattr(self.loss, "losses", ())):
+            expected = "one loss for all updates, as it is a Gather"
+            raise SettingError("loss", "a phase with a Gather", expected, "leave the phases out")
         return self.loss if isinstance(self.loss, Gather) else None
 
     def _require_whole_batches(self) -> None:
@@ -122,7 +162,9 @@ class Recipe(Settings):
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint has of the settings that a resume compares."""
-        groups = (self, self.workers, self.compute, self.optimize, self.loading, self.run_dir)
+        groups: list[Settings] = [self, self.workers, self.compute, self.loading, self.run_dir]
+        if isinstance(self.optimize, Optimize):  # else they are those of each phase
+            groups.append(self.optimize)
         return {
             option.recorded: option.seen(getattr(group, name))
             for group in groups

@@ -12,7 +12,6 @@ import torch
 from quorate.coordination import rules
 from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
-from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
 from quorate.replica import precision
 from quorate.replica.beside.shared import obstacle_to_compiling
 from quorate.replica.buffers import Buffers
@@ -72,18 +71,6 @@ class Replicas:
         self._turns = Turns(side_by_side=True)
         self._sharing: Sharing | None = None
         self._obstacle: str | None = None
-        self._keeps_memory = False
-
-    def keep_freed_memory(self) -> None:
-        """Have this process keep the memory of a shard for the next one, if CPUs compute."""
-        if any(device.type == "cpu" for group in self._groups for device in group):
-            keep_freed_memory()
-            self._keeps_memory = True
-
-    def give_back_memory(self) -> None:
-        """Give back what is free: a loop is over."""
-        if self._keeps_memory:
-            return_freed_memory()
 
     def obstacle(self, model: torch.nn.Module) -> str | None:
         """Look at a model and the loss function: return why towers cannot have copies, if so."""

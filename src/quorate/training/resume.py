@@ -19,10 +19,11 @@ from quorate.training.saved_state import Loadable, load, loadable
 from quorate.training.state import State
 
 # What is compared beside settings: it follows from the data and the machine.
-REFUSED = ("rows", "shuffle", "order_sha256")
+REFUSED = ("rows", "shuffle", "order_sha256", "round")
 # What checkpoints of before these existed were trained with.
 BEFORE: Mapping[str, Any] = {"is_ordered": False, "last": "short", "sampling": None}
 SAID = ("torch", "device_types", "processors", "schedule")
+OF_PHASES = ("schedule", "clip_norm", "ema_decay")  # said likewise, of each
 
 
 def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
@@ -117,7 +118,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = [
         f"{name} was {printable(was[name])} and is {now[name]}"
         for name in (*_recorded(AtResume.SAID), *SAID)
-        if name in was and was[name] != now[name]
+        if name in was and was[name] != now.get(name, was[name])
     ]
     before, rows = was.get("row_sample") or {}, now["row_sample"] or {}
     other = [row for row, hashed in rows.items() if None not in (hashed, before.get(row))]
@@ -132,11 +133,30 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"at.progress was of {was.get('last_step', 0):,} updates in all and is of "
             f"{now['last_step']:,}"
         )
+    found += _other_values(was, now, "")
+    for before_it, phase in zip(was.get("phases") or (), now.get("phases", ()), strict=False):
+        of = f" of phase {phase['name']}"
+        found += [
+            f"{name}{of} was {printable(before_it.get(name))} and is {phase[name]}"
+            for name in OF_PHASES
+            if before_it.get(name) != phase[name]
+        ]
+        found += _other_values(before_it, phase, of)
+    return found
+
+
+def _other_values(was: Mapping[str, Any], now: Mapping[str, Any], of: str) -> list[str]:
+    """Return which values of a schedule and of groups of parameters are others, in words.
+
+    Args:
+        of: whose they are.
+    """
+    found = []
     for number, (old, new) in enumerate(
-        zip(was.get("hyperparameters", []), now["hyperparameters"], strict=False)
+        zip(was.get("hyperparameters", []), now.get("hyperparameters", []), strict=False)
     ):
         found += [
-            f"{printable(name)} of {_group(number)} was {printable(old.get(name))} and is "
+            f"{printable(name)} of {_group(number)}{of} was {printable(old.get(name))} and is "
             f"{new.get(name)} in the script"
             for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)

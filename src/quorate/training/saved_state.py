@@ -15,6 +15,7 @@ from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.training.collective.rows import OPTIMIZER
+from quorate.training.optimizing.by_phase import LoadablePhases
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, is_in_a_tree
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
@@ -97,7 +98,7 @@ class Loadable(NamedTuple):
     model: dict[str, torch.Tensor]
     averaged: dict[str, torch.Tensor]  # empty without an average
     rest: dict[str, torch.Tensor]  # what state dicts leave out
-    optimizer: LoadableOptimizer
+    optimizer: LoadableOptimizer | LoadablePhases
     record: dict[str, Any]
     lines: list[str]  # for the user
     shared: shared_values.SavedShared = shared_values.NONE
@@ -112,11 +113,11 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         CheckpointError: it was saved with other settings, so that something is not in it.
     """
     # 1. By the record and the headers alone: nothing of the size of a model is read in vain.
-    optimizer = type(state.optimizer.inner).__name__
+    optimizer = state.optimizer_state.kind
     if record["optimizer"] != optimizer:
         raise MisfitError(
-            f"{path}: it was trained with {record['optimizer']}, and this run has {optimizer}; use "
-            "the same optimizer, or choose another run_dir"
+            f"{path}: it was trained with {printable(record['optimizer'])}, and this run has "
+            f"{optimizer}; use the same optimizer, or choose another run_dir"
         )
     parts = [("model.safetensors", state.tensors())]
     if state.average is not None:
@@ -166,7 +167,7 @@ def load(saved: Loadable, state: State) -> None:
     targets = _rest(state)
     for name, value in saved.rest.items():
         targets[name].copy_(value)
-    state.optimizer_state.load(saved.optimizer)
+    state.load_optimizer(saved.optimizer)
     if isinstance(state.optimizer, SlicedOptimizer) and saved.file is not None:
         state.optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:

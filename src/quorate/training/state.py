@@ -17,13 +17,18 @@ from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
-from quorate.training.optimizing.extent import Sliced, Whole
-from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.by_phase import (
+    LoadablePhases,
+    PhaseOptimizers,
+    PhaseStates,
+    PhaseUpdates,
+)
+from quorate.training.optimizing.choices import Optimize, OptimizeByPhase
+from quorate.training.optimizing.making import Making
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.optimizer_state import OptimizerState
+from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
-from quorate.training.optimizing.update import Average, Update
-from quorate.training.serving.served import Served, ServedAverage, ServedOptimizer
+from quorate.training.optimizing.update import Update
 from quorate.training.serving.serving import Serving
 from quorate.training.user_changes import UserChanges
 from quorate.transports.collective.exchange import Exchange
@@ -52,7 +57,7 @@ class State:
         shared: bool,
         mutable_frozen: frozenset[int] = frozenset(),
         written: frozenset[str] = frozenset(),
-        optimize: Optimize,
+        optimize: Optimize | OptimizeByPhase,
         notes: Notes | None = None,
         exchanging: Callable[[Layout], Exchange] | None = None,
         served: bool = False,
@@ -83,52 +88,61 @@ class State:
                 name = min(written)
                 expected = f"none, as the forward pass writes parameters: {name!r}"
                 raise SettingError("servers", "some", expected, "leave them out")
+            assert isinstance(optimize, Optimize)  # servers are refused with phases
             is_clipped = optimize.clip_norm is not None
             self.serving = Serving(
                 self.parameters, ema_decay=optimize.ema_decay, wants_norm=is_clipped
             )
-        self.optimizer = self._optimizer(optimize)
-        self.average = self._average(optimize.ema_decay)
-        self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
+        self.optimizer: FlatOptimizer | PhaseOptimizers
+        self.update: Update | PhaseUpdates
+        self.optimizer_state: OptimizerState | PhaseStates
         self.notes = notes = notes or Notes()
+        making = Making(model, self.parameters, self.exchange, self.serving)
+        self.optimize = optimize = self._choose(optimize, making)
+        self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
         self.visits = Visits()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
-        self.update = Update(
-            self.optimizer,
-            self.buffers,
-            clip_norm=optimize.clip_norm,
-            schedule=optimize.schedule,
-            schedule_metric=optimize.schedule_metric,
-            average=self.average,
-            extent=self._extent(),
+        if isinstance(self.optimizer, FlatOptimizer):
+            self.update = Update(
+                self.optimizer,
+                self.buffers,
+                clip_norm=optimize.clip_norm,
+                schedule=optimize.schedule,
+                schedule_metric=optimize.schedule_metric,
+                average=self.average,
+                extent=making.extent(),
+            )
+            self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
+
+    def _choose(self, optimize: Optimize | OptimizeByPhase, making: Making) -> Optimize:
+        """Make the optimizer and the average, those of phases too; return how updates are made."""
+        if isinstance(optimize, Optimize):
+            self.optimizer = making.optimizer(
+                optimize.optimizer, is_sharded=optimize.shard_optimizer
+            )
+            self.average = making.average(optimize.ema_decay)
+            return optimize
+        self.average = making.average(optimize.ema_decay)
+        self.update = update = PhaseUpdates(
+            optimize, making, self.buffers, self.average, self.notes
         )
-        self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
+        self.optimizer = PhaseOptimizers(update.optimizers, self.parameters)
+        self.optimizer_state = PhaseStates(update)
+        return next(iter(optimize.by_name.values()))  # until a phase begins
 
-    def _optimizer(self, optimize: Optimize) -> FlatOptimizer:
-        factory, model, parameters = optimize.optimizer, self.model, self.parameters
-        if self.serving is not None:
-            return ServedOptimizer(factory, model, parameters, self.serving)
-        if self.exchange is None:
-            return FlatOptimizer(factory, model, parameters)
-        return SlicedOptimizer(
-            factory,
-            model,
-            parameters,
-            exchange=self.exchange,
-            is_sharded=optimize.shard_optimizer,
-        )
+    def load_optimizer(self, saved: LoadableOptimizer | LoadablePhases) -> None:
+        """Take what ``loadable`` of ``optimizer_state`` gave."""
+        if isinstance(self.optimizer_state, PhaseStates):
+            assert isinstance(saved, LoadablePhases)
+            self.optimizer_state.load(saved)
+        else:
+            assert isinstance(saved, LoadableOptimizer)
+            self.optimizer_state.load(saved)
 
-    def _average(self, decay: float | None) -> Average | None:
-        if decay is None:
-            return None
-        if self.serving is not None:
-            return ServedAverage(decay, self.parameters, self.serving)
-        return Average(decay, self.parameters)
-
-    def _extent(self) -> Whole | Sliced:
-        if self.serving is not None:
-            return Served(self.serving)
-        return Whole() if self.exchange is None else Sliced(self.exchange)
+    def begin_phase(self, phase: str | None) -> None:
+        """Make the next update one of a phase, if there are phases."""
+        if isinstance(self.update, PhaseUpdates):
+            self.optimize = self.update.begin(phase)
 
     def bring_home(self) -> None:
         """Bring here what servers have of parameters and averages. Blocks.
@@ -138,6 +152,12 @@ class State:
         """
         if self.serving is not None:
             self.serving.bring_home()
+
+    @property
+    def optimizer_of_ranks(self) -> SlicedOptimizer | PhaseOptimizers:
+        """The optimizer, where the ranks of a collective make updates together."""
+        assert isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers))
+        return self.optimizer
 
     def save_with(
         self,
@@ -156,7 +176,7 @@ class State:
 
     def leave_ranks(self) -> None:
         """Go on without the other ranks: all of the state comes here. Blocks."""
-        if isinstance(self.optimizer, SlicedOptimizer):
+        if isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers)):
             self.optimizer.stay_alone()
             self.update.take_whole()
 

@@ -22,6 +22,7 @@ from quorate.coordination.protocol import (
     Replace,
 )
 from quorate.machine.devices import Group
+from quorate.machine.freed_memory import return_freed_memory
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.shared.new_thread import as_in_a_new_thread
@@ -77,8 +78,9 @@ class Inline:
         return [WorkerStatus(0, group, None, self._thread, *self._desk.sheet.read())]
 
     def close(self) -> None:
-        """End it: there is nothing to free."""
+        """End it: memory that was kept for the next shard is free."""
         self._thread = None
+        return_freed_memory()
 
 
 class InlineChannel:

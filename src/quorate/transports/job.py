@@ -18,7 +18,6 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
 from quorate.machine.left import LeftError
-from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Phase, Replica, no_phase
 from quorate.replica.shard_sum import ShardSum
@@ -244,8 +243,10 @@ class Job(ABC):
         rows = self.plan.shard(task.step, task.shard)
         if len(rows) == 1:
             error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
+        phase = self.plan.phase(task.step)
+        where = f"step {task.step}" if phase is None else f"step {task.step} (phase {phase})"
         error.add_note(
-            f"quorate: worker {task.worker} ({device}), step {task.step}, shard {task.shard}, "
+            f"quorate: worker {task.worker} ({device}), {where}, shard {task.shard}, "
             f"rows {abridged(rows)}"
         )
         nbytes = self.parameters.layout.nbytes
@@ -380,21 +381,3 @@ class Evaluation(Job):
         seed = key("evaluation", self.plan.seed, task.step, task.shard)
         reload = partial(self._reloaded, task)
         return replica.evaluation(batch.data, len(batch.rows), stream, seed, reload=reload)
-
-
-def data_fingerprint(source: Source) -> str:
-    """Return a hash over the rows of shard 0 of step 0: whether two processes have the same."""
-    return fingerprint(source.load((0, 0)).data)
-
-
-def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
-    """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
-    batch = source.load((0, 0))
-    seed = key("probe", source.plan.seed)
-    replica.called.place(source.plan, 0, batch.rows)
-    result = replica.gradient(batch.data, len(batch.rows), stream, seed)
-    assert result.gradient is not None
-    vectors = result.gradient.vectors
-    return fingerprint(
-        (result.weight, result.metrics, vectors, result.buffers, result.integer_buffers)
-    )

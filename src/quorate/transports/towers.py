@@ -35,6 +35,7 @@ from quorate.coordination.protocol import (
     Tick,
 )
 from quorate.machine.devices import Group
+from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
@@ -123,6 +124,7 @@ class Towers:
         deadline = time.monotonic() + (0.1 if at_once else GRACE_S)
         for tower in self.towers:
             tower.join(timeout=max(0.0, deadline - time.monotonic()))
+        return_freed_memory()
         held = [tower for tower in self.towers if tower.is_alive()]
         for tower in held:
             tower.interrupt()
@@ -145,6 +147,8 @@ def workers_here(
     say: Callable[[str], None] | None = None,
 ) -> Towers | Inline:
     """Return workers of this process: towers, or one that is inline. Arguments as of ``Towers``."""
+    if any(group[0].type == "cpu" for group in groups):
+        keep_freed_memory()
     if len(groups) == 1:
         return Inline(groups[0], make_replica, threads=threads, original=original)
     return Towers(groups, make_replica, buffers, threads=threads, original=original, say=say)

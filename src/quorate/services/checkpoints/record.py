@@ -17,6 +17,7 @@ tensors is a name in ``File``, and a comparison in ``files.py``.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -26,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from quorate.coordination import rules
+from quorate.coordination import rounds, rules
 from quorate.coordination.epochs import steps_per_epoch
 from quorate.errors import SettingError
 from quorate.machine.printable import printable
@@ -89,6 +90,30 @@ class Group(Struct, forbid_unknown_fields=True):
     values: dict[str, Any]  # trees, see ``trees.py``
 
 
+class Round(Struct, forbid_unknown_fields=True):
+    """The updates of a round; see ``quorate.coordination.rounds``."""
+
+    phases: list[Word]  # of each, in order
+    takes: list[Count]  # which of the round's batches
+
+
+class PhaseState(Struct, forbid_unknown_fields=True):
+    """What a phase has of its own; see ``by_phase.py``, and ``Record`` for entries of the name."""
+
+    name: Word
+    updates: Count  # of this phase
+    optimizer: Word
+    optimizer_numbers: dict[str, dict[str, Number]]
+    optimizer_state: Any = None
+    optimizer_attributes: dict[str, Any] = {}
+    optimizer_groups: list[Group] = []
+    schedule_state: Any = None
+    schedule: Word | None = None
+    clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
+    ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    hyperparameters: list[dict[str, Any]] = []
+
+
 class Amended(Struct, forbid_unknown_fields=True):
     """What user code changed in the model; see ``quorate.transports.amendments``."""
 
@@ -148,6 +173,8 @@ class Record(Struct, forbid_unknown_fields=True):
     processors: list[Word] = []
     row_sample: dict[RowNumber, str | None] | None = None  # hashes; see data.row_sample
     hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
+    round: Round | None = None  # of phases, if there are some
+    phases: list[PhaseState] | None = None  # in the order in which each comes first
     doubts: list[str] = []  # why the bits may not be those of another number of workers
 
 
@@ -252,6 +279,11 @@ def _contradictions(record: Record) -> Iterator[str]:
     per_epoch = steps_per_epoch(
         dealt, batch_size, record.shards, by_shard=rule.by_shard, last=record.last
     )
+    if record.round is not None:
+        if wrong := _wrong_round(record.round, record.phases or []):
+            yield wrong
+            return
+        per_epoch = max(1, _round(record.round).updates(per_epoch))
     if record.epoch != step // per_epoch:
         yield (
             f"got epoch {record.epoch:,} at step {step:,}, expected {step // per_epoch:,}: "
@@ -282,17 +314,45 @@ def _contradictions(record: Record) -> Iterator[str]:
     # 4. The schedule.
     if record.schedule_state is not None and record.schedule is None:
         yield f"got schedule_state={abridged(record.schedule_state)}, and no schedule"
+    decay = record.ema_decay
+    for phase in record.phases or ():
+        decay = phase.ema_decay if decay is None else decay
+        if phase.schedule_state is not None and phase.schedule is None:
+            yield f"got a schedule_state of phase {abridged(phase.name)}, and no schedule"
+    if record.phases is not None:
+        if record.round is None:
+            yield "got phases, and no round of them"
+        named = ", ".join(f"{phase.name}: {phase.optimizer}" for phase in record.phases)
+        if named != record.optimizer:
+            yield f"got optimizer={abridged(record.optimizer)}, expected {abridged(named)}"
+        if (made := sum(phase.updates for phase in record.phases)) != step:
+            yield f"got {made:,} updates of all phases, expected {step:,}"
     # 5. The files.
     if len(set(record.order)) != len(record.order):
         yield "got a name twice in order"
     for name in ("model.safetensors", "optimizer.safetensors"):
         if name not in record.files:
             yield f"got no checksum of {name}"
-    if (record.ema_decay is not None) != ("averaged.safetensors" in record.files):
+    if (decay is not None) != ("averaged.safetensors" in record.files):
         yield (
-            f"got ema_decay={record.ema_decay} and files {', '.join(sorted(record.files))}: "
+            f"got ema_decay={decay} and files {', '.join(sorted(record.files))}: "
             "averaged.safetensors is there if weights are averaged"
         )
+
+
+def _round(found: Round) -> rounds.Round:
+    return rounds.Round(tuple(found.phases), tuple(found.takes))
+
+
+def _wrong_round(found: Round, phases: list[PhaseState]) -> str:
+    """Return what is wrong with a round, or an empty text."""
+    names, takes = list(dict.fromkeys(found.phases)), found.takes
+    steps = [later - take for take, later in itertools.pairwise(takes)]
+    if not takes or takes[0] or not set(steps) <= {0, 1} or len(takes) != len(found.phases):
+        return f"got a round that is none: {abridged(found.phases)} with batches {abridged(takes)}"
+    if names != [phase.name for phase in phases]:
+        return f"got a round of {abridged(names)}, and other phases"
+    return ""
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Lines:
         self._slow = SlowWorkers()
         self._rows: list[Row] = []  # the newest ones, not shown yet
         self._shows_tables = False  # it has shown one
+        self._newest = Newest()
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
@@ -76,11 +77,12 @@ class Lines:
     def update(self, report: Report) -> None:
         """Take note of an update."""
         now = time.monotonic()
+        shown = self._newest.of(report)
         due = self._first or now - self._shown_at >= LINE_EVERY_S
         if due or report.ends_epoch:
             self._shown_at, self._first = now, False
             rest = "" if report.eta_s is None else f"  ETA {clock(report.eta_s)}"
-            self.say(f"{position(report)}  {numbers(report)}{rest}")
+            self.say(f"{position(report)}  {numbers(report, shown)}{rest}")
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
         """Show what all workers are at, and name those that are slow."""
@@ -122,6 +124,7 @@ class Bar:
             refresh_per_second=4,
         )
         self._task: TaskID | None = None
+        self._newest = Newest()
         self._table = WorkerRows()
         self._slow = SlowWorkers()
 
@@ -131,7 +134,7 @@ class Bar:
 
     def update(self, report: Report) -> None:
         """Show the numbers of an update."""
-        where, what = position(report), numbers(report)
+        where, what = position(report), numbers(report, self._newest.of(report))
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task(
@@ -176,15 +179,34 @@ def position(report: Report) -> str:
     )
 
 
-def numbers(report: Report) -> str:
-    """Return loss, metrics, learning rate and speed, in one line."""
+class Newest:
+    """The newest metrics of all phases: an update has those of its own."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, float] = {}
+
+    def of(self, report: Report) -> Mapping[str, float]:
+        """Return what to show of an update, in the order in which metrics came first."""
+        if report.phase is None:
+            return report.metrics
+        self._metrics |= report.metrics
+        return self._metrics
+
+
+def numbers(report: Report, shown: Mapping[str, float]) -> str:
+    """Return loss, metrics, learning rate and speed, in one line.
+
+    Args:
+        report: of an update.
+        shown: its metrics, maybe with those of other phases.
+    """
     late = ""
     if any(report.stale):
         late += f"  staleness {report.staleness}"
     if any(report.dropped):
         late += f"  dropped {sum(report.dropped):,}"
     speed = f"{report.examples_per_s:,.0f} examples/s"
-    return f"{metrics(report.metrics)}  lr {report.lr:.3g}{late}  {speed}"
+    return f"{metrics(shown)}  lr {report.lr:.3g}{late}  {speed}"
 
 
 def metrics(values: Mapping[str, float]) -> str:

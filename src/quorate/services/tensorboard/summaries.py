@@ -151,8 +151,9 @@ class _Interval:
         self._staleness = self._staleness_max = 0
         self._metrics: dict[str, _Mean] = {}
         self._totals: Counts = {}
-        self._losses: dict[int, _Mean] = {}  # by worker
-        self._norm = _Mean()
+        self._losses: dict[str, _Mean] = {}  # of each worker, and phase if there are phases
+        self._norms: dict[str, _Mean] = {}  # by phase, as below
+        self._rates: dict[str, float] = {}  # the newest
         self._last: Report | None = None
 
     def add(self, report: Report) -> None:
@@ -165,10 +166,12 @@ class _Interval:
             self._metrics.setdefault(name, _Mean()).add(value * report.weight, report.weight)
         for name, total in report.totals.items():
             self._totals[name] = total + self._totals.get(name, 0)
+        phase = "" if report.phase is None else f"{report.phase}/"
         for worker, (loss, weight) in report.worker_losses.items():
-            self._losses.setdefault(worker, _Mean()).add(loss, weight)
+            self._losses.setdefault(f"{phase}loss_{worker}", _Mean()).add(loss, weight)
         if report.grad_norm is not None:
-            self._norm.add(report.grad_norm, 1.0)
+            self._norms.setdefault(f"{phase}gradient_norm", _Mean()).add(report.grad_norm, 1.0)
+        self._rates[f"{phase}learning_rate"] = report.lr
         self._last = report
 
     def points(
@@ -178,7 +181,7 @@ class _Interval:
         assert self._last is not None
         dropped = self._last.dropped
         points = {
-            "learning_rate": self._last.lr,
+            **self._rates,
             "staleness": self._staleness / self.updates,
             "staleness_max": self._staleness_max,
             "dropped_shards": sum(dropped),
@@ -191,13 +194,12 @@ class _Interval:
         if now > self._began:
             points["examples_per_s"] = self._rows / (now - self._began)
             points["global_step/sec"] = self.updates / (now - self._began)
-        means = {"gradient_norm": self._norm}
-        means |= {f"loss_{worker}": mean for worker, mean in self._losses.items()}
+        means = self._norms | self._losses
         points |= {name: mean.value for name, mean in means.items() if mean.weight}
         metrics = {name: mean.value for name, mean in self._metrics.items() if mean.weight}
         metrics |= finished(self._totals)  # not means of what they were at each update
         # A metric of the user's may have a name that is taken.
-        taken = points.keys() | means.keys()
+        taken = points.keys() | means.keys() | {"gradient_norm"}
         return points | {f"metric_{n}" if n in taken else n: v for n, v in metrics.items()}
 
 

@@ -81,13 +81,13 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
             "rank 0; give every rank the same data"
         )
     state, source = _opened(crew, dataset, plan, record, make_state)
-    assert isinstance(state.optimizer, SlicedOptimizer)
+    optimizer = state.optimizer
     misfits = ranks.gather(share.misfit(ranks, record["state"], state).encode())
     if any(misfits):  # rank 0 says which
         return 2
     share.take(ranks, record["state"], state)
-    if state.optimizer.is_sharded:
-        state.optimizer.take_part(ranks.hear())
+    if isinstance(optimizer, SlicedOptimizer) and optimizer.is_sharded:
+        optimizer.take_part(ranks.hear())
     shared = share.Taker(ranks)
     member = Member(
         ranks,
@@ -114,10 +114,10 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
             return own._replace(stop=asked.by, notes=notes.take())
 
         while (record := ranks.hear())["kind"] != END:
-            if record["kind"] == GATHER:
-                state.optimizer.gather()
-            elif record["kind"] == SCATTER:
-                state.optimizer.take_part(record)
+            if record["kind"] == GATHER and isinstance(optimizer, SlicedOptimizer):
+                optimizer.gather()
+            elif record["kind"] == SCATTER and isinstance(optimizer, SlicedOptimizer):
+                optimizer.take_part(record)
             elif record["kind"] == CHECK:
                 check_asked(record, ranks, member, state, source)
             elif record["kind"] == NOTES:
@@ -141,7 +141,8 @@ def _opened(
             f"{decided['compile']} as on rank 0; install a compiler on every host, or on none"
         )
     crew.replicas.compute_as(decided)
-    state.average = state.update.average = None  # rank 0's alone
+    state.average = None  # rank 0's alone
+    state.update.leave_average()
     state.update.leave_schedule()
     return state, source
 

@@ -8,7 +8,8 @@ from quorate.data.source import Source
 from quorate.errors import UserError
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
-from quorate.transports.job import data_fingerprint
+from quorate.training.optimizing.optimize import Optimize
+from quorate.transports.fingerprints import data_fingerprint
 
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
@@ -18,7 +19,7 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
         **crew.recipe.facts(),
         "exchange": workers.exchange,
         "bucket_mb": workers.bucket_mb,
-        "shard_optimizer": optimize.shard_optimizer,
+        "shard_optimizer": isinstance(optimize, Optimize) and optimize.shard_optimizer,
     }
     return {
         **{name: repr(value) for name, value in facts.items()},

@@ -18,7 +18,6 @@ from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
-from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Applied
 from quorate.training.saved_state import shared
 from quorate.training.state import State
@@ -103,8 +102,7 @@ def _opened(
 ) -> Member:
     """Give the other ranks the state, and return what this one is in each step."""
     state, ranks = loop.state, shared_values.ranks
-    optimizer = state.optimizer
-    assert isinstance(optimizer, SlicedOptimizer)
+    optimizer = state.optimizer_of_ranks
     given = shared(state, facts, moments=not optimizer.is_sharded)
     record: dict[str, Any] = {
         "kind": OPEN,
@@ -193,8 +191,7 @@ class _Lead:
         self._member, self._ranks, self._updates, self._stops = member, ranks, updates, stops
         self._groups: list[dict[str, Any]] | None = None  # as the others have them
         self._mark = share.mark(state)
-        assert isinstance(state.optimizer, SlicedOptimizer)
-        self._optimizer = state.optimizer
+        self._optimizer = state.optimizer_of_ranks
         self._optimizer.note_state()
         self._amended = state.user_changes.amendments.number
         self._shared = shared_values

@@ -11,7 +11,6 @@ from typing import TypeVar, cast
 
 import torch
 
-from quorate.coordination.hosts import slowest_factor
 from quorate.coordination.ownership import leaves
 from quorate.coordination.tree import Node, TreeSum, tree_sum
 from quorate.data.feed import Feed
@@ -29,7 +28,8 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
 from quorate.transports.collective.parts import Handed, handed_over
 from quorate.transports.collective.ranks import Ranks
-from quorate.transports.job import Task, Training, drawing, probe_fingerprint
+from quorate.transports.fingerprints import probe_fingerprint
+from quorate.transports.job import Task, Training, drawing
 from quorate.transports.worker_status import Timesheet
 
 T = TypeVar("T")
@@ -202,6 +202,7 @@ class Member:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
         again = partial(self._again, step) if self._state.optimizer.takes_closure else None
+        self._state.begin_phase(self._source.plan.phase(step))
         with drawing("update", self._source.plan, n):
             return self._state.update.apply(parts, shards, n, shards, again)
 
@@ -221,7 +222,7 @@ class Member:
 
     def slowest_factor(self, shards: int) -> float:
         """Return how many times an equal part of a step's shards the busiest rank has."""
-        return slowest_factor(self.exchange.dealt(shards), shards)
+        return self.exchange.slowest_factor(shards)
 
     def restore(self) -> None:
         """Give the model what it had before its forward passes, which is what the state has."""

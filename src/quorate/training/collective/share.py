@@ -177,7 +177,7 @@ def mark(state: State) -> list[bytes]:
 def groups(state: State) -> list[dict[str, Any]]:
     """Return the values of the optimizer's groups that JSON can hold; tensors as numbers."""
     listed = []
-    for group in state.optimizer.inner.param_groups:
+    for group in state.optimizer.param_groups:
         kept: dict[str, Any] = {}
         for name, value in group.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -190,7 +190,7 @@ def groups(state: State) -> list[dict[str, Any]]:
 
 def take_groups(state: State, listed: list[dict[str, Any]]) -> None:
     """Give the optimizer's groups the values that rank 0's have."""
-    for group, kept in zip(state.optimizer.inner.param_groups, listed, strict=True):
+    for group, kept in zip(state.optimizer.param_groups, listed, strict=True):
         for name, value in kept.items():
             there = group.get(name)
             if isinstance(there, torch.Tensor):

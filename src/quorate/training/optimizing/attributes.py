@@ -7,13 +7,14 @@ each the own state_dict is asked for, and so of whatever else has one: schedules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
-from quorate.training.optimizing.standard_attributes import standard_attributes
+# What schedules put into an optimizer.
+_OF_SCHEDULES = frozenset(("step", "_opt_called", "_step_count"))
 
 
 class Attribute(NamedTuple):
@@ -84,7 +85,7 @@ def place_of_new(optimizer: Optimizer, name: str) -> Callable[[Any], None] | Non
         if holder is None or not isinstance(holder.value, Optimizer):
             return None
         owner = holder.value
-    if not own.isidentifier() or own in standard_attributes() or hasattr(owner, own):
+    if not own.isidentifier() or own in _standard_attributes() or hasattr(owner, own):
         return None
     return partial(setattr, owner, own)
 
@@ -124,7 +125,7 @@ def load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 def _walk(optimizer: Optimizer, prefix: str, found: dict[str, Attribute], seen: set[int]) -> None:
     for name, value in vars(optimizer).items():
-        if name not in standard_attributes():
+        if name not in _standard_attributes():
             _note(prefix + name, value, partial(setattr, optimizer, name), found, seen)
 
 
@@ -196,3 +197,12 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
     if isinstance(saved, dict) and isinstance(loaded, dict):
         return {key: _as_saved(saved[key], loaded.get(key)) for key in saved}
     return saved if isinstance(saved, str) else loaded
+
+
+@cache
+def _standard_attributes() -> frozenset[str]:
+    """Return what every optimizer has, no state of its own: hooks, and what its state_dict has.
+
+    Asked for late: torch's first optimizer imports its compiler, which takes as long as torch.
+    """
+    return _OF_SCHEDULES | frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,12 +24,18 @@ class CutOptimizer(FlatOptimizer):
         model: whose trainable parameters are views of ``parameters``.
         parameters: this rank's, whole.
         slices: of them.
+        names: of those that are this optimizer's. Default: all.
     """
 
     def __init__(
-        self, factory: OptimizerFactory, model: torch.nn.Module, parameters: Flat, slices: Slices
+        self,
+        factory: OptimizerFactory,
+        model: torch.nn.Module,
+        parameters: Flat,
+        slices: Slices,
+        names: Collection[str] | None = None,
     ) -> None:
-        super().__init__(factory, model, parameters)
+        super().__init__(factory, model, parameters, names)
         self._slices = slices
         self._is_ours = False  # whether this code itself is at the state of ``inner``
         self.is_lent = False  # whether user code has been given all of the state

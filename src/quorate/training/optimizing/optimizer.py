@@ -48,13 +48,20 @@ class FlatOptimizer:
     Args:
         factory: the user's, from a list of parameters to an optimizer.
         model: whose trainable parameters are views of ``parameters``.
+        names: of those that are this optimizer's. Default: all.
 
     Raises:
         SettingError: the factory does not return an optimizer, or one that cannot work here.
     """
 
-    def __init__(self, factory: OptimizerFactory, model: torch.nn.Module, parameters: Flat) -> None:
-        named = trainable(model)
+    def __init__(
+        self,
+        factory: OptimizerFactory,
+        model: torch.nn.Module,
+        parameters: Flat,
+        names: Collection[str] | None = None,
+    ) -> None:
+        named = {n: p for n, p in trainable(model).items() if names is None or n in names}
         self.inner = factory(list(named.values()))
         if not isinstance(self.inner, Optimizer):
             raise SettingError(
@@ -74,6 +81,8 @@ class FlatOptimizer:
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
         self.flat_parameters = parameters
+        layout, ours = parameters.layout, () if names is None else named
+        self._elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
         self.flat = is_elementwise(self.inner)
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # that parameters were put into last
@@ -98,6 +107,11 @@ class FlatOptimizer:
 
         if self.flat:
             self.inner.state = States(self._state_of)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups, with whatever user code sets in them: a learning rate."""
+        return self.inner.param_groups
 
     @property
     def has_modes(self) -> bool:
@@ -143,8 +157,8 @@ class FlatOptimizer:
 
     @cached_property
     def elements(self) -> int:
-        """P, over all dtypes."""
-        return sum(self.flat_parameters.layout.sizes)
+        """P, over all dtypes, of the parameters that are this optimizer's."""
+        return self._elements
 
     @property
     def lr(self) -> float:

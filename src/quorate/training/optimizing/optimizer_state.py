@@ -72,6 +72,11 @@ class OptimizerState:
         self._made = {name: self._mark(value) for name, (value, _) in self._attributes().items()}
         self._elsewhere = self._kept_elsewhere()
 
+    @property
+    def kind(self) -> str:
+        """The optimizer, for people: what a resume compares first."""
+        return type(self._inner).__name__
+
     # --- saving -----------------------------------------------------------------------------------
 
     def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -102,7 +107,7 @@ class OptimizerState:
             )
         ]
         return encoder.tensors, {
-            "optimizer": type(self._inner).__name__,
+            "optimizer": self.kind,
             "optimizer_numbers": numbers,
             "optimizer_state": own,
             "optimizer_attributes": self._encoded_attributes(encoder),

@@ -47,6 +47,7 @@ class SlicedOptimizer(CutOptimizer):
         parameters: this rank's, whole.
         exchange: of them.
         is_sharded: whether each rank has the state for its slices alone, where that can be.
+        names: of the parameters that are this optimizer's; not if it is sharded. Default: all.
 
     Raises:
         SettingError: it is none, or one that no engine can take.
@@ -60,8 +61,9 @@ class SlicedOptimizer(CutOptimizer):
         *,
         exchange: Exchange,
         is_sharded: bool,
+        names: Collection[str] | None = None,
     ) -> None:
-        super().__init__(factory, model, parameters, exchange.slices)
+        super().__init__(factory, model, parameters, exchange.slices, names)
         self._exchange = exchange
         self.is_sharded = is_sharded and self.flat
         self._is_alone = False

@@ -18,6 +18,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.training.drive import Ready, drive
+from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.transports import Transport
@@ -91,7 +92,7 @@ class WithoutCopies(rules.Sync):
 def step_again(
     transport: Transport,
     source: Source,
-    optimizer: FlatOptimizer,
+    optimizer: FlatOptimizer | PhaseOptimizers,
     rule: rules.Rule,
     *,
     threads: int,
@@ -103,7 +104,7 @@ def step_again(
     Raises:
         SettingError: it needs one, under a rule by which workers go on while it steps.
     """
-    if not optimizer.takes_closure:
+    if isinstance(optimizer, PhaseOptimizers) or not optimizer.takes_closure:
         return None
     if isinstance(rule, rules.Sync):
         parameters = optimizer.flat_parameters

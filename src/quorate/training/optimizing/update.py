@@ -7,16 +7,15 @@ on the number of workers or cores.
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from quorate.coordination.tree import tree_sum
 from quorate.errors import LossError, NotFiniteError, SettingError, UserError
@@ -31,8 +30,8 @@ from quorate.training.optimizing.cores import cores_for, intra_op_threads
 from quorate.training.optimizing.extent import Mean, Sliced, Whole
 from quorate.training.optimizing.mean import Addition
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.schedule import Schedule, metric_of, scheduler_of
 
-Schedule = Callable[[Optimizer], LRScheduler]
 # Computes a step's sum at the parameters as they are, and hands it over: its memory is the workers'
 # own afterwards.
 Again = Callable[[Callable[[ShardSum], None]], None]
@@ -80,11 +79,20 @@ class Average:
         self._parameters = parameters
         self.shadow = parameters.new()
         self.shadow.copy_(parameters)
+        self._pairs = [*zip(self.shadow.vectors, parameters.vectors, strict=True)]
+
+    def of(self, names: Collection[str], decay: float) -> Average:
+        """Return what takes in some parameters alone, with a decay of its own, to this shadow."""
+        part = copy.copy(self)
+        part._decay = decay
+        runs = self.shadow.runs(names), self._parameters.runs(names)
+        part._pairs = [(mine, theirs) for (mine, _), (theirs, _) in zip(*runs, strict=True)]
+        return part
 
     def update(self, n: int) -> None:
         """Take the parameters in, as they are after update n (from 1)."""
         d = min(self._decay, (1 + n) / (10 + n))
-        for mine, theirs in zip(self.shadow.vectors, self._parameters.vectors, strict=True):
+        for mine, theirs in self._pairs:
             mine.lerp_(theirs, 1 - d)
 
 
@@ -118,8 +126,8 @@ class Update:
         self._buffers = buffers
         self._clip_norm = clip_norm
         groups = [_plain(group) for group in optimizer.inner.param_groups]
-        self.scheduler = None if schedule is None else _scheduler(schedule, optimizer.inner)
-        self._goes_by = _goes_by(self.scheduler, schedule_metric)
+        self.scheduler = None if schedule is None else scheduler_of(schedule, optimizer.inner)
+        self._goes_by = metric_of(self.scheduler, schedule_metric)
         # As the script has them: of the schedule first, then of each group of parameters.
         self.hyperparameters = [
             _plain({} if self.scheduler is None else self.scheduler.state_dict()),
@@ -276,10 +284,19 @@ class Update:
         closure = Closure(known, optimizer.flat_parameters, compute, optimizer.at_home)
         optimizer.step(_copied(gradient), missing, closure)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint has of how updates are made, for a resume to compare."""
+        schedule = None if self.scheduler is None else type(self.scheduler).__name__
+        return {"schedule": schedule, "hyperparameters": self.hyperparameters}
+
     @property
     def can_replay(self) -> bool:
         """Whether the schedule follows from the number of updates alone."""
         return self.scheduler is not None and self._goes_by is None
+
+    def leave_average(self) -> None:
+        """Average no parameters: somebody else does."""
+        self.average = None
 
     def leave_schedule(self) -> None:
         """Step no schedule: somebody else does, and sets what it gives."""
@@ -338,42 +355,6 @@ def _copied(gradient: Flat) -> Flat:
     copied = gradient.layout.new(gradient.device)
     copied.copy_(gradient)
     return copied
-
-
-def _goes_by(scheduler: LRScheduler | None, metric: str | None) -> str | None:
-    """Return the metric that a scheduler is stepped with; None for one that counts updates.
-
-    Raises:
-        SettingError: it wants one and has none, or the other way round.
-    """
-    wants = isinstance(scheduler, ReduceLROnPlateau)
-    if wants and metric is None:
-        expected = "the name of a metric, as ReduceLROnPlateau goes by one"
-        fix = 'for example schedule_metric="validation/loss"'
-        raise SettingError("schedule_metric", metric, expected, fix)
-    if metric is not None and not wants:
-        expected = "None, as the schedule counts updates"
-        raise SettingError("schedule_metric", metric, expected, "leave it out")
-    return metric
-
-
-def _scheduler(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
-    scheduler = schedule(optimizer)
-    if not isinstance(scheduler, LRScheduler):
-        raise SettingError(
-            "schedule",
-            type(scheduler).__name__,
-            "a function from an optimizer to a torch LR scheduler",
-            "for example lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1000)",
-        )
-    if scheduler.optimizer is not optimizer:
-        raise SettingError(
-            "schedule",
-            "a scheduler of another optimizer",
-            "one of the optimizer that the function is given",
-            "use its argument",
-        )
-    return scheduler
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

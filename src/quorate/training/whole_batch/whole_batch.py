@@ -28,6 +28,7 @@ from quorate.services.display.raised_shards import RaisedShards
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
 from quorate.training.optimizing.closure import needs_closure
+from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.step_again import WithoutCopies
 from quorate.training.state import State
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
@@ -158,9 +159,10 @@ def whole_batch(
         SettingError: the optimizer asks for a step's gradient again.
     """
     contrast = _contrast(crew, state, source, state.parameters)
-    inner = state.optimizer.inner
     if contrast is None:
         return None
+    assert isinstance(state.optimizer, FlatOptimizer)  # a Gather has no phases
+    inner = state.optimizer.inner
     if needs_closure(inner):
         raise SettingError(
             "optimizer",

@@ -13,6 +13,7 @@ import torch
 from quorate.coordination import rules
 from quorate.errors import RankError, SettingError, UserError
 from quorate.machine.devices import Group
+from quorate.machine.freed_memory import keep_freed_memory
 from quorate.replica.flat import Layout
 from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.launch import GRACE_S, TELL_S, Launched
@@ -80,6 +81,8 @@ class Company:
             UserError: they do not fit together.
             SystemExit: the same, where another rank of this host says so.
         """
+        if device.type == "cpu":
+            keep_freed_memory()
         if self.ranks is None:
             assert self._place is not None
             try:

@@ -14,6 +14,7 @@ from functools import cache
 
 import torch
 
+from quorate.coordination.hosts import slowest_factor
 from quorate.coordination.tree import Node, TreeSum
 from quorate.replica.flat import Flat, Layout
 from quorate.transports.collective.near import Near
@@ -66,6 +67,10 @@ class Exchange:
             return None
         self._has_seen = True
         return [*came] if came != self.order else None
+
+    def slowest_factor(self, shards: int) -> float:
+        """Return how much longer than evenly dealt V shards take: see ``hosts``."""
+        return slowest_factor(self.dealt(shards), shards)
 
     # --- sums -------------------------------------------------------------------------------------
 

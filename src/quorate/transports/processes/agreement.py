@@ -27,7 +27,8 @@ from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.transports import remote_error
-from quorate.transports.job import Job, Training, data_fingerprint, probe_fingerprint
+from quorate.transports.fingerprints import data_fingerprint, probe_fingerprint
+from quorate.transports.job import Job, Training
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.wire import Message
 

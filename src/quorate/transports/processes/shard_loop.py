@@ -25,13 +25,12 @@ from quorate.replica.streams import Stream
 from quorate.replica.totals import to_json
 from quorate.transports import remote_error
 from quorate.transports.amendments import Amendments, Follower
+from quorate.transports.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.transports.job import (
     Job,
     NotWanted,
     Task,
     class_of,
-    data_fingerprint,
-    probe_fingerprint,
 )
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program

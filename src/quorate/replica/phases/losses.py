@@ -1,0 +1,139 @@
+"""The losses of several phases, as one loss function, and the round that updates go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quorate.coordination.rounds import Round, takes_of
+from quorate.errors import LossError, SettingError
+from quorate.replica.beside.at import At
+from quorate.replica.loss import Loss
+from quorate.replica.model import trainable
+from quorate.replica.phases.phase import Phase
+
+FIX = 'for example {"d": d_loss, "g": g_loss}, or [("d", d_loss), ("d", d_loss), ("g", g_loss)]'
+EXPECTED = "a function, a dict from phases to functions, or a list of (phase, function)"
+
+Losses = Loss | Mapping[str, Loss] | Sequence[tuple[str, Loss] | Phase]
+
+
+class PhaseLosses:
+    """The losses of a training with phases. Called, it is the sum of all of them over one batch.
+
+    So an evaluation has the metrics of each phase, and whatever is tried on one shard before
+    training is tried with all. An update is made of one of them.
+
+    Args:
+        phases: the updates of a round, in order; one of a name that comes again is the same.
+        totals: names under which a loss may return counts: they are nobody's but their own.
+
+    Raises:
+        SettingError: there are none, or two have one name.
+    """
+
+    def __init__(self, phases: Sequence[Phase], totals: Collection[str] = ()) -> None:
+        self._totals = frozenset(totals)
+        self.by_name: dict[str, Phase] = {}
+        for phase in phases:
+            first = self.by_name.setdefault(phase.name, phase)
+            if (first.loss, first.parts) != (phase.loss, phase.parts):
+                expected = "one loss, and one choice of what it trains, for each name"
+                raise SettingError("loss", f"two phases {phase.name!r}", expected, "rename one")
+        if not phases:
+            raise SettingError("loss", "no phase", EXPECTED, FIX)
+        names = [phase.name for phase in phases]
+        takes = takes_of(names, [phase.new_batch for phase in phases])
+        self.round = Round(tuple(names), takes)
+
+    @property
+    def losses(self) -> list[Loss]:
+        """The loss functions, as the user wrote them."""
+        return [phase.loss for phase in self.by_name.values()]
+
+    def __call__(self, model: torch.nn.Module, batch: Any, at: At) -> dict[str, Any]:
+        """Return the sum of the losses, and what each returned under the name of its phase.
+
+        Raises:
+            LossError: one has no loss, or their weights differ.
+        """
+        joined: dict[str, Any] = {}
+        losses: list[Any] = []
+        weights: dict[str, Any] = {}
+        for name, phase in self.by_name.items():
+            returned = phase.with_at(model, batch, at)
+            values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
+            if "loss" not in values:
+                raise LossError(f'the loss function of phase {name!r} returned no "loss"')
+            losses.append(values["loss"])
+            if "weight" in values:
+                weights[name] = float(values.pop("weight"))
+            for key, value in values.items():
+                label = key if key in self._totals else f"{name}/{key}"
+                if label in joined:
+                    raise LossError(f"totals: two phases return {key!r}; have one return it")
+                joined[label] = value
+        if weights and (len(set(weights.values())) > 1 or len(weights) < len(self.by_name)):
+            raise LossError(
+                f"weight: the phases returned {weights}, expected the same of each where all "
+                "are computed over one batch, in an evaluation; return the same of each"
+            )
+        total = losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
+        return {"loss": total, **joined, **({"weight": max(weights.values())} if weights else {})}
+
+    def trained(self, model: torch.nn.Module, name: str) -> list[str]:
+        """Return the names of the parameters that a phase trains, in the order of the model."""
+        return [each for each in trainable(model) if self.by_name[name].covers(each)]
+
+    def require_parts(self, model: torch.nn.Module) -> None:
+        """Compare what phases train with a model.
+
+        Raises:
+            SettingError: a part is not there, or there is nothing to train in it, or a parameter
+                is trained by no phase.
+        """
+        parts = ", ".join(repr(name) for name, _ in model.named_children())
+        there = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+        for name, phase in self.by_name.items():
+            label = f"trains of phase {name!r}"
+            for part in phase.parts:
+                if part not in there:
+                    fix = "name the phase like the part, or pass quorate.Phase(..., trains=)"
+                    raise SettingError(label, part, f"a part of the model, {parts}", fix)
+            if not self.trained(model, name):
+                expected = "a part with parameters that require a gradient"
+                raise SettingError(label, ", ".join(phase.parts), expected, "is it frozen?")
+        for each in trainable(model):
+            if not any(phase.covers(each) for phase in self.by_name.values()):
+                expected = "each trainable parameter in a part that a phase trains"
+                fix = (
+                    f"switch {each.partition('.')[0]!r} off with requires_grad_(False), or train it"
+                )
+                raise SettingError("loss", f"no phase for {each}", expected, fix)
+
+
+def losses_of(loss: Losses, totals: Mapping[str, Any] | None) -> Loss:
+    """Return the loss function that a user gave, or that of the phases that were given.
+
+    Args:
+        loss: as ``Trainer`` was given it.
+        totals: likewise.
+
+    Raises:
+        SettingError: it is neither.
+    """
+    given: Any = loss
+    if callable(given) or not isinstance(given, (Mapping, list, tuple)):
+        return given  # type: ignore[no-any-return]  # it is checked with the other settings
+    items: Any = given.items() if isinstance(given, Mapping) else given
+    phases = []
+    for item in items:
+        if isinstance(item, Phase):
+            phases.append(item)
+        elif isinstance(item, tuple) and len(item) == 2:
+            phases.append(Phase(*item))
+        else:
+            raise SettingError("loss", f"an item {item!r:.60}", EXPECTED, FIX)
+    return PhaseLosses(phases, totals if isinstance(totals, Mapping) else ())

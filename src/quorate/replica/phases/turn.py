@@ -1,0 +1,83 @@
+"""Whose turn it is on a replica: the loss of a phase, and the parameters that it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch
+
+from quorate.errors import LossError
+from quorate.replica.loss import Loss
+from quorate.replica.phases.losses import PhaseLosses
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+class Turn:
+    """The phase that a replica computes; without phases, and between them, the whole loss.
+
+    Args:
+        loss: the user's loss function, or those of phases.
+        trainable: parameters of the replica that lie in the flat vector.
+        wrap: makes of each loss function what is called in its place. Default: itself.
+    """
+
+    def __init__(
+        self, loss: Loss, trainable: Parameters, wrap: Callable[[Loss], Loss] | None = None
+    ) -> None:
+        self._phases = loss.by_name if isinstance(loss, PhaseLosses) else {}
+        functions = {None: loss} | {name: phase.with_at for name, phase in self._phases.items()}
+        self._losses = {
+            name: function if wrap is None else wrap(function)
+            for name, function in functions.items()
+        }
+        self._ours: dict[str | None, Parameters] = {None: trainable} | {
+            name: {each: p for each, p in trainable.items() if phase.covers(each)}
+            for name, phase in self._phases.items()
+        }
+        self.phase: str | None = None  # whose turn it is
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether there are phases."""
+        return bool(self._phases)
+
+    @property
+    def trained(self) -> Parameters:
+        """The parameters that have a gradient now."""
+        return self._ours[self.phase]
+
+    def loss(self, phase: str | None) -> Loss:
+        """Take the turn to a phase, None for the whole, and return its loss function."""
+        self.phase = phase
+        return self._losses[phase]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within the block no other phase's parameters require a gradient: no time goes there."""
+        if self.phase is None:
+            yield
+            return
+        ours = self.trained
+        others = [p for name, p in self._ours[None].items() if name not in ours and p.requires_grad]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+
+    def refuse(self) -> NoReturn:
+        """Refuse a loss that depends on nothing of what is trained.
+
+        Raises:
+            LossError: always.
+        """
+        of = "" if self.phase is None else f" of phase {self.phase!r}"
+        raise LossError(
+            f"the loss{of} has no gradient with respect to the model it was given; use the `model` "
+            "argument of the loss function and not a model from outside it"
+        )

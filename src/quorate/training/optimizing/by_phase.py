@@ -1,0 +1,304 @@
+"""Updates of several phases: each has an optimizer, a schedule and a clip of its own.
+
+The parameters of all models lie in one flat vector, and an optimizer has the stretches of what its
+phase trains. So whatever knows vectors, sums, snapshots and checkpoints need not know of phases.
+An update is of one phase; what a schedule, an average or an optimizer counts are those of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.errors import MisfitError, SettingError
+from quorate.machine.printable import printable
+from quorate.replica.buffers import Buffers
+from quorate.replica.flat import Flat
+from quorate.replica.notes import Notes
+from quorate.replica.shard_sum import Part
+from quorate.training.optimizing.choices import OptimizeByPhase
+from quorate.training.optimizing.closure import needs_closure
+from quorate.training.optimizing.making import Making
+from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
+from quorate.training.optimizing.update import Again, Applied, Average, Update
+
+
+@dataclass
+class Own:
+    """What a phase has of its own."""
+
+    optimize: Optimize
+    optimizer: FlatOptimizer
+    update: Update
+    state: OptimizerState
+    updates: int = 0  # of this phase that were made, or skipped
+
+
+class LoadablePhases(NamedTuple):
+    """What a checkpoint has of each phase, read and compared."""
+
+    states: dict[str, LoadableOptimizer]
+    updates: dict[str, int]
+
+
+class PhaseOptimizers:
+    """The optimizers of all phases, as far as whoever has a state asks for one.
+
+    Args:
+        by_name: in the order of the phases.
+        parameters: of all models.
+    """
+
+    takes_closure = False
+    has_modes = False
+    is_sharded = False  # each rank of a collective has all of the state
+    is_lent = False
+
+    def __init__(self, by_name: Mapping[str, FlatOptimizer], parameters: Flat) -> None:
+        self.by_name = by_name
+        self.flat_parameters = parameters
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all phases, in order."""
+        return [group for each in self.by_name.values() for group in each.param_groups]
+
+    def note_state(self) -> None:
+        """Note what every rank has of each state by itself: see ``SlicedOptimizer``."""
+        for each in self._sliced():
+            each.note_state()
+
+    def require_same_state(self) -> None:
+        """Refuse to go on if user code has changed on this rank what every rank has by itself.
+
+        Raises:
+            UserError: it has.
+        """
+        for each in self._sliced():
+            each.require_same_state()
+
+    def scatter(self) -> None:
+        """Give each rank its part of the state: it has all of it."""
+
+    def stay_alone(self) -> None:
+        """Go on without the other ranks."""
+        for each in self._sliced():
+            each.stay_alone()
+
+    def _sliced(self) -> Iterator[SlicedOptimizer]:
+        return (each for each in self.by_name.values() if isinstance(each, SlicedOptimizer))
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return a context within which parameters are those to be evaluated: as ever."""
+        return nullcontext()
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Return a context within which each state is that of all parameters: as ever."""
+        return nullcontext()
+
+
+class PhaseUpdates:
+    """Applies steps to the parameters: each the update of its phase. See ``Update``.
+
+    Args:
+        optimize: how the updates of each phase are made.
+        making: of optimizers.
+        buffers: of the model.
+        average: of the parameters, if some phase averages what it trains.
+        notes: for the user.
+
+    Raises:
+        SettingError: an optimizer cannot work, or not in a phase.
+    """
+
+    def __init__(
+        self,
+        optimize: OptimizeByPhase,
+        making: Making,
+        buffers: Buffers,
+        average: Average | None,
+        notes: Notes,
+    ) -> None:
+        self.by_name: dict[str, Own] = {}
+        for name, choice in optimize.by_name.items():
+            names = optimize.losses.trained(making.model, name)
+            optimizer = making.optimizer_of(choice.optimizer, names)
+            if optimizer.has_modes or needs_closure(optimizer.inner):
+                got = f"{type(optimizer.inner).__name__} in phase {name!r}"
+                expected = "optimizers that step from one gradient, and have one set of weights"
+                raise SettingError("optimizer", got, expected, "take another, Adam for example")
+            update = Update(
+                optimizer,
+                buffers,
+                clip_norm=choice.clip_norm,
+                schedule=choice.schedule,
+                schedule_metric=choice.schedule_metric,
+                # Without a decay the shadow has what the parameters are.
+                average=None if average is None else average.of(names, choice.ema_decay or 0.0),
+                extent=making.extent(),
+            )
+            state = OptimizerState(optimizer, update, making.model, notes)
+            self.by_name[name] = Own(choice, optimizer, update, state)
+        self._now = next(iter(self.by_name.values()))
+
+    def begin(self, phase: str | None) -> Optimize:
+        """Take the turn to a phase, whose update is next, and return how it is made."""
+        assert phase is not None
+        self._now = self.by_name[phase]
+        return self._now.optimize
+
+    @property
+    def optimizer(self) -> FlatOptimizer:
+        """That of the phase whose turn it is."""
+        return self._now.optimizer
+
+    @property
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """Those of all phases."""
+        return {name: own.optimizer for name, own in self.by_name.items()}
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an update was cut off: the parameters are half of it."""
+        return any(own.update.under_way for own in self.by_name.values())
+
+    @under_way.setter
+    def under_way(self, value: bool) -> None:
+        for own in self.by_name.values():
+            own.update.under_way = value
+
+    @property
+    def sum_s(self) -> float:
+        """Seconds that the last mean took."""
+        return self._now.update.sum_s
+
+    def apply(
+        self,
+        parts: Iterable[Part],
+        leaves: int,
+        n: int,  # noqa: ARG002
+        present: int,
+        again: Again | None = None,  # noqa: ARG002
+    ) -> Applied:
+        """Make an update of the phase whose turn it is; see ``Update``."""
+        own = self._now
+        applied = own.update.apply(parts, leaves, own.updates + 1, present)
+        own.updates += applied.not_finite is None
+        return applied
+
+    def skip(self) -> None:
+        """Count an update of the phase whose turn it is that was not made."""
+        self._now.updates += 1
+        self._now.update.skip()
+
+    def leave_average(self) -> None:
+        """Average no parameters: somebody else does."""
+        for own in self.by_name.values():
+            own.update.leave_average()
+
+    def leave_schedule(self) -> None:
+        """Step no schedule: somebody else does, and sets what it gives."""
+        for own in self.by_name.values():
+            own.update.leave_schedule()
+
+    def take_whole(self) -> None:
+        """Make updates from whole gradients from now on."""
+        for own in self.by_name.values():
+            own.update.take_whole()
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Step the schedules that go by a metric of the validation set."""
+        for own in self.by_name.values():
+            own.update.evaluated(metrics)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint has of how updates are made, for a resume to compare."""
+        return {"phases": [*self._settings()]}
+
+    def _settings(self) -> Iterator[dict[str, Any]]:
+        for name, own in self.by_name.items():
+            yield {
+                "name": name,
+                "updates": own.updates,
+                "clip_norm": own.optimize.clip_norm,
+                "ema_decay": own.optimize.ema_decay,
+                **own.update.facts(),
+            }
+
+
+class PhaseStates:
+    """Saves and loads the state of each phase's optimizer and schedule. See ``OptimizerState``.
+
+    In the record they are a list, in the order of the phases; tensors have the phase's name and a
+    slash before theirs.
+
+    Args:
+        update: that makes the updates.
+    """
+
+    def __init__(self, update: PhaseUpdates) -> None:
+        self._update = update
+
+    @property
+    def kind(self) -> str:
+        """The optimizers, for people: what a resume compares first."""
+        return ", ".join(f"{name}: {own.state.kind}" for name, own in self._update.by_name.items())
+
+    def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return tensors by name, which are the optimizers' own, and entries of the record.
+
+        Raises:
+            CheckpointError: an optimizer keeps what cannot be saved.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        phases = self._update.facts()["phases"]
+        for entry, own in zip(phases, self._update.by_name.values(), strict=True):
+            state, kept = own.state.save()
+            tensors |= {f"{entry['name']}/{key}": value for key, value in state.items()}
+            entry |= kept
+        return tensors, {"optimizer": self.kind, "optimizer_numbers": {}, "phases": phases}
+
+    def loadable(
+        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
+    ) -> LoadablePhases:
+        """Return what ``load`` takes, of what ``save`` gave. Nothing is changed.
+
+        Raises:
+            MisfitError: it is of other phases, or of other optimizers.
+        """
+        saved = {entry["name"]: entry for entry in record.get("phases") or ()}
+        ours = self._update.by_name
+        if [*saved] != [*ours]:
+            was = ", ".join(map(printable, saved)) or "none"
+            raise MisfitError(
+                f"{path}: it was trained with phases {was}, and this run has {', '.join(ours)}; "
+                "use the same, or choose another run_dir"
+            )
+        odd = next((key for key in tensors if key.partition("/")[0] not in ours), None)
+        if odd is not None:
+            raise MisfitError(f"{path}: optimizer state {odd!r:.80} is of no phase")
+        states = {}
+        for name, own in ours.items():
+            # A schedule counts the updates of its own phase.
+            entry = {**saved[name], "global_step": saved[name]["updates"]}
+            part = {
+                key.removeprefix(f"{name}/"): value
+                for key, value in tensors.items()
+                if key.startswith(f"{name}/")
+            }
+            states[name] = own.state.loadable(part, entry, path)
+        return LoadablePhases(states, {name: entry["updates"] for name, entry in saved.items()})
+
+    def load(self, saved: LoadablePhases) -> None:
+        """Take what ``loadable`` gave, but for what the script makes otherwise now."""
+        for name, own in self._update.by_name.items():
+            own.state.load(saved.states[name])
+            own.updates = saved.updates[name]

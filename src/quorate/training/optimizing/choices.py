@@ -1,0 +1,72 @@
+"""How updates are made: one choice for all, or one for each phase of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from quorate.errors import SettingError
+from quorate.replica.phases.losses import PhaseLosses
+from quorate.settings import resolved
+from quorate.training.optimizing.optimize import Optimize
+
+__all__ = ["Optimize", "OptimizeByPhase", "Optimizers", "optimize_of"]
+
+if TYPE_CHECKING:
+    from quorate.replica.loss import Loss
+    from quorate.training.optimizing.optimizer import OptimizerFactory
+
+    Optimizers = OptimizerFactory | Optimize | Mapping[str, OptimizerFactory | Optimize]
+
+
+class OptimizeByPhase:
+    """How the updates of each phase are made.
+
+    Args:
+        losses: of the phases.
+        by_name: from the name of each phase to its choice.
+    """
+
+    def __init__(self, losses: PhaseLosses, by_name: Mapping[str, Optimize]) -> None:
+        self.losses = losses
+        self.by_name = by_name
+
+    @property
+    def ema_decay(self) -> float | None:
+        """The greatest decay of averaged weights; None if no phase has them."""
+        return max((o.ema_decay for o in self.by_name.values() if o.ema_decay), default=None)
+
+    def require_validation(self, *, is_there: bool) -> None:
+        """Refuse a loop that never gives a schedule its metric; see ``Optimize``."""
+        for optimize in self.by_name.values():
+            optimize.require_validation(is_there=is_there)
+
+
+def optimize_of(optimizer: Optimizers, loss: Loss) -> Optimize | OptimizeByPhase:
+    """Return how updates are made, with what was typed at the command.
+
+    Args:
+        optimizer: as ``Trainer`` was given it. What is no dict is that of each phase, which makes
+            an optimizer of its own with it.
+        loss: the loss function, or those of phases.
+
+    Raises:
+        SettingError: a value cannot work, or phases and optimizers are not of the same names.
+    """
+    if not isinstance(loss, PhaseLosses):
+        if isinstance(optimizer, Mapping):
+            expected = "one function from parameters to a torch optimizer, as there is one loss"
+            fix = "or pass a dict of losses by the same names"
+            raise SettingError("optimizer", f"a dict of {_names(optimizer)}", expected, fix)
+        return resolved(Optimize, optimizer)
+    names = [*loss.by_name]
+    if not isinstance(optimizer, Mapping):
+        optimizer = dict.fromkeys(names, optimizer)
+    if optimizer.keys() != loss.by_name.keys():
+        expected = f"one for each phase: {_names(names)}"
+        raise SettingError("optimizer", _names(optimizer), expected, "name them as the losses")
+    return OptimizeByPhase(loss, {name: resolved(Optimize, optimizer[name]) for name in names})
+
+
+def _names(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names)) or "no names"

@@ -1,0 +1,53 @@
+"""The schedule of learning rates: torch's scheduler as the user's function makes it, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from quorate.errors import SettingError
+
+Schedule = Callable[[Optimizer], LRScheduler]
+
+
+def metric_of(scheduler: LRScheduler | None, metric: str | None) -> str | None:
+    """Return the metric that a scheduler is stepped with; None for one that counts updates.
+
+    Raises:
+        SettingError: it wants one and has none, or the other way round.
+    """
+    wants = isinstance(scheduler, ReduceLROnPlateau)
+    if wants and metric is None:
+        expected = "the name of a metric, as ReduceLROnPlateau goes by one"
+        fix = 'for example schedule_metric="validation/loss"'
+        raise SettingError("schedule_metric", metric, expected, fix)
+    if metric is not None and not wants:
+        expected = "None, as the schedule counts updates"
+        raise SettingError("schedule_metric", metric, expected, "leave it out")
+    return metric
+
+
+def scheduler_of(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
+    """Return the scheduler that a function makes for an optimizer.
+
+    Raises:
+        SettingError: it is none, or another optimizer's.
+    """
+    scheduler = schedule(optimizer)
+    if not isinstance(scheduler, LRScheduler):
+        raise SettingError(
+            "schedule",
+            type(scheduler).__name__,
+            "a function from an optimizer to a torch LR scheduler",
+            "for example lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1000)",
+        )
+    if scheduler.optimizer is not optimizer:
+        raise SettingError(
+            "schedule",
+            "a scheduler of another optimizer",
+            "one of the optimizer that the function is given",
+            "use its argument",
+        )
+    return scheduler
