@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quorate.data.loading import Loading
     from quorate.errors import QuorateError, UserError
     from quorate.replica.compute import Compute
+    from quorate.replica.outputs.collect import Collect
     from quorate.services.checkpoints.weights import load_weights
     from quorate.services.report import Report
     from quorate.services.run_dir import RunDir
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Callback",
+    "Collect",
     "Compute",
     "Draws",
     "Loading",
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "Callback": "training.callbacks",
+    "Collect": "replica.outputs.collect",
     "Compute": "replica.compute",
     "Draws": "data.draws",
     "Loading": "data.loading",

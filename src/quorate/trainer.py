@@ -18,6 +18,7 @@ from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
 from quorate.training.model import make_model
+from quorate.training.predicting.predict import Function, predict
 from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update
 from quorate.training.recipe import OPTIONS, Compute, Loading, Optimize, Recipe, RunDir, Workers
 from quorate.training.stop import Stops
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from quorate.machine.devices import Devices
     from quorate.replica.loss import Loss
-    from quorate.replica.totals import Finish
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
     from quorate.training.optimizing.optimizer import OptimizerFactory
@@ -97,7 +97,7 @@ class Trainer:
         model: torch.nn.Module | Callable[[], torch.nn.Module],
         loss: Loss,
         *,
-        totals: Mapping[str, Finish] | None = None,
+        totals: Mapping[str, Any] | None = None,
         optimizer: OptimizerFactory | Optimize,
         batch_size: int,
         shards: int | None = None,
@@ -285,6 +285,46 @@ class Trainer:
             averaged=averaged,
             transport=None if self._loop is None else self._loop.transport,
             stops=stops,
+            say=self._say,
+        )
+
+    def predict(
+        self,
+        dataset: Any,
+        function: Function | None = None,
+        *,
+        to: str | Path | None = None,
+        averaged: bool | None = None,
+    ) -> Any:
+        """Return what the model returns for every row, in their order, in evaluation mode.
+
+        All workers compute; the result is the same on any number of them. See docs/prediction.md.
+
+        Args:
+            dataset: a map-style dataset.
+            function: ``function(model, batch)`` returns tensors with the rows in dimension 0, lists
+                with an item per row, and tuples and dicts of such. Default: the model is called
+                with the batch, or with the first part of it, if it takes no more.
+            to: a folder that the outputs are written to, where they are larger than memory. It is
+                there as a whole in the end, or as it was before.
+            averaged: as for ``evaluate``.
+
+        Returns:
+            What the function returned, of all rows; with ``to`` that folder.
+
+        Raises:
+            OutputError: what it returned is not by row, or not alike for all rows.
+            UserError: the dataset is empty, nothing is averaged, or ``to`` has other things in it.
+            OSError: the disk is full; nothing is left of it.
+        """
+        return predict(
+            self._crew,
+            self._prepared,
+            dataset,
+            function,
+            to=None if to is None else Path(to),
+            averaged=averaged,
+            transport=None if self._loop is None else self._loop.transport,
             say=self._say,
         )
 

@@ -14,6 +14,7 @@ import torch
 from quorate.coordination.tree import Node
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
+from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import Counts, add
 from quorate.replica.witness import writes
 
@@ -40,6 +41,7 @@ class ShardSum:
     shares: list[Share] = field(default_factory=list)  # of all shards that are in it
     totals: Counts = field(default_factory=dict)
     written: Flat | None = None  # parameters that forward wrote, see ``writes``
+    outputs: list[Piece] = field(default_factory=list)  # by row, of all shards that are in it
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""
@@ -66,6 +68,7 @@ class ShardSum:
             )
         add(self.totals, right.totals)
         self.shares += right.shares
+        self.outputs += right.outputs
         self.weight += right.weight
         for name, value in right.metrics.items():
             self.metrics[name] += value

@@ -177,7 +177,7 @@ class Crew:
             program = Program(
                 model=self.model,
                 loss=self.recipe.loss,
-                totals=self.replicas.totals.names,
+                totals=self.replicas.totals.wanted,
                 group=group,
                 datasets=datasets,
                 spread=self.replicas.spread,
@@ -190,6 +190,11 @@ class Crew:
             worker.serve(program)
         elif not _loop_was_run:
             _loop_was_run, self._datasets = True, datasets
+
+    def begin_prediction(self, dataset: Any) -> None:
+        """Do as ``begin_loop`` does, for a prediction; ranks have no part in it."""
+        if self.company is None:
+            self.begin_loop(dataset)
 
     # --- ranks ------------------------------------------------------------------------------------
 
@@ -283,6 +288,13 @@ class Crew:
                 threads=self.recipe.workers.threads,
                 original=state.user_changes.original,
             )
+
+    def predictors(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
+        """Return workers for a prediction: processes, if it is the first loop of the script."""
+        datasets = self._datasets
+        if datasets is not None and datasets["dataset"] is source.dataset:
+            return self.workers(state, source, say)
+        return self.evaluators(state)
 
     def probe_replica(self, state: State) -> Replica:
         """Return a replica to try a shard on before there are workers."""

@@ -12,16 +12,15 @@ from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.source import Source, length
-from quorate.errors import LossError, SettingError
-from quorate.replica.deterministic import repeatable
+from quorate.errors import LossError
 from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
-from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.prepare import evaluable
+from quorate.training.predicting.evaluable import evaluable_state
+from quorate.training.predicting.gathered import Gathered
 from quorate.training.prepared import Prepared
 from quorate.training.stop import Stops
 from quorate.transports import Transport
@@ -56,29 +55,19 @@ def evaluate(
         seed=recipe.seed,
         shuffle=False,
     )
+    source = Source(dataset, plan, recipe.loading.collate)
+    gathered = Gathered(crew.replicas.totals.kept, plan)
     with ExitStack() as stack:
-        stack.enter_context(intra_op_threads(recipe.workers.threads))
-        stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
-        source = Source(dataset, plan, recipe.loading.collate)
-        state = evaluable(crew, prepared, source, say)
-        state.user_changes.look()
-        parameters = state.parameters
-        if averaged or (averaged is None and state.average is not None):
-            if state.average is None:
-                expected = "Optimize(ema_decay=)"
-                raise SettingError("averaged", averaged, expected, "set it in Trainer")
-            parameters = state.average.shadow
+        evaluated = evaluable_state(crew, prepared, source, averaged, say)
+        state, parameters = stack.enter_context(evaluated)
         if transport is None or not transport.can_compute(dataset):
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
-        if parameters is state.parameters:
-            stack.enter_context(state.optimizer.evaluating())
-        total = _sum(source, parameters, transport, stops, crew, say)
-    state.user_changes.settle()
-    crew.replicas.tell(say)
+        total = _sum(source, parameters, transport, stops, crew, say, gathered)
     if total is None:
         return None
-    return joined(total.means(), crew.replicas.totals.finished(total.totals))
+    finished = joined(gathered.finished(), crew.replicas.totals.finished(total.totals))
+    return joined(total.means(), finished)
 
 
 def _sum(
@@ -88,8 +77,12 @@ def _sum(
     stops: Stops,
     crew: Crew,
     say: Callable[[str], None],
+    gathered: Gathered,
 ) -> ShardSum | None:
     """Return the sum over every step of the source's plan, in order; None if it was stopped.
+
+    Args:
+        gathered: takes what is collected.
 
     Raises:
         LossError: its weight is zero.
@@ -106,6 +99,8 @@ def _sum(
 
     def add(ready: Ready) -> None:
         step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
+        gathered.put(step_sum.outputs)
+        step_sum.outputs = []
         total.put((0, ready.step), step_sum)
 
     with ExitStack() as stack:

@@ -42,6 +42,7 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
         if path is not None and not prepared.is_fresh:
             newest = resume.go_to_newest(Path(path), state, {}, say)
             if newest is not None:
+                prepared.saved_shards = int(newest.record["shards"])
                 say(f"evaluating step {state.global_step:,} from {newest.path}")
         crew.replicas.choose_kernels(state.model, resume.kernels_of(newest))
         prepared.state = state

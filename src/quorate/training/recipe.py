@@ -19,7 +19,6 @@ from quorate.transports.workers import Workers
 if TYPE_CHECKING:
     from quorate.machine.devices import Devices
     from quorate.replica.loss import Loss
-    from quorate.replica.totals import Finish
 
 __all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Workers"]
 
@@ -29,7 +28,7 @@ class Recipe(Settings):
     """The arguments of ``Trainer``; see there. What the command overrides is in it already."""
 
     loss: Loss = field(metadata=about("the loss", check=a_function("of a model and a batch", 2)))
-    totals: Mapping[str, Finish] | None
+    totals: Mapping[str, Any] | None
     batch_size: int = field(
         metadata=about("rows per update", check=at_least(1), at_resume=AtResume.REFUSED)
     )

@@ -16,6 +16,7 @@ from quorate.data.loader_processes import Told
 from quorate.data.source import Source, length
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
+from quorate.replica.outputs.parcel import packed
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot, Vectors
@@ -194,7 +195,9 @@ class ShardLoop:
             return
         said, *more = map(_said, results)
         run = {"more": more} if more else {}
-        self._wire.send({"kind": "done", **answer, **said, **run})
+        outputs, memory = _outputs(results[0])
+        fds = [] if memory is None else [memory.fd]
+        self._wire.send({"kind": "done", **answer, **said, **run, **outputs}, fds)
 
 
 def _put(result: ShardSum, into: Vectors) -> None:
@@ -205,6 +208,15 @@ def _put(result: ShardSum, into: Vectors) -> None:
         into.integer_buffers.copy_(result.integer_buffers)
     if into.written is not None and result.written is not None:
         into.written.copy_(result.written)
+
+
+def _outputs(result: ShardSum) -> tuple[Message, Segment | None]:
+    """Return what is said of a shard's outputs, which is never one of a run, and their memory."""
+    if not result.outputs:
+        return {}, None
+    (piece,) = result.outputs
+    description, memory = packed(piece.value)
+    return {"outputs": description} | ({} if memory is None else {"memory": True}), memory
 
 
 def _said(result: ShardSum) -> Message:
