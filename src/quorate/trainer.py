@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import UserError
-from quorate.services.checkpoints.weights import load_weights
 from quorate.settings import named, resolved, setting
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
+from quorate.training.ending import needed_metrics, weights
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.tensorboard import SummaryWriter
 
-    from quorate.machine.devices import Devices
     from quorate.replica.loss import Loss
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
     from quorate.training.optimizing.optimizer import OptimizerFactory
+    from quorate.training.recipe import Devices
     from quorate.transports.worker_status import WorkerStatus
 
 # Where settings are that were keywords of ``Trainer`` once, or belong to ``fit``.
@@ -129,7 +129,7 @@ class Trainer:
         self._crew = Crew(recipe, lambda: make_model(model, recipe.seed))
         self.model = self._crew.model
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
-            load_weights(self.model, recipe.run_dir.init_from, self._say)
+            weights.load_weights(self.model, recipe.run_dir.init_from, self._say)
         self._prepared = Prepared.of(recipe)
         self._stops: Stops | None = None  # of the loop under way
         self._loop: Loop | None = None  # under way
@@ -151,6 +151,11 @@ class Trainer:
     def global_step(self) -> int:
         """Updates applied so far."""
         return 0 if self._prepared.state is None else self._prepared.state.global_step
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer: its ``param_groups`` may be changed between updates. None before any."""
+        return None if self._prepared.state is None else self._prepared.state.optimizer.inner
 
     @property
     def averaged_model(self) -> torch.nn.Module | None:
@@ -210,6 +215,7 @@ class Trainer:
         self._recipe.optimize.require_validation(is_there=chosen is not None)
         self._crew.begin_loop(dataset, rows)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
+        look = needed_metrics.looking(self._crew, chosen, callbacks)
         services = Services(
             self._recipe.run_dir,
             self._prepared.lock.renew,
@@ -223,7 +229,7 @@ class Trainer:
         with closing(Fit(self, services, self._facts)) as fit:
             self._fit, self._say = fit, fit.say
             try:
-                fit.train(lambda stops: self._looping(dataset, duration, shuffle, stops))
+                fit.train(lambda stops: self._looping(dataset, duration, shuffle, stops, look))
             finally:
                 self._prepared.saved = fit.saved or self._prepared.saved
                 self._fit, self._say = None, say
@@ -244,7 +250,12 @@ class Trainer:
 
     @contextmanager
     def _looping(
-        self, dataset: Any, duration: Duration, shuffle: bool, stops: Stops
+        self,
+        dataset: Any,
+        duration: Duration,
+        shuffle: bool,
+        stops: Stops,
+        look: Callable[[Any], None] = lambda _: None,
     ) -> Iterator[Loop]:
         if self._stops is not None:
             raise UserError("a loop over updates is under way; close it before another is begun")
@@ -253,6 +264,7 @@ class Trainer:
             shuffle=shuffle,
             stops=stops,
             say=self._say,
+            look=look,
         )
         self._stops = stops
         try:
@@ -296,12 +308,11 @@ class Trainer:
         to: str | Path | None = None,
         averaged: bool | None = None,
     ) -> Any:
-        """Return what the model returns for every row, in their order, in evaluation mode.
+        """Return what the model returns for every row, in order: the same on any workers.
 
-        All workers compute; the result is the same on any number of them. See docs/prediction.md.
+        See docs/prediction.md.
 
         Args:
-            dataset: a map-style dataset.
             function: ``function(model, batch)`` returns tensors with the rows in dimension 0, lists
                 with an item per row, and tuples and dicts of such. Default: the model is called
                 with the batch, or with the first part of it, if it takes no more.
@@ -329,9 +340,44 @@ class Trainer:
         )
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Finish the step under way, then end ``fit`` or ``updates``. Any thread may call it."""
+        """Finish the step under way, if there is one, then end ``fit`` or ``updates``.
+
+        Any thread may call it. Between two updates, in a callback say, no other is made; under
+        async and bounded one of each shard that is being computed.
+        """
         if self._stops is not None:
             self._stops.ask(reason)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of all weights and buffers as they are, plain and averaged.
+
+        Raises:
+            UserError: nothing was trained or evaluated yet.
+        """
+        return weights.copied(self._prepared.state)
+
+    def take_weights(self, copies: dict[str, torch.Tensor]) -> None:
+        """Give the model, and the averaged weights, what ``weights`` returned.
+
+        Raises:
+            UserError: they are another model's.
+        """
+        weights.put_back(copies, self._prepared.state)
+
+    def load(self, which: str | Path = "best") -> Path:
+        """Give the model, and the averaged weights, those of a checkpoint; return where it lies.
+
+        The optimizer and the position of the run stay as they are: a ``fit`` that resumes a run
+        goes on with the weights of the run.
+
+        Args:
+            which: "best", by ``Validation(best=)``, or "newest" of ``run_dir``; or a folder or file
+                as for ``load_weights``.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged or another model's.
+        """
+        return weights.load(which, self.run_dir, self.model, self._prepared, self._say)
 
     def save(self) -> Path:
         """Write a checkpoint of the state as it is, and return its directory.

@@ -115,7 +115,8 @@ def looping(
         )
         rests = between.begin, between.end
         updates = Updates(state, source, crew, loop.last_step, say, rests, checks, again, turns)
-        made = drive(coordinator, channel, updates.applying(coordinator), say=say)
+        apply = updates.applying(coordinator)
+        made = drive(coordinator, channel, apply, say=say, stopping=lambda: stops.reason)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 

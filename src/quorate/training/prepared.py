@@ -36,6 +36,8 @@ class Prepared:
     was_trained: bool = False  # the state was tried on a training shard, and restored
     plan: Plan | None = None  # of the last loop
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
+    # Gives the state the weights that the model was given before there was one.
+    put_loaded: Callable[[State], None] | None = None
     saved_shards: int | None = None  # V of the run whose weights are evaluated
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quorate.machine.devices import Devices
     from quorate.replica.loss import Loss
 
-__all__ = ["OPTIONS", "Compute", "Loading", "Optimize", "Recipe", "RunDir", "Workers"]
+__all__ = ["OPTIONS", "Compute", "Devices", "Loading", "Optimize", "Recipe", "RunDir", "Workers"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,11 @@ Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z
 RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 File = Literal[
-    "model.safetensors", "averaged.safetensors", "rest.safetensors", "optimizer.safetensors"
+    "model.safetensors",
+    "averaged.safetensors",
+    "rest.safetensors",
+    "optimizer.safetensors",
+    "callbacks.safetensors",
 ]
 Number = bool | int | float | str | None  # what an optimizer keeps beside tensors
 
@@ -115,6 +119,7 @@ class Record(Struct, forbid_unknown_fields=True):
     optimizer_attributes: dict[str, Any] = {}  # trees, of what it keeps elsewhere
     optimizer_groups: list[Group] = []
     schedule_state: Any = None  # a tree; None: it is stepped through from its beginning
+    callbacks: dict[str, Any] = {}  # trees, of what callbacks keep, by their names
     amendments: Amended | None = None
     is_ordered: bool = False
     is_augmented: bool = False
@@ -203,6 +208,9 @@ def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> st
     if file == "rest.safetensors":  # "model.table"
         odd = [n for n in names if n.partition(".")[0] not in ("model", "averaged")]
         return f"got {abridged(odd[0])}, expected model.name or averaged.name" if odd else ""
+    if file == "callbacks.safetensors":  # "EarlyStopping.best.conv1.weight"
+        odd = [n for n in names if not any(n.startswith(f"{c}.") for c in record["callbacks"])]
+        return f"got {abridged(odd[0])}, expected callback.entry" if odd else ""
     if differing := set(record["order"]) ^ set(names):
         name = min(differing)
         where = "the file" if name in names else "the record"
