@@ -54,7 +54,7 @@ def drive(
         clock: default: the channel's.
         say: shows a line to the user: who is slow, and who raised.
         raised_shards: of earlier drives too, which are not summed up at the end of this one.
-        stopping: asked at the beginning and after each update whether the caller wants no other, and why.
+        stopping: asked at the beginning, and after each update, why the caller wants no other.
 
     Raises:
         Whatever user code raised in a shard that failed beyond repair.

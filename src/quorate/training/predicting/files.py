@@ -12,15 +12,16 @@ full disk would end the process by a signal there, and is an OSError here.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 from urllib.parse import quote
 
 import numpy as np
@@ -61,6 +62,7 @@ class Files:
             fix = f"{reason}; choose another"
             raise SettingError("to", str(to), "a folder that can be made", fix) from error
         self._columns = Columns(self._column)
+        self._open = ExitStack()  # files
 
     def __enter__(self) -> Files:
         return self
@@ -71,6 +73,8 @@ class Files:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        with suppress(OSError):  # a full disk: it is what was raised
+            self._open.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def put(self, value: Any, rows: int) -> None:
@@ -102,31 +106,35 @@ class Files:
         # A name of the user's may hold anything; a dot within one is no step into a dict.
         name = ".".join(quote(part, safe=" ").replace(".", "%2E") for part in path) or "output"
         if isinstance(first, torch.Tensor):
-            return _Npy(self._folder / f"{name}.npy", self._rows, first)
+            return _Npy(self._array(f"{name}.npy", first.dtype), self._rows, first)
         if first and all(isinstance(item, torch.Tensor) for item in first):
-            return _Ragged(self._folder, name, first)
-        return _Lines(self._folder / f"{name}.jsonl")
+            values = self._array(f"{name}.values.npy", first[0].dtype)
+            return _Ragged(values, self._array(f"{name}.shapes.npy", torch.int64), first[0])
+        file = (self._folder / f"{name}.jsonl").open("x", encoding="utf-8", newline="\n")
+        return _Lines(self._open.enter_context(file), f"{name}.jsonl")
+
+    def _array(self, name: str, dtype: torch.dtype) -> _Array:
+        file = (self._folder / name).open("xb", buffering=0)
+        return _Array(self._open.enter_context(file), name, dtype)
 
 
 class _Array:
     """A .npy file whose rows come one after the other; the header is written in the end."""
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+    def __init__(self, file: RawIOBase, name: str, dtype: torch.dtype) -> None:
         try:
             self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
         except TypeError as error:
             raise OutputError(
-                f"predict: {path.stem}: got {dtype}, which files of NumPy do not have; return "
-                ".float()"
+                f"predict: {name}: got {dtype}, which files of NumPy do not have; return .float()"
             ) from error
-        self._file: BinaryIO = path.open("xb", buffering=0)
+        self._file, self.name = file, name
         self._file.write(b"\0" * _HEADER_BYTES)
-        self.name = path.name
 
     def write(self, values: torch.Tensor) -> None:
         data = values.contiguous().numpy().reshape(-1).view(np.uint8).data
         while data:
-            data = data[self._file.write(data) :]
+            data = data[self._file.write(data) or 0 :]
 
     def finish(self, shape: Sequence[int]) -> str:
         about = {"descr": np.lib.format.dtype_to_descr(self._dtype)}
@@ -141,8 +149,8 @@ class _Array:
 
 
 class _Npy:
-    def __init__(self, path: Path, rows: int, first: torch.Tensor) -> None:
-        self._array = _Array(path, first.dtype)
+    def __init__(self, array: _Array, rows: int, first: torch.Tensor) -> None:
+        self._array = array
         self._shape = (rows, *first.shape[1:])
 
     def put(self, value: torch.Tensor) -> None:
@@ -155,11 +163,9 @@ class _Npy:
 class _Ragged:
     """A list of tensors of any size, of one dtype and number of dimensions."""
 
-    def __init__(self, folder: Path, name: str, first: list[torch.Tensor]) -> None:
-        self._kind = (first[0].dtype, first[0].ndim)
-        self._name = name
-        self._values = _Array(folder / f"{name}.values.npy", first[0].dtype)
-        self._shapes = _Array(folder / f"{name}.shapes.npy", torch.int64)
+    def __init__(self, values: _Array, shapes: _Array, first: torch.Tensor) -> None:
+        self._kind = (first.dtype, first.ndim)
+        self._values, self._shapes = values, shapes
         self._rows = self._elements = 0
 
     def put(self, value: list[Any]) -> None:
@@ -167,8 +173,8 @@ class _Ragged:
             kind = (item.dtype, item.ndim) if isinstance(item, torch.Tensor) else type(item)
             if kind != self._kind:
                 raise OutputError(
-                    f"predict: {self._name}: got an item of {kind} in row {self._rows}, expected "
-                    f"{self._kind} as before"
+                    f"predict: {self._values.name}: got an item of {kind} in row {self._rows}, "
+                    f"expected {self._kind} as before"
                 )
             self._values.write(item.reshape(-1))
             self._shapes.write(torch.tensor(item.shape, dtype=torch.int64))
@@ -184,9 +190,8 @@ class _Ragged:
 class _Lines:
     """A list of what JSON has."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = io.TextIOWrapper(path.open("xb"), encoding="utf-8", newline="\n")
-        self._name = path.name
+    def __init__(self, file: TextIO, name: str) -> None:
+        self._file, self._name = file, name
 
     def put(self, value: list[Any]) -> None:
         for item in value:
