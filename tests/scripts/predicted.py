@@ -25,7 +25,7 @@ import quorate
 from quorate.replica.fingerprint import fingerprint
 
 FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
-X = torch.randn(150, 6, generator=torch.Generator().manual_seed(0))
+X = torch.randn(160, 6, generator=torch.Generator().manual_seed(0))
 DATA, OTHER = TensorDataset(X, X.sum(1, keepdim=True)), TensorDataset(X[:110], X[:110, :1])
 COORDINATOR = os.environ.setdefault("PREDICTED_BY", str(os.getpid()))
 
