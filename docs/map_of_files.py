@@ -16,6 +16,7 @@ BEGIN, END = "<!-- map: python docs/map_of_files.py -->\n", "<!-- end of the map
 ROOMS = {  # in the order of the picture
     "": "the front door, settings and errors",
     "commands": "the subcommands of quorate",
+    "callbacks": "what many runs want of callbacks; public",
     "testing": "workers in memory, for tests; public",
     "training": "the loop: state, update, fit, resume",
     "services": "what runs beside the loop",

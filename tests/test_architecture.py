@@ -19,7 +19,7 @@ ROOT = Path(quorate.__file__).parent
 # A room imports from itself and from rooms on lines below its own.
 ROOMS = (
     ("__main__",),
-    ("commands", "testing"),
+    ("commands", "testing", "callbacks"),
     ("__init__",),
     ("trainer",),
     ("training",),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quorate.errors import QuorateError, UserError
     from quorate.replica.beside.shared import Shared
     from quorate.replica.compute import Compute
+    from quorate.replica.outputs.collect import Collect
     from quorate.replica.phases.phase import Phase
     from quorate.replica.whole_batch.gather import Gather
     from quorate.services.checkpoints.weights import load_weights
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Callback",
+    "Collect",
     "Compute",
     "Draws",
     "Gather",
@@ -49,6 +51,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "Callback": "training.callbacks",
+    "Collect": "replica.outputs.collect",
     "Compute": "replica.compute",
     "Draws": "data.draws",
     "Gather": "replica.whole_batch.gather",

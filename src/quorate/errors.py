@@ -9,6 +9,7 @@
     │   │   │   └── CopyError    a model that cannot be copied
     │   │   ├── DataError        a dataset or a file: where, got, expected
     │   │   ├── LossError        what the loss function returned
+    │   │   ├── OutputError      what the function of a prediction returned, or a metric collects
     │   │   ├── CompileError     what torch.compile cannot compile
     │   │   ├── SharedError      a Shared: its names and values, or where it is read and set
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
@@ -109,6 +110,10 @@ class DataError(UserError):
 
 class LossError(UserError):
     """The loss function returned something that cannot be trained on."""
+
+
+class OutputError(UserError):
+    """What is to be kept of each row is not by row, or not the same kind of thing for all rows."""
 
 
 class CompileError(UserError):

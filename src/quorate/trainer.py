@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import UserError
-from quorate.services.checkpoints.weights import load_weights
 from quorate.settings import named, resolved, setting
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
+from quorate.training.ending import needed_metrics, weights
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
 from quorate.training.model import Models, make_model
+from quorate.training.predicting.predict import Function, predict
 from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update, taken
 from quorate.training.recipe import (
-    OPTIONS,
+    ELSEWHERE,
     Compute,
     Loading,
     Recipe,
@@ -31,31 +32,18 @@ from quorate.training.recipe import (
     optimize_of,
 )
 from quorate.training.stop import Stops
-from quorate.training.validation import Validation
+from quorate.training.validation import ELSEWHERE_IN_FIT, Validation
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.tensorboard import SummaryWriter
 
-    from quorate.machine.devices import Devices
     from quorate.replica.phases.losses import Losses
-    from quorate.replica.totals import Finish
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
     from quorate.training.optimizing.choices import Optimizers
+    from quorate.training.recipe import Devices
     from quorate.transports.worker_status import WorkerStatus
-
-# Where settings are that were keywords of ``Trainer`` once, or belong to ``fit``.
-ELSEWHERE = {
-    option.name: option.place
-    for option in OPTIONS.values()
-    if not option.place.startswith("Trainer")
-} | {"callbacks": "fit(callbacks=)"}
-VALIDATION = {
-    "evaluate_every_epochs": "Validation(every_epochs=)",
-    "evaluate_every_steps": "Validation(every_steps=)",
-    "best": "Validation(best=)",
-}
 
 
 class Trainer:
@@ -76,7 +64,7 @@ class Trainer:
             which the loss function may return integers of any one shape (in evaluation mode alone,
             if it likes), to a function that gets the sum over all shards, int64, exact, once per
             evaluation, and per update if there are some; it returns a number, or several by names.
-            ``totals={"confusion": iou}``: see docs/metrics.md.
+            Or to ``Collect(...)``, or a metric of torchmetrics: see docs/metrics.md.
         optimizer: from a list of parameters to a torch optimizer; or ``Optimize(...)``, which also
             has a schedule, clipping and averaged weights. Of several losses, a dict by phase.
         batch_size: rows per update, over all devices.
@@ -111,7 +99,7 @@ class Trainer:
         model: Models,
         loss: Losses,
         *,
-        totals: Mapping[str, Finish] | None = None,
+        totals: Mapping[str, Any] | None = None,
         optimizer: Optimizers,
         batch_size: int,
         shards: int | None = None,
@@ -144,7 +132,7 @@ class Trainer:
         self._crew = Crew(recipe, lambda: make_model(model, recipe.seed, losses))
         self.model = self._crew.model
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
-            load_weights(self.model, recipe.run_dir.init_from, self._say)
+            weights.load_weights(self.model, recipe.run_dir.init_from, self._say)
         self._prepared = Prepared.of(recipe)
         self._stops: Stops | None = None  # of the loop under way
         self._loop: Loop | None = None  # under way
@@ -168,6 +156,11 @@ class Trainer:
         return 0 if self._prepared.state is None else self._prepared.state.global_step
 
     @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups, which may be changed between updates; empty before any."""
+        return [] if self._prepared.state is None else self._prepared.state.optimizer.param_groups
+
+    @property
     def averaged_model(self) -> torch.nn.Module | None:
         """A copy of the model with the averaged weights; None without ``Optimize(ema_decay=)``."""
         return None if self._prepared.state is None else self._prepared.state.averaged_model()
@@ -189,7 +182,7 @@ class Trainer:
         data = taken(self._recipe, dataset)
         return planned(self._crew, self._prepared, data).updates_of(phase)
 
-    @named(VALIDATION)
+    @named(ELSEWHERE_IN_FIT)
     def fit(
         self,
         dataset: Any,
@@ -236,6 +229,7 @@ class Trainer:
         self._recipe.optimize.require_validation(is_there=chosen is not None)
         self._crew.begin_loop(data, rows)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
+        look = needed_metrics.looking(self._crew, chosen, rows, callbacks)
         services = Services(
             self._recipe.run_dir,
             self._prepared.lock.renew,
@@ -249,7 +243,7 @@ class Trainer:
         with closing(Fit(self, services, self._facts)) as fit:
             self._fit, self._say = fit, fit.say
             try:
-                fit.train(lambda stops: self._looping(data, duration, stops))
+                fit.train(lambda stops: self._looping(data, duration, stops, look))
             finally:
                 self._prepared.saved = fit.saved or self._prepared.saved
                 self._fit, self._say = None, say
@@ -275,14 +269,17 @@ class Trainer:
             yield from loop.reports
 
     @contextmanager
-    def _looping(self, data: Taken, duration: Duration, stops: Stops) -> Iterator[Loop]:
+    def _looping(
+        self,
+        data: Taken,
+        duration: Duration,
+        stops: Stops,
+        look: Callable[[Any], None] = lambda _: None,
+    ) -> Iterator[Loop]:
         if self._stops is not None:
             raise UserError("a loop over updates is under way; close it before another is begun")
-        preparing = prepare(
-            *(self._crew, self._prepared, data, duration),
-            stops=stops,
-            say=self._say,
-        )
+        begun = self._crew, self._prepared, data, duration
+        preparing = prepare(*begun, stops=stops, say=self._say, look=look)
         self._stops = stops
         try:
             with preparing as self._loop:
@@ -312,19 +309,74 @@ class Trainer:
     ) -> dict[str, float] | None:
         assert data is not None
         return evaluate(
-            self._crew,
-            self._prepared,
-            data,
+            *(self._crew, self._prepared, data),
             averaged=averaged,
             transport=None if self._loop is None else self._loop.transport,
             stops=stops,
             say=self._say,
         )
 
+    def predict(
+        self,
+        dataset: Any,
+        function: Function | None = None,
+        *,
+        to: str | Path | None = None,
+        averaged: bool | None = None,
+    ) -> Any:
+        """Return what the model returns for every row, in order. See docs/prediction.md.
+
+        Args:
+            function: ``function(model, batch)`` returns tensors with the rows in dimension 0, lists
+                with an item per row, and tuples and dicts of such. Default: the model.
+            to: a folder that the outputs are written to, where they are larger than memory.
+            averaged: as for ``evaluate``.
+
+        Returns:
+            What the function returned, of all rows; with ``to`` that folder.
+
+        Raises:
+            OutputError: what it returned is not by row, or not alike for all rows.
+            UserError: the dataset is empty, nothing is averaged, or ``to`` has other things in it.
+            OSError: the disk is full; nothing is left of it.
+        """
+        return predict(
+            *(self._crew, self._prepared, taken(self._recipe, dataset, trains=False), function),
+            to=None if to is None else Path(to),
+            averaged=averaged,
+            transport=None if self._loop is None else self._loop.transport,
+            say=self._say,
+        )
+
     def stop(self, reason: str = "stop() was called") -> None:
-        """Finish the step under way, then end ``fit`` or ``updates``. Any thread may call it."""
+        """Finish the step under way, if there is one, then end the loop. Any thread may call it.
+
+        In a callback no other is made, but for shards under way under async and bounded.
+        """
         if self._stops is not None:
             self._stops.ask(reason)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of all weights and buffers as they are; ``UserError`` before training."""
+        return weights.copied(self._prepared.state)
+
+    def take_weights(self, copies: dict[str, torch.Tensor]) -> None:
+        """Give the model, and the averaged weights, what ``weights`` returned."""
+        weights.put_back(copies, self._prepared.state)
+
+    def load(self, which: str | Path = "best") -> Path:
+        """Give the model, and the averaged weights, those of a checkpoint; return where it lies.
+
+        A ``fit`` that resumes a run goes on with the weights of the run.
+
+        Args:
+            which: "best", by ``Validation(best=)``, or "newest" of ``run_dir``; or a folder or file
+                as for ``load_weights``.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged or another model's.
+        """
+        return weights.load(which, self.run_dir, self.model, self._prepared, self._say)
 
     def save(self) -> Path:
         """Write a checkpoint of the state as it is, and return its directory.

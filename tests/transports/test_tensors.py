@@ -10,7 +10,7 @@ import torch
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.whole_batch.represented import Represented
 from quorate.transports.processes.records import packed, unpacked
-from quorate.transports.processes.tensors import deal_out, said
+from quorate.transports.processes.tensors import by_row, deal_out
 from quorate.transports.processes.tensors import packed as packed_tensors
 from quorate.transports.processes.tensors import unpacked as unpacked_tensors
 from quorate.transports.processes.wire import Message, Wire
@@ -81,7 +81,7 @@ def test_what_a_run_of_shards_represents_is_dealt_out() -> None:
         ShardSum(2.0, {"loss": 0.0}, represented=[Represented("dict", shard)]) for shard in SHARDS
     ]
     parts = [{"weight": 2.0}, {"weight": 2.0}]
-    message = unpacked(packed({"kind": "done", "more": parts, **said(results)}) or b"")
+    message = unpacked(packed({"kind": "done", "more": parts, **by_row(results)[0]}) or b"")
     assert message is not None
     deal_out(message)
     for part, shard in zip((message, *message["more"]), SHARDS, strict=True):
@@ -92,4 +92,4 @@ def test_what_a_run_of_shards_represents_is_dealt_out() -> None:
 
 @pytest.mark.parametrize("results", [[], [ShardSum(1.0, {"loss": 0.0})]])
 def test_other_shards_say_nothing_of_rows(results: list[ShardSum]) -> None:
-    assert said(results) == {}
+    assert by_row(results) == ({}, None)

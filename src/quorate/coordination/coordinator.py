@@ -133,21 +133,25 @@ class Coordinator:
         )
         self._trail: deque[Event] = deque(maxlen=20)
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float, *, rests: bool = False) -> list[Effect]:
         """Take an event that happened at time ``now``, and return what to do, in order.
+
+        Args:
+            rests: nothing is begun before ``go_on`` is called: there may be a stop by then.
 
         Raises:
             ProtocolError: the event contradicts what went before; it carries the last events.
         """
         self._trail.append(event)
-        # 1. What the event means.
         effects = list(self._take(event, now))
-        # 2. What comes next: shards for whoever is idle, and an update.
-        look_at = inf
+        return effects if rests else effects + self.go_on(now)
+
+    def go_on(self, now: float) -> list[Effect]:
+        """Return what comes next: shards for whoever is idle, an update, when to look again."""
+        effects, look_at = list[Effect](), inf
         if self.phase is Phase.COMPUTING:
             effects += self._go_on(now)
             look_at = self._dealing.look_again_at
-        # 3. When to look again, if nothing happens before.
         if self.phase is not Phase.FINISHED:
             look_at = min(look_at, self._silence_at(now))
             if look_at < inf:

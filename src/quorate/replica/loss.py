@@ -12,7 +12,7 @@ computes its own loss (a mapping of its own type, as Hugging Face's): of that th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -24,7 +24,10 @@ from quorate.errors import LossError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.at import NOWHERE, at_of
 from quorate.replica.beside.view import View
-from quorate.replica.totals import Counts, counts
+from quorate.replica.outputs.rows import Piece
+from quorate.replica.totals import NONE, Counts, Wanted, counts
+
+__all__ = ["NONE", "Called", "Loss", "Outcome", "Wanted", "read"]
 
 Loss = Callable[..., Any]  # (model, batch), or (model, batch, at)
 
@@ -82,6 +85,7 @@ class Outcome:
     metrics: dict[str, float]  # means; "loss" first
     weight: float
     totals: Counts = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)  # by name, what is collected; on the host
 
     def weighted(self) -> dict[str, float]:
         """Return weight * metrics; zero if the weight is, whatever a mean over nothing was."""
@@ -89,16 +93,22 @@ class Outcome:
             return dict.fromkeys(self.metrics, 0.0)
         return {name: self.weight * value for name, value in self.metrics.items()}
 
+    def pieces(self) -> list[Piece]:
+        """Return what is collected, if there is something; whoever asked knows of which shard."""
+        return [Piece(0, 0, self.outputs)] if self.outputs else []
 
-def read(returned: object, *, rows: int, training: bool, totals: Collection[str] = ()) -> Outcome:
+
+def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) -> Outcome:
     """Check what a loss function returned for a shard of ``rows`` rows.
 
     Args:
-        totals: names under which there are counts, if there is something.
+        totals: names under which there are counts, or what is collected, if there is something. In
+            training nothing is collected.
 
     Raises:
         LossError: the loss is no scalar or has no gradient, a metric is no scalar, counts are no
             integers, or the weight is negative or not finite.
+        OutputError: what is to be collected is not by row.
     """
     if type(returned) is torch.Tensor and not totals:
         loss = _loss(returned, training=training)
@@ -112,7 +122,15 @@ def read(returned: object, *, rows: int, training: bool, totals: Collection[str]
         )
     loss = _loss(values.pop("loss"), training=training)
     weight = _weight(values.pop("weight", rows))
-    summed = {name: counts(name, values.pop(name)) for name in totals if name in values}
+    summed, outputs = Counts(), dict[str, Any]()
+    for name, kept in totals.items():
+        if name not in values:
+            continue
+        value = values.pop(name)
+        if kept is None:
+            summed[name] = counts(name, value)
+        elif not training:
+            outputs[name] = kept.of(name, value, rows)
     numbers: dict[str, torch.Tensor] = {"loss": loss.detach()}
     is_output = isinstance(returned, Mapping) and type(returned) is not dict
     for name, value in values.items():
@@ -126,7 +144,7 @@ def read(returned: object, *, rows: int, training: bool, totals: Collection[str]
             )
         tensor = tensor.detach()
         numbers[str(name)] = tensor
-    return Outcome(loss.reshape(()), _to_floats(numbers), weight, summed)
+    return Outcome(loss.reshape(()), _to_floats(numbers), weight, summed, outputs)
 
 
 def _loss(loss: object, *, training: bool) -> torch.Tensor:

@@ -23,7 +23,7 @@ from quorate.replica.compiled import Compiled
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat
-from quorate.replica.loss import Called, Loss, Outcome
+from quorate.replica.loss import NONE, Called, Loss, Outcome, Wanted
 from quorate.replica.model import Modes, bind, laid_out, take_grads
 from quorate.replica.notes import Notes
 from quorate.replica.phases.turn import Turn
@@ -63,7 +63,7 @@ class Replica:
         set_buffers: gives them the coordinator's values, before every shard. Default: those of the
             model now, or of the model that was copied as it then is.
         loss: the user's loss function.
-        totals: names under which it may return counts.
+        totals: names under which it may return counts, or what is collected.
         turns: one for all replicas of the process.
         computing: precision, compiled or not, and where operators run.
         notes: for the user.
@@ -81,7 +81,7 @@ class Replica:
         own: bool = False,
         set_buffers: Callable[[Buffers], None] | None = None,
         loss: Loss,
-        totals: Collection[str] = (),
+        totals: Wanted = NONE,
         turns: Turns,
         computing: Computing,
         notes: Notes,
@@ -275,7 +275,9 @@ class Replica:
         with torch.set_grad_enabled(training):
             outcome = self._run(compute, batch, reload, stream, training=training)
         self.witness.end(self._flat)
-        return ShardSum(weight=outcome.weight, metrics=outcome.weighted(), totals=outcome.totals)
+        return ShardSum(
+            outcome.weight, outcome.weighted(), totals=outcome.totals, outputs=outcome.pieces()
+        )
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
         """Return left + right, in the memory of left; that of right is used again."""

@@ -14,6 +14,7 @@ import torch
 from quorate.coordination.tree import Node
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
+from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import Counts, add
 from quorate.replica.whole_batch.represented import Represented
 from quorate.replica.witness import writes
@@ -43,6 +44,7 @@ class ShardSum:
     written: Flat | None = None  # parameters that forward wrote, see ``writes``
     # Of each shard, in their order, on the way to a loss over the whole batch.
     represented: list[Represented] = field(default_factory=list)
+    outputs: list[Piece] = field(default_factory=list)  # by row, of all shards that are in it
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""
@@ -71,6 +73,7 @@ class ShardSum:
             add(self.totals, right.totals)
         self.shares += right.shares
         self.represented += right.represented
+        self.outputs += right.outputs
         self.weight += right.weight
         for name, value in right.metrics.items():
             self.metrics[name] += value

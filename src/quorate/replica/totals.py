@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
 from quorate.errors import LossError, SettingError
+from quorate.replica.outputs.collect import Collect
+from quorate.replica.outputs.metric import Metric, is_metric
 
 Finish = Callable[[torch.Tensor], Any]  # from a total to a number, or to numbers by name
 Counts = dict[str, torch.Tensor]  # by name; int64, on the host
+# By name: what is collected in evaluations; None for counts.
+Wanted = Mapping[str, Collect | Metric | None]
+NONE: Wanted = MappingProxyType({})
 
 # Those that int64 holds. Not bool: whoever returns a mask wants its sum.
 DTYPES = (
@@ -33,27 +39,32 @@ class Totals:
 
     Args:
         finish: by the name under which the loss function returns the counts: what makes a number
-            of their total, or several by names of their own.
+            of their total, or several by names of their own; ``Collect``, or a metric.
 
     Raises:
         SettingError: it is no such mapping.
     """
 
-    def __init__(self, finish: Mapping[str, Finish] | None) -> None:
+    def __init__(self, finish: Mapping[str, Any] | None) -> None:
         listed: Any = {} if finish is None else finish
         if not isinstance(listed, Mapping):
             expected = "a dict from names to functions"
             raise SettingError("totals", type(listed).__name__, expected, 'as {"confusion": iou}')
+        self.kept: dict[str, Collect | Metric] = {}
         for name, function in listed.items():
             if not isinstance(name, str) or name in ("", "loss", "weight"):
                 expected = "the name of a metric other than loss and weight"
                 raise SettingError("totals", name, expected, "choose another name")
-            if not callable(function):
+            if isinstance(function, Collect):
+                self.kept[name] = function
+            elif is_metric(function):
+                self.kept[name] = Metric(name, function)
+            elif not callable(function):
                 expected = "a function from the total, an int64 tensor, to a number or a dict"
                 got = type(function).__name__
                 raise SettingError(f"totals[{name!r}]", got, expected, "see help(quorate.Trainer)")
-        self._finish: dict[str, Finish] = dict(listed)
-        self.names = tuple(self._finish)
+        self._finish: dict[str, Finish] = {n: f for n, f in listed.items() if n not in self.kept}
+        self.wanted: Wanted = {name: self.kept.get(name) for name in listed}
 
     def finished(self, totals: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the numbers that follow from totals, by their names.
@@ -72,15 +83,31 @@ class Totals:
                 shape = tuple(totals[name].shape)
                 error.add_note(f"quorate: in totals[{name!r}], of a total of shape {shape}")
                 raise
-            values = returned if isinstance(returned, Mapping) else {name: returned}
-            for each, value in values.items():
-                if not isinstance(each, str) or each in ("", "loss") or each in found:
-                    raise LossError(
-                        f"totals[{name!r}] returned a number under {each!r}; expected a name that "
-                        "is not taken: rename it there"
-                    )
-                found[each] = _number(name, each, value)
+            found |= numbers(name, returned, found)
         return found
+
+
+def numbers(name: str, returned: Any, taken: Collection[str] = ()) -> dict[str, float]:
+    """Return the numbers that were made of a total, by their names.
+
+    Args:
+        name: of the total; a list has numbers name_0, name_1, ...
+        taken: names that others have.
+
+    Raises:
+        LossError: it is something else, or one has a name that is taken.
+    """
+    if isinstance(returned, list):
+        returned = {f"{name}_{at}": value for at, value in enumerate(returned)}
+    found: dict[str, float] = {}
+    for each, value in (returned if isinstance(returned, Mapping) else {name: returned}).items():
+        if not isinstance(each, str) or each in ("", "loss") or each in taken:
+            raise LossError(
+                f"totals[{name!r}] returned a number under {each!r}; expected a name that is not "
+                "taken: rename it there"
+            )
+        found[each] = _number(name, each, value)
+    return found
 
 
 def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[str, float]:

@@ -183,7 +183,7 @@ class Crew:
             program = Program(
                 model=self.model,
                 loss=self.recipe.loss,
-                totals=self.replicas.totals.names,
+                totals=self.replicas.totals.wanted,
                 group=group,
                 datasets=datasets,
                 spread=self.replicas.spread,
@@ -209,6 +209,11 @@ class Crew:
         known = (collate for dataset, collate in self._collates if dataset is data.dataset)
         collate = data.loading.collate
         return not self.has_processes or next(known, collate) is collate
+
+    def begin_prediction(self, data: Taken) -> None:
+        """Do as ``begin_loop`` does, for a prediction; ranks have no part in it."""
+        if self.company is None:
+            self.begin_loop(data)
 
     # --- ranks ------------------------------------------------------------------------------------
 
@@ -302,6 +307,13 @@ class Crew:
                 threads=self.recipe.workers.threads,
                 original=state.user_changes.original,
             )
+
+    def predictors(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
+        """Return workers for a prediction: processes, if it is the first loop of the script."""
+        datasets = self._datasets
+        if datasets is not None and datasets["dataset"] is source.dataset:
+            return self.workers(state, source, say)
+        return self.evaluators(state)
 
     def probe_replica(self, state: State) -> Replica:
         """Return a replica to try a shard on before there are workers."""

@@ -15,6 +15,7 @@ from quorate.coordination.protocol import (
     Effect,
     Failed,
     Finish,
+    Stop,
     Tick,
     Wake,
 )
@@ -42,6 +43,7 @@ def drive(
     clock: Callable[[], float] | None = None,
     say: Callable[[str], None] = lambda _: None,
     raised_shards: RaisedShards | None = None,
+    stopping: Callable[[], str | None] = lambda: None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield what each update was.
 
@@ -52,6 +54,7 @@ def drive(
         clock: default: the channel's.
         say: shows a line to the user: who is slow, and who raised.
         raised_shards: of earlier drives too, which are not summed up at the end of this one.
+        stopping: asked at the beginning, and after each update, why the caller wants no other.
 
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
@@ -66,6 +69,9 @@ def drive(
     copied_shards = CopiedShards(coordinator.usual_s)
     is_summed_up = raised_shards is None
     raised_shards = raised_shards or RaisedShards()
+    if (reason := stopping()) is not None:  # before a worker has joined
+        coordinator.handle(Stop(reason), now())
+        return
     while True:
         event = channel.receive(None if wake_at is None else max(0.0, wake_at - now()))
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
@@ -82,10 +88,14 @@ def drive(
                     parts = channel.collect(step, holders)
                     applied = apply(Ready(step, parts, shards, staleness))
                     channel.publish()
-                    effects.extend(coordinator.handle(Applied(step), now()))
+                    effects.extend(coordinator.handle(Applied(step), now(), rests=True))
                     began = clock()
                     yield applied
                     held_s += clock() - began
+                    # What is next is not dealt before: who stops here gets no update more.
+                    if (reason := stopping()) is not None:
+                        coordinator.handle(Stop(reason), now(), rests=True)
+                    effects.extend(coordinator.go_on(now()))
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():

@@ -11,16 +11,16 @@ from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.source import Source, length
-from quorate.errors import LossError, SettingError
-from quorate.replica.deterministic import repeatable
+from quorate.errors import LossError
 from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
-from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.prepare import Prepared, evaluable
+from quorate.training.predicting.evaluable import evaluable_state
+from quorate.training.predicting.gathered import Gathered
+from quorate.training.prepare import Prepared
 from quorate.training.recipe import Taken
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import kind_of_evaluation, made_whole
@@ -56,35 +56,23 @@ def evaluate(
         seed=recipe.seed,
         shuffle=False,
     )
+    source = Source(dataset, plan, data.loading.collate)
+    gathered = Gathered(crew.replicas.totals.kept, plan)
     with ExitStack() as stack:
-        stack.enter_context(intra_op_threads(recipe.workers.threads))
-        stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
-        source = Source(dataset, plan, data.loading.collate)
-        plan.course = prepared.course_between(0)
-        state = evaluable(crew, prepared, source, say)
-        plan.course = prepared.course_between(state.global_step)
-        state.user_changes.look()
-        parameters = state.parameters
-        if averaged or (averaged is None and state.average is not None):
-            if state.average is None:
-                expected = "Optimize(ema_decay=)"
-                raise SettingError("averaged", averaged, expected, "set it in Trainer")
-            parameters = state.average.shadow
+        evaluated = evaluable_state(crew, prepared, source, averaged, say)
+        state, parameters = stack.enter_context(evaluated)
         if transport is None or not transport.can_compute(dataset) or not crew.collates(data):
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
-        if parameters is state.parameters:
-            stack.enter_context(state.optimizer.evaluating())
         whole = made_whole(crew, state, source, parameters)
-        total = _sum(source, parameters, whole, transport, stops, crew, say)
-    state.user_changes.settle()
-    crew.replicas.tell(say)
+        total = _sum(source, parameters, whole, transport, stops, crew, say, gathered)
     if total is None:
         return None
+    finished = joined(gathered.finished(), crew.replicas.totals.finished(total.totals))
     means = total.means()
     if recipe.has_phases:
         del means["loss"]  # the sum of all phases' says nothing
-    return joined(means, crew.replicas.totals.finished(total.totals))
+    return joined(means, finished)
 
 
 def _sum(
@@ -95,11 +83,13 @@ def _sum(
     stops: Stops,
     crew: Crew,
     say: Callable[[str], None],
+    gathered: Gathered,
 ) -> ShardSum | None:
     """Return the sum over every step of the source's plan, in order; None if it was stopped.
 
     Args:
         whole: makes, of a step and its sum, what the batch as a whole is.
+        gathered: takes what is collected.
 
     Raises:
         LossError: its weight is zero.
@@ -116,6 +106,8 @@ def _sum(
 
     def add(ready: Ready) -> None:
         step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
+        gathered.put(step_sum.outputs)
+        step_sum.outputs = []
         total.put((0, ready.step), whole(ready.step, step_sum))
 
     with ExitStack() as stack:

@@ -28,7 +28,7 @@ from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
-from quorate.training.callbacks import Callback, Run, checked, defines
+from quorate.training.callbacks import Callback, Run, checked, defines, give_back, kept_by
 from quorate.training.loop import Loop
 from quorate.training.saved_state import contents
 from quorate.training.state import State
@@ -119,7 +119,14 @@ class Fit:
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} is over"))
             # 2. The loop; and what ends, in this order, before it does.
             loop = stack.enter_context(prepared(self._stops))
-            self.saved, signals.under_way = loop.saved, True
+            self.saved = loop.saved
+            give_back(self._services.callbacks, loop.state.callbacks_saved)
+            if self._has_nothing_to_do(loop):  # and nothing is written
+                stack.push(self._tell_stopped)
+                for callback in self._visitors("started"):
+                    callback.started(self._run)
+                return
+            signals.under_way, loop.state.callbacks_saved = True, {}
             if self._run_dir is not None:
                 if loop.state.global_step == 0:
                     set_log_aside(self._run_dir, self.say)
@@ -150,6 +157,13 @@ class Fit:
                 self._evaluate_if_due(loop, supervisor)
                 self._save_if_due(loop.state)
         signals.leave()
+
+    def _has_nothing_to_do(self, loop: Loop) -> bool:
+        """Return whether all updates were made, and the last evaluation too."""
+        n = loop.state.global_step
+        return n >= loop.last_step and (
+            self._services.validation is None or loop.state.evaluated_at == n
+        )
 
     def _visitors(self, method: str) -> Iterator[Callback]:
         """Yield the callbacks that have a method; whoever keeps the state knows of each."""
@@ -208,6 +222,7 @@ class Fit:
             self._saver.save(self._contents(state, self._saver))
 
     def _contents(self, state: State, saver: Checkpoints) -> Contents:
+        state.callbacks = kept_by(self._services.callbacks, state.callbacks)
         facts = self._facts(state)
         if self._slow:
             facts = {**facts, "slow": [*self._slow]}

@@ -121,7 +121,8 @@ def looping(
             turns=turns,
             whole_batch=whole,
         )
-        made = drive(coordinator, channel, updates.applying(coordinator), say=say)
+        apply = updates.applying(coordinator)
+        made = drive(coordinator, channel, apply, say=say, stopping=lambda: stops.reason)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 

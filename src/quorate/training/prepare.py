@@ -39,10 +39,13 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
     if prepared.state is None:
         state, path = _probed(crew, source, say, training=False), crew.recipe.run_dir.path
         newest = None
-        if path is not None and not prepared.is_fresh:
+        if prepared.put_loaded is not None:
+            prepared.put_loaded(state)
+        elif path is not None and not prepared.is_fresh:
             newest = resume.go_to_newest(Path(path), state, {}, say)
             if newest is not None:
                 prepared.course = resume.course_of(newest.record)
+                prepared.saved_shards = int(newest.record["shards"])
                 say(f"evaluating step {state.global_step:,} from {newest.path}")
         crew.replicas.choose_kernels(state.model, resume.kernels_of(newest))
         prepared.state = state
@@ -71,8 +74,12 @@ def prepare(
     *,
     stops: Stops,
     say: Say,
+    look: Callable[[State], None] = lambda _: None,
 ) -> Iterator[Loop]:
     """Prepare a training loop, and end its workers afterwards.
+
+    Args:
+        look: looks at the state before there are workers, if there is something to do.
 
     Raises:
         UserError: something cannot work; no worker was started.
@@ -132,6 +139,7 @@ def prepare(
             state.leave_ranks()
             yield loop
             return
+        look(state)
         # 4. The workers, and the updates.
         facts = prepared.facts(crew, state)
         begun = looping if crew.company is None else leading
@@ -222,6 +230,8 @@ def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: 
     if newest is not None:
         notes.remember(resume.doubts_of(newest.record))
         prepared.saved = (state.global_step, newest.path)
+        if prepared.put_loaded is not None:
+            say("the weights that were loaded are of no use: the run goes on with its own")
         if run_dir.init_from is not None:
             say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")
     return resume.kernels_of(newest)

@@ -42,6 +42,9 @@ class Prepared:
     plan: Plan | None = None  # of the last loop
     course: Course | None = None  # of a run whose checkpoint was read to be evaluated
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
+    # Gives the state the weights that the model was given before there was one.
+    put_loaded: Callable[[State], None] | None = None
+    saved_shards: int | None = None  # V of the run whose weights are evaluated
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 
     @classmethod

@@ -22,12 +22,13 @@ from quorate.transports.workers import Workers
 if TYPE_CHECKING:
     from quorate.machine.devices import Devices
     from quorate.replica.loss import Loss
-    from quorate.replica.totals import Finish
     from quorate.replica.whole_batch.gather import Gather
 
 __all__ = [
+    "ELSEWHERE",
     "OPTIONS",
     "Compute",
+    "Devices",
     "Loading",
     "Optimize",
     "Recipe",
@@ -50,7 +51,7 @@ class Recipe(Settings):
     """The arguments of ``Trainer``; see there. What the command overrides is in it already."""
 
     loss: Loss = field(metadata=about("the loss", check=_a_loss))
-    totals: Mapping[str, Finish] | None
+    totals: Mapping[str, Any] | None
     batch_size: int = field(
         metadata=about("rows per update", check=at_least(1), at_resume=AtResume.REFUSED)
     )
@@ -195,3 +196,10 @@ def _listed() -> list[Option]:
 
 # Every setting by its name at the command, in the order of a help text.
 OPTIONS: dict[str, Option] = {option.name: option for option in _listed()}
+
+# Where settings are that were keywords of ``Trainer`` once, or belong to ``fit``.
+ELSEWHERE = {
+    option.name: option.place
+    for option in OPTIONS.values()
+    if not option.place.startswith("Trainer")
+} | {"callbacks": "fit(callbacks=)"}

@@ -219,7 +219,7 @@ class Replicas:
             own=own,
             set_buffers=set_buffers,
             loss=self._recipe.loss,
-            totals=self.totals.names,
+            totals=self.totals.wanted,
             turns=self._turns,
             computing=replace(self.computing, log_placement=logs),
             notes=self.notes,

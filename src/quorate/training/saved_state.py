@@ -14,11 +14,14 @@ from quorate.services.checkpoints import shared_values
 from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
+from quorate.services.checkpoints.trees import Decoder, Encoder
 from quorate.training.collective.rows import OPTIMIZER
 from quorate.training.optimizing.by_phase import LoadablePhases
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, is_in_a_tree
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
+
+CALLBACKS = "callbacks.safetensors"
 
 
 def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
@@ -51,6 +54,14 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     """
     state.bring_home()
     files = _files(state)
+    encoder = Encoder({})
+    try:
+        trees = {name: encoder.encode(kept, name) for name, kept in state.callbacks.items()}
+    except CheckpointError as error:
+        raise CheckpointError(f"state_dict() of a callback: {error}") from error
+    facts = {**facts, "callbacks": trees}
+    if encoder.tensors:
+        files[CALLBACKS] = {name: value.contiguous() for name, value in encoder.tensors.items()}
     if state.saves is not None and state.saves.are_by_all:
         with state.saves.outlined() as fill:
             files[OPTIMIZER], kept = state.optimizer_state.save()
@@ -92,6 +103,57 @@ def _record(
     }
 
 
+class Weights(NamedTuple):
+    """What a model computes with: copies of all of it, by file and name."""
+
+    model: dict[str, torch.Tensor]
+    averaged: dict[str, torch.Tensor]  # empty without an average
+    rest: dict[str, torch.Tensor]  # what state dicts leave out
+
+
+def weights(state: State) -> Weights:
+    """Copy the weights of a state, plain and averaged, and its buffers."""
+    copies = {name: _copied(part, {}) for name, part in _files(state).items()}
+    names = ("model", "averaged", "rest")
+    return Weights(*(copies.get(f"{name}.safetensors", {}) for name in names))
+
+
+@torch.no_grad()
+def take_weights(saved: Weights, state: State) -> None:
+    """Give a state weights. Without averaged ones the average begins anew, from the plain ones."""
+    for name, target in state.tensors().items():
+        target.copy_(saved.model[name])
+    if state.average is not None:
+        shadow = state.tensors(state.average.shadow)
+        for name in state.averaged_names():
+            shadow[name].copy_((saved.averaged or saved.model)[name])
+    targets = _rest(state)
+    for name, value in saved.rest.items():
+        targets[name].copy_(value)
+
+
+def weights_in(path: Path, record: dict[str, Any], state: State) -> Weights:
+    """Read the weights of a checkpoint that is sound, and compare them with a state.
+
+    Raises:
+        MisfitError: a tensor is missing, is not the model's, or has another shape or dtype.
+        CheckpointError: it is not sound any more.
+    """
+    files = {"model.safetensors": state.tensors()}
+    if state.average is not None and "averaged.safetensors" in record["files"]:
+        files["averaged.safetensors"] = state.tensors(state.average.shadow)
+    for file, targets in files.items():
+        _require_same(path, file, targets)
+    read = {file: tensors(path, file) for file in files}
+    rest = tensors(path, "rest.safetensors") if "rest.safetensors" in record["files"] else {}
+    own = _rest(state)
+    if "averaged.safetensors" not in files:
+        rest = {name: value for name, value in rest.items() if not name.startswith("averaged.")}
+        own = {name: value for name, value in own.items() if not name.startswith("averaged.")}
+    rest, _ = _fitting(rest, own, state.parameters.views, path)
+    return Weights(read["model.safetensors"], read.get("averaged.safetensors", {}), rest)
+
+
 class Loadable(NamedTuple):
     """A checkpoint that fits a state, read and compared: what is left cannot fail half-way."""
 
@@ -103,6 +165,7 @@ class Loadable(NamedTuple):
     lines: list[str]  # for the user
     shared: shared_values.SavedShared = shared_values.NONE
     file: Path | None = None  # with the values of what is on "meta" of the optimizer's
+    callbacks: dict[str, dict[str, Any]] | None = None
 
 
 def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
@@ -152,21 +215,14 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         [*lines, *more],
         beside,
         path / OPTIMIZER,
+        _callbacks(path, record),
     )
 
 
 @torch.no_grad()
 def load(saved: Loadable, state: State) -> None:
     """Bring a state to a checkpoint."""
-    for name, target in state.tensors().items():
-        target.copy_(saved.model[name])
-    if state.average is not None:
-        shadow = state.tensors(state.average.shadow)
-        for name in state.averaged_names():
-            shadow[name].copy_(saved.averaged[name])
-    targets = _rest(state)
-    for name, value in saved.rest.items():
-        targets[name].copy_(value)
+    take_weights(Weights(saved.model, saved.averaged, saved.rest), state)
     state.load_optimizer(saved.optimizer)
     if isinstance(state.optimizer, SlicedOptimizer) and saved.file is not None:
         state.optimizer.leave_unread(saved.file)
@@ -174,7 +230,22 @@ def load(saved: Loadable, state: State) -> None:
         state.user_changes.load(amendments)
     saved.shared.load()
     state.load_account(saved.record["account"])
+    state.callbacks = state.callbacks_saved = saved.callbacks or {}
     state.global_step = saved.record["global_step"]
+
+
+def _callbacks(path: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what callbacks kept in a checkpoint.
+
+    Raises:
+        CheckpointError: it is no tree of values.
+    """
+    kept = tensors(path, CALLBACKS) if CALLBACKS in record["files"] else {}
+    decoder = Decoder(kept, {})
+    found = {name: decoder.decode(tree) for name, tree in record.get("callbacks", {}).items()}
+    if odd := next((name for name, value in found.items() if not isinstance(value, dict)), None):
+        raise CheckpointError(f"{path}: what callback {printable(odd)} kept is no dict")
+    return found
 
 
 def _rest(state: State) -> dict[str, torch.Tensor]:

@@ -70,6 +70,8 @@ class State:
         self.not_finite = 0  # updates that were not made for that
         self.evaluated_at = 0  # updates, when the validation set was evaluated last
         self.best: dict[str, Any] | None = None  # by a named metric: its value and global_step
+        self.callbacks: dict[str, dict[str, Any]] = {}  # what each keeps, by name, as is saved
+        self.callbacks_saved: dict[str, dict[str, Any]] = {}  # likewise, and not taken back yet
         parameters = trainable(model)
         layout = Layout(parameters.items())
         self.parameters = layout.shared() if shared else layout.new(device)

@@ -53,6 +53,14 @@ class Best:
         return better
 
 
+# Where settings are that were keywords of ``fit`` once.
+ELSEWHERE_IN_FIT = {
+    "evaluate_every_epochs": "Validation(every_epochs=)",
+    "evaluate_every_steps": "Validation(every_steps=)",
+    "best": "Validation(best=)",
+}
+
+
 @dataclass(frozen=True)
 class Validation(Settings):
     """The validation set of a run. A plain dataset in its place is ``dataset``.

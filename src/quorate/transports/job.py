@@ -19,6 +19,7 @@ from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
 from quorate.machine.left import LeftError
 from quorate.replica.flat import Flat
+from quorate.replica.outputs.rows import Piece
 from quorate.replica.replica import Phase, Replica, no_phase
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot
@@ -215,8 +216,7 @@ class Job(ABC):
         snapshot: Snapshot | None,
     ) -> ShardSum:
         if snapshot is None:
-            # Within a step parameters do not change; a job that ended leaves others behind.
-            replica.pull(self.parameters, version=(self, task.step))
+            replica.pull(self.parameters, version=self.version(task))
         else:
             values = snapshot.values
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
@@ -225,6 +225,11 @@ class Job(ABC):
             return self._work(replica, batch, stream, task)
         except SystemExit as error:
             raise _exited(error, task) from error
+
+    def version(self, task: Task) -> object:
+        """Return what tells a replica whether the parameters are those that it has copied."""
+        # Within a step parameters do not change; a job that ended leaves others behind.
+        return self, task.step
 
     def ticket(self, step: int, shard: int) -> Ticket:
         """Return step and shard of the rows that a task is about, for messages."""
@@ -380,4 +385,6 @@ class Evaluation(Job):
         task.at("forward")
         seed = key("evaluation", self.plan.seed, task.step, task.shard)
         reload = partial(self._reloaded, task)
-        return replica.evaluation(batch.data, len(batch.rows), stream, seed, reload=reload)
+        total = replica.evaluation(batch.data, len(batch.rows), stream, seed, reload=reload)
+        total.outputs = [Piece(task.step, task.shard, value) for _, _, value in total.outputs]
+        return total

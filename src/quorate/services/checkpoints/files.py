@@ -6,6 +6,7 @@
         rest.safetensors        parameters and buffers that the model's state dict leaves out
         shared.safetensors      tensors of ``Shared``, if there are any
         optimizer.safetensors   per-parameter optimizer state: "exp_avg.conv1.weight", ...
+        callbacks.safetensors   tensors that callbacks keep, if there are any
         state.json              the rest, and the SHA-256 of each file
         complete                the SHA-256 of state.json; written last
 

@@ -50,6 +50,7 @@ File = Literal[
     "rest.safetensors",
     "optimizer.safetensors",
     "shared.safetensors",
+    "callbacks.safetensors",
 ]
 Number = bool | int | float | str | None  # what an optimizer keeps beside tensors
 
@@ -145,6 +146,7 @@ class Record(Struct, forbid_unknown_fields=True):
     optimizer_attributes: dict[str, Any] = {}  # trees, of what it keeps elsewhere
     optimizer_groups: list[Group] = []
     schedule_state: Any = None  # a tree; None: it is stepped through from its beginning
+    callbacks: dict[str, Any] = {}  # trees, of what callbacks keep, by their names
     amendments: Amended | None = None
     shared: dict[Key, dict[Key, Number]] = {}  # what is no tensor of each ``Shared``
     is_ordered: bool = False
@@ -246,6 +248,9 @@ def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> st
     if file == "rest.safetensors":  # "model.table"
         odd = [n for n in names if n.partition(".")[0] not in ("model", "averaged")]
         return f"got {abridged(odd[0])}, expected model.name or averaged.name" if odd else ""
+    if file == "callbacks.safetensors":  # "EarlyStopping.best.conv1.weight"
+        odd = [n for n in names if not any(n.startswith(f"{c}.") for c in record["callbacks"])]
+        return f"got {abridged(odd[0])}, expected callback.entry" if odd else ""
     if differing := set(record["order"]) ^ set(names):
         name = min(differing)
         where = "the file" if name in names else "the record"

@@ -36,6 +36,11 @@ class OptimizeByPhase:
         """The greatest decay of averaged weights; None if no phase has them."""
         return max((o.ema_decay for o in self.by_name.values() if o.ema_decay), default=None)
 
+    @property
+    def schedule_metrics(self) -> list[str]:
+        """The metrics that schedules go by."""
+        return [name for each in self.by_name.values() for name in each.schedule_metrics]
+
     def require_validation(self, *, is_there: bool) -> None:
         """Refuse a loop that never gives a schedule its metric; see ``Optimize``."""
         for optimize in self.by_name.values():

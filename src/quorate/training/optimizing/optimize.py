@@ -90,6 +90,11 @@ class Optimize(Settings):
         ),
     )
 
+    @property
+    def schedule_metrics(self) -> list[str]:
+        """The metric that the schedule goes by, if it goes by one."""
+        return [] if self.schedule_metric is None else [self.schedule_metric]
+
     def require_validation(self, *, is_there: bool) -> None:
         """Refuse a loop that never gives the schedule its metric.
 

@@ -104,7 +104,7 @@ class Contrast:
             except Exception as error:
                 error.add_note(f"quorate: in contrast, of the whole batch of step {step}")
                 raise
-            totals = self._replicas.totals.names
+            totals = self._replicas.totals.wanted
             outcome = read(returned, rows=rows, training=training, totals=totals)
             if not training:
                 return Contrasted(outcome, [], {})

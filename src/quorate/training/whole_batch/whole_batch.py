@@ -197,6 +197,9 @@ def _contrast(crew: Crew, state: State, source: Source, parameters: Flat) -> Con
     gather, recipe = crew.recipe.gather, crew.recipe
     if gather is None:
         return None
+    if kept := crew.replicas.totals.kept:
+        got, expected = ", ".join(kept), "functions of counts, as the loss is a Gather"
+        raise SettingError("totals", got, expected, "have contrast return them as metrics")
     return Contrast(
         gather,
         state.model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.loss import Loss
 from quorate.replica.spread import Spread
+from quorate.replica.totals import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Program:
 
     model: torch.nn.Module
     loss: Loss
-    totals: Collection[str]  # names
+    totals: Wanted
     group: Group  # the worker's devices
     datasets: Mapping[str, Any]  # by the names that the coordinator asks for
     spread: Spread | None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quorate.replica import totals
+from quorate.replica.outputs.parcel import unpacked
+from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
 from quorate.transports.held import Held
 from quorate.transports.processes.arena import Arena
@@ -42,6 +44,10 @@ def result_of(
     gradient = None if slot is None else slot.flat
     if message.get("is_held"):
         gradient = Held(step, message["ticket"])
+    outputs = list[Piece]()
+    if "outputs" in message:
+        value = unpacked(message["outputs"], message.get("memory"))
+        outputs = [Piece(step, shard, value)]
     has_integers = slot is not None and slot.integer_buffers.numel()
     return Result(
         ShardSum(
@@ -54,6 +60,7 @@ def result_of(
             written=None if slot is None else slot.written,
             represented=message.get("represented", []),
             totals=totals.from_json(message["totals"]),
+            outputs=outputs,
         ).computed_by(worker, shard),
         number,
     )

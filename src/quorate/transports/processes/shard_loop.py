@@ -34,8 +34,7 @@ from quorate.transports.job import (
 )
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
-from quorate.transports.processes.tensors import said as represented
-from quorate.transports.processes.tensors import unpacked
+from quorate.transports.processes.tensors import by_row, unpacked
 from quorate.transports.processes.wire import Message, Wire
 
 
@@ -212,7 +211,9 @@ class ShardLoop:
             return
         said, *more = map(_said, results)
         run = {"more": more} if more else {}
-        self._wire.send({"kind": "done", **answer, **said, **run, **represented(results)})
+        rows, memory = by_row(results)
+        fds = [] if memory is None else [memory.fd]
+        self._wire.send({"kind": "done", **answer, **said, **run, **rows}, fds)
 
 
 def _put(result: ShardSum, into: Vectors) -> None:

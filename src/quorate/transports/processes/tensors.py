@@ -11,6 +11,8 @@ from math import prod
 
 import torch
 
+from quorate.machine.shared_memory import Segment
+from quorate.replica.outputs import parcel
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.transports.processes.records import Message
@@ -49,12 +51,20 @@ def unpacked(message: Message) -> list[Tensors]:
     return shards
 
 
-def said(results: Sequence[ShardSum]) -> Message:
-    """Return what is said of the rows that shards of a run represent; nothing, if they do not."""
+def by_row(results: Sequence[ShardSum]) -> tuple[Message, Segment | None]:
+    """Return what is said of the rows of a run: what they represent, or what came out for them.
+
+    Returns:
+        Fields of a message, none if there is nothing, and the memory that goes with them.
+    """
     each = [represented for result in results for represented in result.represented]
-    if not each:
-        return {}
-    return {"kinds": [one.kind for one in each], **packed([one.tensors for one in each])}
+    if each:
+        return {"kinds": [one.kind for one in each], **packed([one.tensors for one in each])}, None
+    if not results[0].outputs:
+        return {}, None
+    (piece,) = results[0].outputs  # evaluations and predictions are never dealt in runs
+    description, memory = parcel.packed(piece.value)
+    return {"outputs": description} | ({} if memory is None else {"memory": True}), memory
 
 
 def deal_out(message: Message) -> None:

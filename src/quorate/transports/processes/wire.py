@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 
+from quorate.machine.shared_memory import Segment
 from quorate.transports.processes import records
 
 Message = records.Message
@@ -121,7 +122,10 @@ class Wire:
         return message
 
     def arrived(self) -> list[Message]:
-        """Return all messages that are here. Does not block."""
+        """Return all messages that are here. Does not block.
+
+        Memory that came with one is in its place under "memory", and is closed with it.
+        """
         while not self.is_cut:
             try:
                 self._read(_AT_ONCE)
@@ -129,6 +133,9 @@ class Wire:
                 break
         messages = []
         while (message := self._take()) is not None:
+            if "memory" in message:
+                fd = self.fds.pop(0)
+                message["memory"] = Segment(os.fstat(fd).st_size, fd)
             messages.append(message)
         return messages
 

@@ -24,6 +24,7 @@ from quorate.machine import this_host
 from quorate.machine.container import oom_kills
 from quorate.machine.cores import usable_cores
 from quorate.machine.shared_memory import Segment
+from quorate.replica.outputs.parcel import as_text
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena, Image
 from quorate.transports.processes.ending import Ending
@@ -164,6 +165,8 @@ class Agent:
         """Pass on what has come, in both directions."""
         process.flush()
         for message in process.arrived():
+            if "memory" in message:  # of outputs, which another host cannot map
+                message["memory"] = as_text(message["memory"])
             yield from self._passed_on(process, message)
         if process.is_cut and not self._is_cut:
             self._is_cut = True

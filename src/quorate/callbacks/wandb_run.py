@@ -1,0 +1,84 @@
+"""A bridge to Weights & Biases: one run there for one run here, however often it is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quorate.callbacks.learning_rates import learning_rates
+from quorate.callbacks.run_id import RunId
+from quorate.callbacks.samples import as_pixels
+from quorate.callbacks.waiting import at_least
+from quorate.errors import UserError
+from quorate.services.report import Report
+from quorate.training.callbacks import Callback, Run
+
+
+class WandB(Callback):
+    """Log metrics, learning rates and evaluations to Weights & Biases, and samples if asked.
+
+    The id of the run there lies in ``run_dir``, so that a run that is resumed goes on in it. Points
+    of steps that are computed again have the values that they had.
+
+    Args:
+        every_steps: one point per so many updates.
+        init: arguments of ``wandb.init``: project, name, mode="offline", ...
+
+    Raises:
+        SettingError: a value cannot work.
+        UserError: wandb is not installed.
+    """
+
+    def __init__(self, *, every_steps: int = 50, **init: Any) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("WandB: wandb is not installed; pip install wandb") from error
+        self._wandb: Any = wandb
+        self._every_steps = at_least("every_steps", every_steps, 1)
+        self._init = init
+        self._trainer: Run | None = None
+        self._run: Any = None
+
+    def started(self, trainer: Run) -> None:
+        """Begin a run there, or go on with it."""
+        self._trainer = trainer
+        remembered = RunId(trainer.run_dir, "wandb")
+        options = {"resume": "allow", **self._init}
+        if trainer.run_dir is not None:
+            options.setdefault("dir", str(trainer.run_dir))
+        if remembered.id is not None:
+            options.setdefault("id", remembered.id)
+        self._run = self._wandb.init(**options)
+        remembered.keep(self._run.id)
+
+    def updated(self, report: Report) -> None:
+        """Log an update, now and then."""
+        if report.global_step % self._every_steps == 0 and self._trainer is not None:
+            rates = learning_rates(self._trainer)
+            self._run.log({**report.metrics, **rates}, step=report.global_step)
+
+    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
+        """Log an evaluation."""
+        named = {f"validation/{name}": value for name, value in metrics.items()}
+        self._run.log(named, step=global_step)
+
+    def stopped(self, reason: str) -> None:  # noqa: ARG002
+        """End the run there."""
+        if self._run is not None:
+            self._run.finish()
+
+    def take_samples(self, global_step: int, samples: Mapping[str, Any]) -> None:
+        """Log images and texts."""
+        logged: dict[str, Any] = {}
+        for name, sample in samples.items():
+            if isinstance(sample, str):
+                logged[name] = self._wandb.Html(f"<pre>{_escaped(sample)}</pre>")
+            else:
+                images = sample if sample.ndim == 4 else sample[None]
+                logged[name] = [self._wandb.Image(as_pixels(image)) for image in images]
+        self._run.log(logged, step=global_step)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

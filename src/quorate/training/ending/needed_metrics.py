@@ -1,0 +1,99 @@
+"""Metrics that a run needs to end well: are they there? Tried on one shard before the first update.
+
+A name that is mistyped is found in seconds, and not after an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quorate.coordination.keys import key
+from quorate.coordination.plan import Plan
+from quorate.data.source import Source, length
+from quorate.errors import SettingError
+from quorate.machine.devices import current
+from quorate.replica.model import unchanged
+from quorate.replica.outputs.rows import Piece
+from quorate.replica.streams import Stream
+from quorate.training.callbacks import VALIDATION, Callback, checked, metrics_of
+from quorate.training.crew import Crew
+from quorate.training.predicting.gathered import Gathered
+from quorate.training.recipe import Taken
+from quorate.training.state import State
+from quorate.training.validation import Best, Validation
+
+
+def looking(
+    crew: Crew, validation: Validation | None, rows: Taken | None, callbacks: Sequence[Callback]
+) -> Callable[[State], None]:
+    """Return what looks whether the validation set gives all metrics that somebody needs.
+
+    It raises ``SettingError`` if one is not among them, or whatever user code raises.
+
+    Args:
+        rows: of the validation set.
+
+    Raises:
+        SettingError: somebody needs one, and there is no validation set.
+    """
+    needed = metrics_of(checked(callbacks))
+    if validation is None or rows is None:
+        for who, name in needed:
+            expected, fix = "none, as there is no validation set", "pass fit(validation=)"
+            raise SettingError(f"the metric of {who}", name, expected, fix)
+        return lambda _: None
+    if validation.best is not None:
+        needed.append(("best", Best(validation.best).name))
+    needed += [
+        ("schedule_metric", metric.removeprefix(VALIDATION))
+        for metric in crew.recipe.optimize.schedule_metrics
+        if metric.startswith(VALIDATION)
+    ]
+    if not needed:
+        return lambda _: None
+    data = rows
+
+    def look(state: State) -> None:
+        names, are_all = _tried(crew, state, data)
+        for who, name in needed:
+            if name not in names and are_all:
+                where = who if who in ("best", "schedule_metric") else f"the metric of {who}"
+                expected = f"one of {', '.join(sorted(names))}"
+                raise SettingError(where, name, expected, "the loss function names them")
+
+    return look
+
+
+def _tried(crew: Crew, state: State, data: Taken) -> tuple[set[str], bool]:
+    """Return the metrics of a first shard, and whether there are no others.
+
+    What is finished of totals may need more rows than a shard has: then nobody knows its names. So
+    it is with a loss over whole batches.
+    """
+    recipe, rows = crew.recipe, length(data.dataset)
+    if recipe.gather is not None:
+        return set(), False
+    batch = min(recipe.batch_size, rows)
+    shards = min(recipe.shards or len(crew.groups), batch)
+    plan = Plan(rows=rows, batch_size=batch, shards=shards, seed=recipe.seed, shuffle=False)
+    first = Source(data.dataset, plan, data.loading.collate).load((0, 0))
+    with unchanged(state.model), state.optimizer.evaluating():
+        replica = crew.probe_replica(state)
+        with current(replica.device), Stream() as stream:
+            replica.pull(state.parameters, version=object())
+            seed = key("evaluation", plan.seed, 0, 0)
+            replica.called.place(plan, 0, first.rows, of_phase=False)
+            # Not compiled: it is one shard.
+            with replica.watched(lambda loss: loss):
+                total = replica.evaluation(first.data, len(first.rows), stream, seed)
+    names = set(total.metrics)
+    totals = crew.replicas.totals
+    try:
+        names |= totals.finished(total.totals).keys()
+        few = Plan(rows=len(first.rows), batch_size=len(first.rows), shards=1, shuffle=False)
+        gathered = Gathered(totals.kept, few)
+        gathered.put([Piece(0, 0, value) for _, _, value in total.outputs])
+        names |= gathered.finished().keys()
+    except Exception:  # the user's function, which will meet all rows
+        return names, False
+    return names, True

@@ -1,0 +1,122 @@
+"""Weights of a trainer: copied, put back, and loaded from a checkpoint of its run or any file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from quorate.errors import CheckpointError, SettingError, UserError
+from quorate.services.checkpoints import files
+from quorate.services.checkpoints.weights import load_weights
+from quorate.training.prepared import Prepared
+from quorate.training.saved_state import Weights, take_weights, weights, weights_in
+from quorate.training.state import State
+
+__all__ = ["copied", "load", "load_weights", "put_back"]
+
+Say = Callable[[str], None]
+BEST, NEWEST = "best", "newest"
+
+
+def copied(state: State | None) -> dict[str, torch.Tensor]:
+    """Return a copy of all weights and buffers: "model/NAME", "averaged/NAME", "rest/NAME".
+
+    Raises:
+        UserError: nothing was trained or evaluated yet.
+    """
+    parts = weights(_there(state))._asdict()
+    return {f"{part}/{name}": value for part, kept in parts.items() for name, value in kept.items()}
+
+
+def put_back(copies: dict[str, torch.Tensor], state: State | None) -> None:
+    """Give a state what ``copied`` returned of it.
+
+    Raises:
+        UserError: they are another model's, or nothing was trained or evaluated yet.
+    """
+    state = _there(state)
+    own = copied(state)
+    for name in sorted(own.keys() | copies.keys()):
+        mine, other = own.get(name), copies.get(name)
+        if mine is None or other is None or (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            raise UserError(
+                f"weights: {name} is not the same in both; put back what weights() returned"
+            )
+    parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in Weights._fields}
+    for name, value in copies.items():
+        part, _, inner = name.partition("/")
+        parts[part][inner] = value
+    take_weights(Weights(**parts), state)
+
+
+def load(
+    which: str | Path,
+    run_dir: Path | None,
+    model: torch.nn.Module,
+    prepared: Prepared,
+    say: Say,
+) -> Path:
+    """Give a model, and the averaged weights, those of a checkpoint, and return where they lie.
+
+    Args:
+        which: "best" or "newest" of the run directory; or a checkpoint's folder, a run directory,
+            or a file of weights.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged or another model's.
+        SettingError: there is no run directory.
+    """
+    path = _found(run_dir, str(which), say) if which in (BEST, NEWEST) else Path(which)
+    if (state := prepared.state) is None:
+        load_weights(model, path, say)
+        # The state is made later, and has averaged weights too.
+        prepared.put_loaded = partial(_put_loaded, path, say)
+    else:
+        _put_loaded(path, say, state)
+    say(f"the weights are those of {path}")
+    return path
+
+
+def _put_loaded(path: Path, say: Say, state: State) -> None:
+    """Give a state the weights of a path: averaged ones too, if it has them."""
+    if path.is_dir():
+        if not (path / files.MARKER).exists():
+            sound = files.find(path)
+            if sound is None:
+                raise CheckpointError(f"weights of {path}: there is no checkpoint in it")
+            path = sound.path
+        take_weights(weights_in(path, files.check_named(path), state), state)
+        return
+    load_weights(state.model, path, say)
+    if state.average is not None:
+        state.average.shadow.copy_(state.parameters)
+
+
+def _found(run_dir: Path | None, which: str, say: Say) -> Path:
+    if run_dir is None:
+        raise SettingError("load", which, "a path, as there is no run_dir", "set it in Trainer")
+    newest = files.find(run_dir)
+    if newest is None:
+        raise CheckpointError(f"load: there is no checkpoint in {run_dir}; train first")
+    for wrong in newest.passed_over:
+        say(f"passed over: {wrong}")
+    if which == NEWEST:
+        return newest.path
+    best = newest.record["account"]["best"]
+    if best is None:
+        raise CheckpointError(
+            f"load: no checkpoint in {run_dir} is the best of anything; train with "
+            "Validation(best='min:loss'), say"
+        )
+    path = files.checkpoint_of(run_dir, best["global_step"])
+    files.check(path, best["global_step"])
+    return path
+
+
+def _there(state: State | None) -> State:
+    if state is None:
+        raise UserError("there are no weights of a state yet: train or evaluate first")
+    return state

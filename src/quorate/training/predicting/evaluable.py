@@ -1,0 +1,58 @@
+"""A state that can be evaluated, and which of its weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from quorate.data.source import Source
+from quorate.errors import SettingError
+from quorate.replica.deterministic import repeatable
+from quorate.replica.flat import Flat
+from quorate.training.crew import Crew
+from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.prepare import evaluable
+from quorate.training.prepared import Prepared
+from quorate.training.state import State
+
+
+class Evaluated(NamedTuple):
+    """A state, and which of its parameters are evaluated."""
+
+    state: State
+    parameters: Flat
+
+
+@contextmanager
+def evaluable_state(
+    crew: Crew,
+    prepared: Prepared,
+    source: Source,
+    averaged: bool | None,
+    say: Callable[[str], None],
+) -> Iterator[Evaluated]:
+    """Within the block a state can be evaluated by workers: as it is, or its averaged weights.
+
+    Raises:
+        SettingError: nothing is averaged.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(intra_op_threads(crew.recipe.workers.threads))
+        stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
+        plan = source.plan
+        plan.course = prepared.course_between(0)
+        state = evaluable(crew, prepared, source, say)
+        plan.course = prepared.course_between(state.global_step)
+        state.user_changes.look()
+        parameters = state.parameters
+        if averaged or (averaged is None and state.average is not None):
+            if state.average is None:
+                expected = "Optimize(ema_decay=)"
+                raise SettingError("averaged", averaged, expected, "set it in Trainer")
+            parameters = state.average.shadow
+        if parameters is state.parameters:
+            stack.enter_context(state.optimizer.evaluating())
+        yield Evaluated(state, parameters)
+    state.user_changes.settle()
+    crew.replicas.tell(say)

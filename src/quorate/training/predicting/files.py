@@ -1,0 +1,220 @@
+"""Predictions in files: a folder that is there as a whole, or as it was before.
+
+    TO/prediction.json      rows, how the outputs are nested, which file has which, of which step
+    TO/logits.npy           a tensor of the outputs, all rows (``numpy.load(..., mmap_mode="r")``)
+    TO/boxes.values.npy     a list of tensors of any size: their elements, one after the other, and
+    TO/boxes.shapes.npy     (rows, dimensions) int64
+    TO/texts.jsonl          any other list: a line per row
+
+Rows are written as they come; memory does not grow with the dataset. Not through a memory map: a
+full disk would end the process by a signal there, and is an OSError here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from io import RawIOBase
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from quorate.errors import OutputError, SettingError
+from quorate.machine.atomic_file import flush_folder, write_atomically
+from quorate.training.predicting import columns
+from quorate.training.predicting.columns import Column, Columns
+
+MANIFEST = "prediction.json"
+_HEADER_BYTES = 256  # of a .npy file, room for any number of rows
+
+
+class Files:
+    """A folder of predictions that is being written. A context: what is not finished is removed.
+
+    Args:
+        to: the folder. It may be there if it is empty, or holds another prediction.
+        rows: how many there will be.
+
+    Raises:
+        SettingError: something else is there, or it cannot be made.
+    """
+
+    def __init__(self, to: Path, rows: int) -> None:
+        self._to, self._rows = to, rows
+        if to.exists() and (not to.is_dir() or (any(to.iterdir()) and not _is_ours(to))):
+            raise SettingError(
+                "to", str(to), "a folder that is not there, is empty, or has a prediction",
+                "choose another",
+            )  # fmt: skip
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=".quorate-", dir=to.parent))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            fix = f"{reason}; choose another"
+            raise SettingError("to", str(to), "a folder that can be made", fix) from error
+        self._columns = Columns(self._column)
+        self._open = ExitStack()  # files
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):  # a full disk: it is what was raised
+            self._open.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def put(self, value: Any, rows: int) -> None:
+        """Write the outputs of the next rows.
+
+        Raises:
+            OutputError: they are not like those before, or there is no such file.
+            OSError: the disk is full.
+        """
+        self._columns.put(value, rows)
+
+    def finish(self, about: dict[str, Any]) -> Path:
+        """Bring all to the disk and to its place, and return the folder. Blocks."""
+        files = self._columns.finish()
+        manifest = {"format": 1, "rows": self._rows, "outputs": files, **about}
+        write_atomically(self._folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        self._folder.chmod(0o777 & ~_umask())
+        aside = Path(tempfile.mkdtemp(prefix=".quorate-", dir=self._to.parent))
+        try:
+            if self._to.exists():
+                self._to.rename(aside / "replaced")
+            self._folder.rename(self._to)
+            flush_folder(self._to.parent)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return self._to
+
+    def _column(self, path: columns.Path, first: Any) -> Column:
+        # A name of the user's may hold anything; a dot within one is no step into a dict.
+        name = ".".join(quote(part, safe=" ").replace(".", "%2E") for part in path) or "output"
+        if isinstance(first, torch.Tensor):
+            return _Npy(self._array(f"{name}.npy", first.dtype), self._rows, first)
+        if first and all(isinstance(item, torch.Tensor) for item in first):
+            values = self._array(f"{name}.values.npy", first[0].dtype)
+            return _Ragged(values, self._array(f"{name}.shapes.npy", torch.int64), first[0])
+        file = (self._folder / f"{name}.jsonl").open("x", encoding="utf-8", newline="\n")
+        return _Lines(self._open.enter_context(file), f"{name}.jsonl")
+
+    def _array(self, name: str, dtype: torch.dtype) -> _Array:
+        file = (self._folder / name).open("xb", buffering=0)
+        return _Array(self._open.enter_context(file), name, dtype)
+
+
+class _Array:
+    """A .npy file whose rows come one after the other; the header is written in the end."""
+
+    def __init__(self, file: RawIOBase, name: str, dtype: torch.dtype) -> None:
+        try:
+            self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        except TypeError as error:
+            raise OutputError(
+                f"predict: {name}: got {dtype}, which files of NumPy do not have; return .float()"
+            ) from error
+        self._file, self.name = file, name
+        self._file.write(b"\0" * _HEADER_BYTES)
+
+    def write(self, values: torch.Tensor) -> None:
+        data = values.contiguous().numpy().reshape(-1).view(np.uint8).data
+        while data:
+            data = data[self._file.write(data) or 0 :]
+
+    def finish(self, shape: Sequence[int]) -> str:
+        about = {"descr": np.lib.format.dtype_to_descr(self._dtype)}
+        text = f"{ {**about, 'fortran_order': False, 'shape': tuple(shape)} }".encode("latin1")
+        # Version 1.0 of the format: magic, version, length of a text that ends with a line feed.
+        text = text.ljust(_HEADER_BYTES - 11) + b"\n"
+        self._file.seek(0)
+        self._file.write(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self.name
+
+
+class _Npy:
+    def __init__(self, array: _Array, rows: int, first: torch.Tensor) -> None:
+        self._array = array
+        self._shape = (rows, *first.shape[1:])
+
+    def put(self, value: torch.Tensor) -> None:
+        self._array.write(value)
+
+    def finish(self) -> str:
+        return self._array.finish(self._shape)
+
+
+class _Ragged:
+    """A list of tensors of any size, of one dtype and number of dimensions."""
+
+    def __init__(self, values: _Array, shapes: _Array, first: torch.Tensor) -> None:
+        self._kind = (first.dtype, first.ndim)
+        self._values, self._shapes = values, shapes
+        self._rows = self._elements = 0
+
+    def put(self, value: list[Any]) -> None:
+        for item in value:
+            kind = (item.dtype, item.ndim) if isinstance(item, torch.Tensor) else type(item)
+            if kind != self._kind:
+                raise OutputError(
+                    f"predict: {self._values.name}: got an item of {kind} in row {self._rows}, "
+                    f"expected {self._kind} as before"
+                )
+            self._values.write(item.reshape(-1))
+            self._shapes.write(torch.tensor(item.shape, dtype=torch.int64))
+            self._rows, self._elements = self._rows + 1, self._elements + item.numel()
+
+    def finish(self) -> list[str]:
+        return [
+            self._values.finish((self._elements,)),
+            self._shapes.finish((self._rows, self._kind[1])),
+        ]
+
+
+class _Lines:
+    """A list of what JSON has."""
+
+    def __init__(self, file: TextIO, name: str) -> None:
+        self._file, self._name = file, name
+
+    def put(self, value: list[Any]) -> None:
+        for item in value:
+            try:
+                self._file.write(json.dumps(item, ensure_ascii=False) + "\n")
+            except TypeError as error:
+                raise OutputError(
+                    f"predict: {self._name}: {error}; a list that goes to files has tensors "
+                    "alone, or numbers, texts, and dicts and lists of these"
+                ) from error
+
+    def finish(self) -> str:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._name
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # there is no other way to ask
+    os.umask(mask)
+    return mask

@@ -1,0 +1,161 @@
+"""A prediction: what a function returns for every row of a dataset, in order, by all workers.
+
+Each step is one shard, and workers take them one after the other. What they return is put in its
+place in the order of rows. How far a worker may be ahead of another is bounded, and so is what
+waits: the results themselves are all that grows with the dataset, and those may go to files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from quorate.coordination import rules
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.plan import PlanByShard
+from quorate.coordination.protocol import Stop
+from quorate.data.source import Source, length
+from quorate.errors import OutputError
+from quorate.replica.model import unchanged
+from quorate.replica.outputs.rows import Piece
+from quorate.training.crew import Crew
+from quorate.training.drive import Ready, drive
+from quorate.training.predicting.columns import Sink, in_memory
+from quorate.training.predicting.evaluable import evaluable_state
+from quorate.training.predicting.files import Files
+from quorate.training.prepared import Prepared
+from quorate.training.recipe import Taken
+from quorate.training.stop import Stops
+from quorate.transports import Transport
+from quorate.transports.prediction import OWN, Function, Prediction, model_of, name_of, note_own
+
+__all__ = ["Function", "predict"]
+
+AHEAD = 4  # shards per worker that may be done before an earlier one is
+
+
+def predict(
+    crew: Crew,
+    prepared: Prepared,
+    data: Taken,
+    function: Function | None,
+    *,
+    to: Path | None,
+    averaged: bool | None,
+    transport: Transport | None,
+    say: Callable[[str], None],
+) -> Any:
+    """Return what a function returns for every row, or the folder that it is written to.
+
+    Args:
+        function: None: the model itself, see ``model_of``.
+        averaged: as for ``evaluate``.
+        transport: of the loop under way, if there is one. Its workers are used if they have the
+            dataset and can find the function.
+
+    Raises:
+        OutputError: what it returns is not by row, or not alike for all rows.
+        UserError: the dataset is empty, nothing is averaged, or the folder is somebody's.
+    """
+    if function is not None and not callable(function):
+        raise OutputError(
+            f"predict: got {type(function).__name__} as function, expected function(model, batch)"
+        )
+    if to is not None and crew.follows:
+        return to  # rank 0 writes it
+    dataset, collate = data.dataset, data.loading.collate
+    rows = length(dataset)
+    recipe, shards = crew.recipe, prepared.shards or prepared.saved_shards or 1
+    if transport is None:
+        note_own(function)
+        crew.begin_prediction(data)  # a worker process does not come back from it
+    with ExitStack() as stack:
+        if transport is None:
+            stack.enter_context(crew.starting())
+        sink: Sink = in_memory(rows)
+        if to is not None:
+            sink = stack.enter_context(Files(to, rows))
+        # 1. The state, of which it may follow how the rows are cut.
+        source = Source(dataset, _plan(rows, recipe.batch_size, shards, recipe.seed), collate)
+        state, parameters = stack.enter_context(
+            evaluable_state(crew, prepared, source, averaged, say)
+        )
+        if shards != (now := prepared.shards or prepared.saved_shards or 1):
+            source = Source(dataset, _plan(rows, recipe.batch_size, now, recipe.seed), collate)
+        # 2. The workers.
+        called = name_of(function)
+        if (
+            transport is None
+            or called is None
+            or not transport.can_compute(dataset)
+            or not crew.collates(data)
+        ):
+            stack.enter_context(unchanged(state.model))
+            transport = stack.enter_context(closing(crew.predictors(state, source, say)))
+            called = OWN
+        plan = source.plan
+        workers = len(crew.groups)
+        plan.lookahead = 2 * workers
+        job = Prediction(
+            source,
+            parameters,
+            range(plan.steps_per_epoch),
+            function=function or model_of,
+            called=called,
+            loader_workers=recipe.loading.processes,
+            threads=recipe.workers.threads,
+        )
+        # 3. The shards, as they come; and their outputs, in the order of rows.
+        _drive(job, transport, crew, workers, sink, say)
+        about = {
+            "global_step": state.global_step,
+            "averaged": parameters is not state.parameters,
+            "batch_size": plan.batch_size,
+            "shards": plan.shards,
+        }
+        return sink.finish(about)
+
+
+def _plan(rows: int, batch_size: int, shards: int, seed: int) -> PlanByShard:
+    batch = min(batch_size, rows)
+    return PlanByShard(
+        rows=rows, batch_size=batch, shards=min(shards, batch), seed=seed, shuffle=False
+    )
+
+
+def _drive(
+    job: Prediction,
+    transport: Transport,
+    crew: Crew,
+    workers: int,
+    sink: Sink,
+    say: Callable[[str], None],
+) -> None:
+    plan, stops = job.plan, Stops()
+    waiting: dict[int, Piece] = {}
+    taken = 0
+
+    def take(ready: Ready) -> None:
+        nonlocal taken
+        for _, total in ready.parts:
+            waiting[ready.step] = total.outputs[0]
+        while (piece := waiting.pop(taken, None)) is not None:
+            sink.put(piece.value, len(plan.shard(taken, 0)))
+            taken += 1
+
+    with ExitStack() as stack:
+        channel = stack.enter_context(closing(transport.open(job)))
+        stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
+        coordinator = Coordinator(
+            shards_of=plan.shards_of,
+            home_shards=job.home_shards,
+            lookahead=plan.lookahead,
+            first_step=0,
+            last_step=plan.steps_per_epoch,
+            rule=rules.Bounded(AHEAD * workers),
+            timeout_s=crew.timeout_s if transport.can_replace else None,
+        )
+        for _ in drive(coordinator, channel, take, say=say):
+            pass

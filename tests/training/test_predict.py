@@ -1,0 +1,264 @@
+"""Predictions: every row once and in order, the same on any number of towers, as a plain loop."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import quorate
+from quorate.errors import OutputError, SettingError, UserError
+from quorate.replica.fingerprint import fingerprint
+from quorate.replica.outputs import parcel
+
+ROWS, BATCH, V = 46, 12, 4
+DATA = TensorDataset(
+    torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(0)),
+    torch.arange(ROWS) % 3,
+)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def trainer(workers: int = 1, **options: Any) -> quorate.Trainer:
+    defaults: dict[str, Any] = {"batch_size": BATCH, "shards": V}
+    return quorate.Trainer(
+        net,
+        loss,
+        optimizer=options.pop("optimizer", lambda params: torch.optim.Adam(params, lr=0.01)),
+        devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"),
+        **defaults | options,
+    )
+
+
+def everything(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
+    """Outputs of all kinds: tensors of several dtypes, nested, and lists of any sizes."""
+    x, y = batch
+    logits = model(x)
+    return {
+        "logits": logits,
+        "found": (logits.argmax(1), {"is_right": logits.argmax(1) == y, "none": None}),
+        "boxes": [row[: int(n) + 1] for row, n in zip(x, y, strict=True)],
+        "words": [f"row of {int(n)}" for n in y],
+        "odd": [{"n": int(n), "x": row[:2]} for row, n in zip(x, y, strict=True)],
+        "array": x.numpy() * 2,
+    }
+
+
+def by_shard(data: TensorDataset) -> list[list[torch.Tensor]]:
+    """The shards of a plain loop: each batch is cut into V pieces."""
+    found = []
+    for start in range(0, ROWS, BATCH):
+        b = min(BATCH, ROWS - start)
+        cuts = [start + s * b // V for s in range(V + 1)]
+        # Copies: the bits of a kernel may depend on where in memory rows begin.
+        found += [[t.clone() for t in data[i:j]] for i, j in itertools.pairwise(cuts)]
+    return found
+
+
+def test_the_same_on_any_number_of_towers_and_as_a_plain_loop() -> None:
+    found = []
+    for workers in (1, 2, 3):
+        made = trainer(workers)
+        made.fit(DATA, epochs=1)
+        found.append(made.predict(DATA, everything))
+        with torch.no_grad():
+            made.model.eval()
+            plain = [everything(made.model, batch) for batch in by_shard(DATA)]
+        assert torch.equal(found[-1]["logits"], torch.cat([each["logits"] for each in plain]))
+        assert found[-1]["words"] == [word for each in plain for word in each["words"]]
+    first = found[0]
+    assert all(fingerprint(each) == fingerprint(first) for each in found)
+    assert first["logits"].shape == (ROWS, 3)
+    assert first["found"][1].keys() == {"is_right"}
+    assert [len(box) for box in first["boxes"]] == [row % 3 + 1 for row in range(ROWS)]
+    assert torch.equal(first["odd"][7]["x"], DATA.tensors[0][7, :2])
+    assert torch.equal(first["array"], DATA.tensors[0] * 2)
+
+
+def test_without_shards_bits_do_not_depend_on_workers_either() -> None:
+    prints = {fingerprint(trainer(workers, shards=None).predict(DATA)) for workers in (1, 3)}
+    assert len(prints) == 1
+
+
+def test_the_model_is_as_it_was_and_training_goes_on() -> None:
+    plain, looked = trainer(2), trainer(2)
+    for update in looked.updates(DATA, epochs=2):
+        if update.global_step % 3 == 0:
+            before = looked.weights()
+            looked.predict(DATA)
+            assert fingerprint(looked.weights()) == fingerprint(before)
+    for _ in plain.updates(DATA, epochs=2):
+        pass
+    assert fingerprint(looked.weights()) == fingerprint(plain.weights())
+
+
+def test_averaged_weights() -> None:
+    optimize = quorate.Optimize(lambda params: torch.optim.SGD(params, lr=0.5), ema_decay=0.9)
+    made = trainer(optimizer=optimize)
+    made.fit(DATA, epochs=1)
+    averaged = made.averaged_model
+    assert averaged is not None
+    with torch.no_grad():
+        expected = torch.cat([averaged.eval()(batch[0]) for batch in by_shard(DATA)])
+    assert torch.equal(made.predict(DATA), expected)
+    assert not torch.equal(made.predict(DATA, averaged=False), expected)
+    with pytest.raises(SettingError, match="averaged"):
+        trainer().predict(DATA, averaged=True)
+
+
+def without_odd(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
+    return {name: value for name, value in everything(model, batch).items() if name != "odd"}
+
+
+def test_files_hold_the_same(tmp_path: Path) -> None:
+    made = trainer(3)
+    kept = made.predict(DATA, without_odd)
+    folder = made.predict(DATA, without_odd, to=tmp_path / "new" / "out")
+    assert folder == tmp_path / "new" / "out"
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    for file, expected in {
+        "logits": kept["logits"],
+        "found.0": kept["found"][0],
+        "found.1.is_right": kept["found"][1]["is_right"],
+        "array": kept["array"],
+        "boxes.values": torch.cat(kept["boxes"]),
+        "boxes.shapes": torch.tensor([[len(box)] for box in kept["boxes"]]),
+    }.items():
+        array = np.load(folder / f"{file}.npy", mmap_mode="r")
+        assert array.dtype == expected.numpy().dtype
+        assert np.array_equal(array, expected.numpy()), file
+    lines = (folder / "words.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == kept["words"]
+    manifest = json.loads((folder / "prediction.json").read_text())
+    assert (manifest["rows"], manifest["shards"], manifest["averaged"]) == (ROWS, V, False)
+    assert manifest["outputs"]["boxes"] == ["boxes.values.npy", "boxes.shapes.npy"]
+    # A prediction takes the place of one, whole, and of nothing else.
+    assert made.predict(DATA, to=folder) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["output.npy", "prediction.json"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    with pytest.raises(SettingError, match="a folder that is not there, is empty"):
+        made.predict(DATA, to=tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_nothing_is_left_of_a_prediction_that_fails(tmp_path: Path) -> None:
+    made = trainer(2)
+    folder = made.predict(DATA, to=tmp_path / "out")
+    before = (folder / "output.npy").read_bytes()
+
+    def fails(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        if (batch[0][:, 0] == DATA.tensors[0][30, 0]).any():
+            raise ZeroDivisionError("row 30")
+        return model(batch[0])
+
+    with pytest.raises(ZeroDivisionError, match="row 30") as raised:
+        made.predict(DATA, fails, to=folder)
+    assert any("rows [" in note for note in raised.value.__notes__)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (folder / "output.npy").read_bytes() == before
+
+
+class Inputs(Dataset[dict[str, torch.Tensor]]):
+    """Rows that are named, as those of a tokenizer."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return {"a": torch.tensor([1.0 * row]), "b": torch.tensor([2.0])}
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * b * self.w
+
+
+def test_a_dict_is_keyword_arguments_and_labels_are_left_out() -> None:
+    made = quorate.Trainer(
+        Named,
+        lambda model, batch: model(**batch).mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        batch_size=4,
+        devices="cpu",
+        workers=1,
+    )
+    assert made.predict(Inputs()).flatten().tolist() == [2.0 * row for row in range(9)]
+    pairs = TensorDataset(torch.ones(9, 1), torch.ones(9, 1))
+    with pytest.raises(OutputError, match=r"a batch has 2 parts, and Named.forward may take sev"):
+        made.predict(pairs)
+
+
+Function = Callable[[nn.Module, list[torch.Tensor]], Any]
+MISTAKES: dict[str, tuple[Function, str]] = {
+    "mean": (lambda m, b: m(b[0]).mean(), "got a tensor of shape () for 3 rows, expected the rows"),
+    "transposed": (lambda m, b: {"a": m(b[0]).T[:2]}, "['a']: got a tensor of shape (2, 3)"),
+    "parts": (lambda m, b: [m(b[0]), b[1]], "got a list of 2 for 3 rows, expected one item per"),
+    "object": (lambda m, _: m, "got Sequential, expected a tensor, a tuple or dict"),
+    "item": (lambda _, b: [object() for _ in b[1]], "[0]: got object, expected a tensor, a num"),
+    "sizes": (
+        lambda _, b: b[0][:, : int(b[1][0]) + 1],
+        "the output: got rows of shape (",
+    ),
+    "names": (
+        lambda m, b: {"ab"[int(b[0][0, 0] > 0)]: m(b[0])},
+        "return the same outputs for every batch",
+    ),
+    "key": (lambda _, b: {1: b[1]}, "got the key 1, expected names"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(mistake: str) -> None:
+    function, expected = MISTAKES[mistake]
+    with pytest.raises(OutputError) as raised:
+        trainer(2).predict(DATA, function)
+    assert expected in str(raised.value)
+
+
+def test_what_files_do_not_have_is_named(tmp_path: Path) -> None:
+    made = trainer()
+    with pytest.raises(OutputError, match="bfloat16, which files of NumPy do not have"):
+        made.predict(DATA, lambda m, b: m(b[0]).bfloat16(), to=tmp_path / "out")
+    with pytest.raises(OutputError, match="a list that goes to files has tensors alone"):
+        made.predict(DATA, lambda m, b: everything(m, b)["odd"], to=tmp_path / "out")
+    with pytest.raises(UserError, match="expected function"):
+        made.predict(DATA, "logits")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parcel_holds_what_was_packed() -> None:
+    value = {
+        "a": torch.randn(3, 0, 2),
+        "b": (torch.randn(5).bfloat16(), torch.tensor(True), torch.randn(4, 4).T),
+        "c": [1, 2.5, "text", None, {"x": torch.arange(3, dtype=torch.uint8)}, (1, [2])],
+        "d": torch.randn(2, dtype=torch.complex64),
+    }
+    description, memory = parcel.packed(value)
+    assert memory is not None
+    sent = json.loads(json.dumps(description))
+    for through in (memory, parcel.as_text(memory)):
+        found = parcel.unpacked(sent, through)
+        assert fingerprint(found) == fingerprint(value)
+        assert found["b"][2].shape == (4, 4)
+    assert parcel.packed(["text"])[1] is None
