@@ -124,6 +124,27 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         trainer(**options).fit(DATA)
 
 
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("none", None),
+        ("more", "an epoch: 66 rows, drawn of 40 with replacement"),
+        ("once", "an epoch: 20 rows, drawn of 40 without replacement"),
+        ("drop", "an epoch: its last 4 rows are in no batch"),
+        (
+            "few",
+            "an epoch: 30 rows, drawn of 40 with replacement; its last batch has 18 rows",
+        ),
+    ],
+)
+def test_an_epoch_that_is_not_each_row_once_is_said(
+    way: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(**WAYS[way]).fit(DATA, steps=1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "an epoch:" in line]
+    assert lines == ([] if said is None else [said])
+
+
 def test_sampled_rows_have_no_order_of_their_own() -> None:
     with pytest.raises(SettingError, match="shuffle: got False, expected True with Loading"):
         trainer(sampling=WEIGHTS).fit(DATA, shuffle=False)

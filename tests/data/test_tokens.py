@@ -129,6 +129,12 @@ def test_rows_that_do_not_fit_are_named(path: Path, written: Any, said: str) -> 
     assert not path.exists()
 
 
+def test_types_that_make_reals_together_are_kept_as_they_are(path: Path) -> None:
+    most = 2**63 - 1  # not a float64
+    write_tokens(path, [np.array([most], np.uint64), np.array([-1], np.int64), []], dtype="i8")
+    assert [row.tolist() for row in Tokens(path)] == [[most], [-1], []]
+
+
 def test_a_type_that_torch_does_not_have_is_refused(path: Path) -> None:
     with pytest.raises(SettingError, match="dtype: got 'complex64'"):
         write_tokens(path, PAIRS, dtype="c8")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from quorate.coordination import rules
+from quorate.coordination.epochs import DROP, JOIN
 from quorate.coordination.plan import Plan
 from quorate.coordination.rules import Rule
 from quorate.machine.devices import Group, describe, kinds
@@ -40,6 +41,7 @@ def opening(
     devices = [device for group in groups for device in group]
     lines = [
         _arithmetic(plan, describe(groups, least_workers), threads, rule, computing),
+        *_epoch(plan),
         *mapping(devices),
         *fraction_remark(devices, memory_fraction),
         *precision.remarks(computing.precision, devices),
@@ -54,6 +56,20 @@ def opening(
     if len(sorts := kinds(groups)) > 1:
         lines.append(f"bits depend on who computes a shard: {' and '.join(sorted(sorts))}")
     return lines
+
+
+def _epoch(plan: Plan) -> list[str]:
+    """Return what an epoch is, where it is not each row once."""
+    said = []
+    if plan.sampling is not None:
+        how = "with" if plan.sampling.replacement else "without"
+        said.append(f"{plan.dealt_rows:,} rows, drawn of {plan.rows:,} {how} replacement")
+    left = plan.dealt_rows % plan.batch_size
+    if left and plan.last == DROP:
+        said.append(f"its last {left:,} rows are in no batch")
+    elif left and plan.last == JOIN:
+        said.append(f"its last batch has {plan.batch_size + left:,} rows")
+    return [f"an epoch: {'; '.join(said)}"] if said else []
 
 
 def _arithmetic(plan: Plan, workers: str, threads: int, rule: Rule, computing: Computing) -> str:
