@@ -16,6 +16,8 @@ from quorate.coordination.sampling import Sampling
 from quorate.data.source import Source
 from quorate.errors import CheckpointError, SettingError
 from quorate.replica.digest import digest
+from quorate.transports.job import Training
+from quorate.transports.ray.open_job import OpenJob
 
 DATA = TensorDataset(torch.arange(40.0)[:, None], torch.arange(40.0)[:, None] ** 2 / 100)
 WEIGHTS = torch.arange(40.0) % 7
@@ -41,6 +43,7 @@ def digest_of(run: quorate.Trainer) -> str:
     return digest(run.model.state_dict().items())
 
 
+WORK = f"{Training.__module__}:{Training.__qualname__}"
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "weights": {"sampling": WEIGHTS},
@@ -124,6 +127,27 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         trainer(**options).fit(DATA)
 
 
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("none", None),
+        ("more", "an epoch: 66 rows, drawn of 40 with replacement"),
+        ("once", "an epoch: 20 rows, drawn of 40 without replacement"),
+        ("drop", "an epoch: its last 4 rows are in no batch"),
+        (
+            "few",
+            "an epoch: 30 rows, drawn of 40 with replacement; its last batch has 18 rows",
+        ),
+    ],
+)
+def test_an_epoch_that_is_not_each_row_once_is_said(
+    way: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(**WAYS[way]).fit(DATA, steps=1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "an epoch:" in line]
+    assert lines == ([] if said is None else [said])
+
+
 def test_sampled_rows_have_no_order_of_their_own() -> None:
     with pytest.raises(SettingError, match="shuffle: got False, expected True with Loading"):
         trainer(sampling=WEIGHTS).fit(DATA, shuffle=False)
@@ -160,3 +184,13 @@ def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
     for row, *numbers in sampled:
         first.setdefault(row, numbers)
     assert first == plain
+
+
+@pytest.mark.parametrize("rows", [30, 66])
+def test_a_hand_of_another_node_knows_how_many_shards_a_step_has(rows: int) -> None:
+    """It has no weights: it orders what workers compute, which have them."""
+    plan = Plan(rows=40, batch_size=12, shards=8, sampling=Sampling(WEIGHTS, rows=rows))
+    sent = {"plan": plan.to_json(), "steps": [0, 9], "averaged": False, "work": WORK}
+    job = OpenJob.of(sent)
+    steps = range(2 * plan.steps_per_epoch)
+    assert [job.plan.shards_of(step) for step in steps] == [plan.shards_of(step) for step in steps]

@@ -1,9 +1,9 @@
-"""A training on a million pairs, mapped or as lists, whose workers say what memory they hold.
+"""A training on many pairs, mapped or as lists, whose workers say what memory they hold.
 
     quorate run --devices cpu --workers 2 tests/scripts/tokens.py KIND PAIRS FOLDER
 
-KIND: mapped (in a file of FOLDER), lists, or none (few pairs). The last line is JSON: the digest,
-and of each worker process KiB of private memory, and those of the mapped file.
+KIND: mapped (in a file of FOLDER), lists, or none (few pairs). The last line is JSON: KiB of each
+worker process's private memory, and those of the mapped file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import nn
 
 import quorate
 from quorate.data.tokens import Tokens
-from quorate.replica.digest import digest
 from quorate.transports.processes.worker import here
 
 kind, number, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
@@ -79,7 +78,7 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     global calls
     if (worker := here()) is not None:
         calls += 1
-        for row in range(calls, len(data), STEPS):  # all rows, in the course of a run
+        for row in range(10 * calls, len(data), 10 * STEPS):  # all pages, in the course of a run
             data[row]
         every, of_file = memory(), memory(str(path))
         private = every["Private_Clean"] + every["Private_Dirty"]
@@ -100,4 +99,4 @@ trainer = quorate.Trainer(
 )
 trainer.fit(data, steps=STEPS)
 workers = [json.loads(each.read_text()) for each in sorted(folder.glob(f"{kind}-*.json"))]
-print(json.dumps({"digest": digest(trainer.model.state_dict().items()), "workers": workers}))
+print(json.dumps({"workers": workers}))

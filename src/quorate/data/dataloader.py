@@ -78,6 +78,8 @@ def taken(
             fix = "pass the dataset, or a torch.utils.data.Subset of it"
             raise _refused(name, type(sampler).__name__, "no sampler for an evaluation", fix)
         left += ["drop_last (every row is evaluated)"] if drops else []
+        if given.num_workers not in (0, loading.processes):
+            left.append(f"num_workers={given.num_workers} (processes={loading.processes} counts)")
         return Taken(given.dataset, loading, False, _line(name, took, left))
     loading = _loaded_by(given, loading, took, left)
     if size != batch_size:

@@ -153,17 +153,21 @@ def _pieces(
     every = iter(rows)
     while some := list(islice(every, _ROWS_AT_ONCE)):
         parts = []
-        for row in some:
-            of_row = row if isinstance(row, tuple) else (row,)
+        for row, values in enumerate(some, start=number):
+            of_row = values if isinstance(values, tuple) else (values,)
             fields = fields or len(of_row)
             if len(of_row) != fields:
                 got, expected = f"{len(of_row)} fields", f"{fields}, as in the first row"
-                raise DataError(f"{where}, row {number:,}", got=got, expected=expected)
+                raise DataError(f"{where}, row {row:,}", got=got, expected=expected)
             for field in of_row:
-                parts.append(_fitting(field, kind, f"{where}, row {number:,}"))
-                offsets.append(offsets[-1] + len(parts[-1]))
-            number += 1
-        yield np.concatenate(parts).tobytes()
+                part = np.asarray(field)
+                if part.ndim != 1:
+                    got, expected = f"an array of shape {part.shape}", "(T,) numbers"
+                    raise DataError(f"{where}, row {row:,}", got=got, expected=expected)
+                parts.append(part)
+                offsets.append(offsets[-1] + len(part))
+        yield _fitting(parts, kind, where, number, fields).tobytes()
+        number += len(some)
     if not number:
         raise DataError(where, got="no row", expected="at least one")
     yield bytes(-(offsets[-1] * kind.itemsize) % _ALIGNMENT)
@@ -173,22 +177,43 @@ def _pieces(
     yield _END.pack(*end, _checksum(end, table))
 
 
-def _fitting(field: Any, kind: np.dtype[Any], where: str) -> NDArray[Any]:
-    values = np.asarray(field)
-    if values.ndim != 1:
-        got, expected = f"an array of shape {values.shape}", "(T,) numbers"
-        raise DataError(where, got=got, expected=expected)
-    if not len(values):
-        return np.zeros(0, kind)
-    if values.dtype.kind not in ("iufb" if kind.kind == "f" else "iub"):
-        raise DataError(where, got=f"values of {values.dtype}", expected=kind.name)
-    if kind.kind != "f":
-        least, most = np.iinfo(kind).min, np.iinfo(kind).max
-        low, high = int(values.min()), int(values.max())
-        if low < least or high > most:
-            wrong, fix = low if low < least else high, "choose a larger dtype"
-            raise DataError(where, got=wrong, expected=f"{least} to {most}", fix=fix)
-    return values.astype(kind, copy=False)
+def _fitting(
+    parts: Sequence[NDArray[Any]], kind: np.dtype[Any], where: str, first: int, fields: int
+) -> NDArray[Any]:
+    """Return the values of some rows, one after the other, as they are kept.
+
+    Args:
+        parts: a field of a row each.
+        kind: of the values.
+        where: the file, for messages.
+        first: the number of the first row.
+        fields: of a row.
+
+    Raises:
+        DataError: a value does not fit.
+    """
+    kinds = "iufb" if kind.kind == "f" else "iub"
+    there = [part for part in parts if len(part)]
+    values = np.concatenate(there) if there else np.zeros(0, kind)
+    is_whole = kind.kind != "f"
+    least, most = (np.iinfo(kind).min, np.iinfo(kind).max) if is_whole else (0, 0)
+
+    def fits(some: NDArray[Any]) -> bool:
+        if some.dtype.kind not in kinds:
+            return False
+        return not is_whole or (int(some.min()) >= least and int(some.max()) <= most)
+
+    if not there or (all(part.dtype.kind in kinds for part in there) and fits(values)):
+        return values.astype(kind, copy=False)
+    wrong_ones = ((n, part) for n, part in enumerate(parts) if len(part) and not fits(part))
+    if (found := next(wrong_ones, None)) is None:  # together they had another type: int64, uint64
+        return np.concatenate([part.astype(kind) for part in there])
+    number, part = found
+    row = f"{where}, row {first + number // fields:,}"
+    if part.dtype.kind not in kinds:
+        raise DataError(row, got=f"values of {part.dtype}", expected=kind.name)
+    wrong, fix = part[(part < least) | (part > most)][0], "choose a larger dtype"
+    raise DataError(row, got=wrong, expected=f"{least} to {most}", fix=fix)
 
 
 def _opened(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, bytes]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from quorate.coordination import rules
+from quorate.coordination.epochs import DROP, JOIN
 from quorate.coordination.plan import Plan
 from quorate.coordination.rules import Rule
 from quorate.machine.devices import Group, describe, kinds
@@ -45,6 +46,7 @@ def opening(
     lines = [
         _arithmetic(plan, describe(groups, least_workers), threads, rule, computing)
         + ("" if is_given else _whence(plan, least_workers if begins else None, rule)),
+        *_epoch(plan),
         *mapping(devices),
         *fraction_remark(devices, memory_fraction),
         *precision.remarks(computing.precision, devices),
@@ -73,6 +75,20 @@ def _whence(plan: Plan, workers: int | None, rule: Rule) -> str:
     whence = first if workers is None else f"{workers} worker{'s' if workers > 1 else ''}"
     fix = f"pass shards={plan.shards} for the same bits on any number"
     return f"; V = {plan.shards}, from {whence}: {fix}"
+
+
+def _epoch(plan: Plan) -> list[str]:
+    """Return what an epoch is, where it is not each row once."""
+    said = []
+    if plan.sampling is not None:
+        how = "with" if plan.sampling.replacement else "without"
+        said.append(f"{plan.dealt_rows:,} rows, drawn of {plan.rows:,} {how} replacement")
+    left = plan.dealt_rows % plan.batch_size
+    if left and plan.last == DROP:
+        said.append(f"its last {left:,} rows are in no batch")
+    elif left and plan.last == JOIN:
+        said.append(f"its last batch has {plan.batch_size + left:,} rows")
+    return [f"an epoch: {'; '.join(said)}"] if said else []
 
 
 def _arithmetic(plan: Plan, workers: str, threads: int, rule: Rule, computing: Computing) -> str:
