@@ -57,7 +57,7 @@ class Trainer:
         loss: ``loss(model, batch)`` returns the mean loss over the batch's rows, a scalar tensor,
             or a dict with it under "loss", further scalars under any names (metrics), and "weight"
             where the means are over n tokens or pixels and not over rows. It must use the model it
-            is given.
+            is given. A loss that compares rows with each other: ``Gather``.
         totals: what is counted and not averaged: intersection over union, BLEU. From a name, under
             which the loss function may return integers of any one shape (in evaluation mode alone,
             if it likes), to a function that gets the sum over all shards, int64, exact, once per

@@ -348,3 +348,13 @@ def test_one_digest_on_processes_and_resumed_elsewhere_in_mid_epoch(tmp_path: Pa
     assert ended("processes", "3")[0] == expected
     ended("processes", "2", str(tmp_path), "4")
     assert ended("processes", "3", str(tmp_path), str(script.STEPS))[0] == expected
+
+
+@pytest.mark.slow
+def test_verify_records_the_second_pass() -> None:
+    words = ["verify", "--devices", "cpu", "--workers", "1,2", "--updates", "4"]
+    code, out, err = WARM.run([*words, str(SCRIPT), "processes", "2"], dict(os.environ), 400)
+    assert code == 0, out + err
+    assert "same bits on 1 worker, 2 workers, " in out
+    assert "2 workers with one killed, after each of 4 updates" in out
+    assert "one shard computed twice on cpu: same bits" in out
