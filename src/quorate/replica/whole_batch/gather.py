@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from quorate.errors import LossError
-from quorate.replica.replica import Reload, Replica
-from quorate.replica.shard_sum import ShardSum
-from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Represented, Tensors, taken_apart
 from quorate.settings import function
+
+if TYPE_CHECKING:  # a replica looks into it
+    from quorate.replica.replica import Reload, Replica
+    from quorate.replica.shard_sum import ShardSum
+    from quorate.replica.streams import Stream
 
 Represent = Callable[[torch.nn.Module, Any], Any]
 Contrast = Callable[[torch.nn.Module, Any], Any]
