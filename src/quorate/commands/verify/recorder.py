@@ -132,18 +132,21 @@ class Recorded(WrappedTransport):
         """Open a job, recorded if it is a training."""
         if not isinstance(job, Training):
             return super().open(job)
-        same: Any = (job.source, job.parameters, job.steps)
         folder = str(self._recorder.folder)
         if isinstance(job, BackThrough):
             told: Any = {"gradients": job.gradients, "first": self._first, "folder": folder}
-            inner = RecordedBackThrough(*same, **told, **job.options())
+            inner = RecordedBackThrough(
+                job.source, job.parameters, job.steps, **told, **job.options()
+            )
             return RecordedPass(super().open(inner), self._recorder)
         recorded: Training
         if isinstance(job, Representing):
-            recorded = RecordedRepresenting(*same, **job.options())
+            recorded = RecordedRepresenting(job.source, job.parameters, job.steps, **job.options())
         else:
             how: Any = {"on_snapshots": job.on_snapshots, "folder": folder}
-            recorded = RecordedTraining(*same, **how, **job.options())
+            recorded = RecordedTraining(
+                job.source, job.parameters, job.steps, **how, **job.options()
+            )
         self._first = job.steps.start
         self._recorder.begins(job.plan.steps_per_epoch)
         return RecordedChannel(super().open(recorded), self._recorder, self._kill)
