@@ -59,7 +59,7 @@ class Trainer:
             is given. With a third parameter, ``loss(model, batch, at)``, it is told where in the
             run the shard is: see docs/state-outside-the-model.md. Or a dict of several, from the
             phase of an update to its loss; or a list of ``(phase, loss)`` or ``Phase(...)``, in
-            which a phase may come more than once.
+            which a phase may come more than once. One that compares rows with others: ``Gather``.
         totals: what is counted and not averaged: intersection over union, BLEU. From a name, under
             which the loss function may return integers of any one shape (in evaluation mode alone,
             if it likes), to a function that gets the sum over all shards, int64, exact, once per

@@ -20,6 +20,8 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.coordination.plan import Plan
 from quorate.errors import LossError, NotFiniteError, SettingError
+from quorate.replica.witness.data_writes import names_data
+from quorate.replica.witness.kept import kept_by
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gathered.py"
 _spec = importlib.util.spec_from_file_location("gathered", SCRIPT)
@@ -321,6 +323,37 @@ def test_in_16_bits_the_loss_is_computed_in_32(precision: str) -> None:
     assert seen == {torch.float32}
 
 
+seen: dict[str, torch.Tensor] = {}
+
+
+def keeps(model: nn.Module, batch: Any) -> Any:
+    views = script.represent(model, batch)
+    seen["last"] = views[0].detach()
+    return views
+
+
+def writes_data(model: nn.Module, views: Any) -> Any:
+    model.log_temperature.data.mul_(1.0)  # type: ignore[union-attr, operator]
+    return script.contrast(model, views)
+
+
+def test_what_its_functions_share_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = trainer(workers=2, loss=quorate.Gather(keeps, script.contrast))
+    ours.fit(script.data(), steps=1)
+    assert "workers compute in turn: 'seen' in keeps" in capsys.readouterr().out
+    count = [0]
+
+    def counted(model: nn.Module, views: Any) -> Any:
+        count[0] += 1
+        returned = script.contrast(model, views)
+        return {**returned, "loss": returned["loss"] * (1 + 0.1 * count[0])}
+
+    assert names_data(nn.Linear(1, 1), quorate.Gather(script.represent, writes_data))
+    assert not names_data(nn.Linear(1, 1), quorate.Gather(script.represent, script.contrast))
+    for gather in (quorate.Gather(counted, counted), counted):
+        assert any("'count'" in name for name in kept_by(gather, nn.Linear(1, 1)))
+
+
 def ended(*words: str) -> tuple[str, str]:
     code, out, err = WARM.run(["run", str(SCRIPT), *words], dict(os.environ), 200)
     assert code == 0, out + err
@@ -348,3 +381,13 @@ def test_one_digest_on_processes_and_resumed_elsewhere_in_mid_epoch(tmp_path: Pa
     assert ended("processes", "3")[0] == expected
     ended("processes", "2", str(tmp_path), "4")
     assert ended("processes", "3", str(tmp_path), str(script.STEPS))[0] == expected
+
+
+@pytest.mark.slow
+def test_verify_records_the_second_pass() -> None:
+    words = ["verify", "--devices", "cpu", "--workers", "1,2", "--updates", "2"]
+    words += ["--no-towers", "--no-resume", "--no-kill"]  # a run each
+    code, out, err = WARM.run([*words, str(SCRIPT), "processes", "2"], dict(os.environ), 400)
+    assert code == 0, out + err
+    assert "same bits on 1 worker and 2 workers, after each of 2 updates" in out
+    assert "one shard computed twice on cpu: same bits" in out

@@ -13,6 +13,7 @@ from typing import Any
 
 from quorate.commands.verify.records import ShardRecord, note
 from quorate.commands.verify.twice import twice
+from quorate.data.feed import Feed
 from quorate.data.source import Batch, Source
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
@@ -21,6 +22,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.witness.module_trace import ModuleTrace
 from quorate.replica.witness.values import tensor_text, value_hash
+from quorate.training.whole_batch.jobs import BackThrough, Representing
 from quorate.transports.job import Task, Training, shard_seed
 
 WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more
@@ -44,6 +46,7 @@ class RecordedTraining(Training):
         source.hashes_samples = True
         self._folder = Path(folder)
         self._tried: Counter[int] = Counter()  # shards that a replica has computed twice
+        self._twice_in = steps.start
 
     def options(self) -> dict[str, Any]:
         """Return what a worker process needs to make the same job, the folder among it."""
@@ -52,7 +55,7 @@ class RecordedTraining(Training):
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         worker, step, shard, into, at, _ = task
         writer = f"worker-{worker}"
-        if step == self.steps.start and self._tried[id(replica)] < MOST_TWICE:
+        if step == self._twice_in and self._tried[id(replica)] < MOST_TWICE:
             self._tried[id(replica)] += 1
             seed = shard_seed(self.plan, step, shard)
             before = value_hash(self.parameters.vectors)
@@ -88,3 +91,33 @@ class RecordedTraining(Training):
         )
         note(self._folder, writer, record)
         return result
+
+
+class RecordedRepresenting(Representing):
+    """As ``Representing``. What is recorded of a step is its second pass."""
+
+    name = RecordedTraining.name
+    is_compared = False
+
+
+class RecordedBackThrough(RecordedTraining, BackThrough):
+    """The second pass of a step with a loss over the whole batch, recorded.
+
+    Args:
+        first: the step whose shards are computed twice.
+        options: see ``RecordedTraining`` and ``BackThrough``.
+    """
+
+    def __init__(
+        self, source: Source, parameters: Flat, steps: range, *, first: int, **options: Any
+    ) -> None:
+        super().__init__(source, parameters, steps, **options)
+        self._twice_in = first
+
+    def options(self) -> dict[str, Any]:
+        """Return what a worker process needs to make the same job."""
+        return {**super().options(), "first": self._twice_in}
+
+    def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
+        replica.transfers.kept.clear()  # loaded anew: the first pass has hashed no samples
+        return super()._fetched(replica, feed, task, is_only=is_only)

@@ -16,7 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.commands.verify.recorded_training import RecordedTraining
+from quorate.commands.verify.recorded_training import (
+    RecordedBackThrough,
+    RecordedRepresenting,
+    RecordedTraining,
+)
 from quorate.commands.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
 from quorate.coordination import rules
 from quorate.coordination.protocol import (
@@ -36,6 +40,7 @@ from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
 from quorate.replica.witness.values import tensor_text
 from quorate.training.state import State
+from quorate.training.whole_batch.jobs import BackThrough, Representing
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
@@ -121,26 +126,28 @@ class Recorded(WrappedTransport):
         super().__init__(inner)
         self._recorder = recorder
         self._kill = kill
+        self._first = 0  # step of the training
 
     def open(self, job: Job) -> Channel:
         """Open a job, recorded if it is a training."""
         if not isinstance(job, Training):
             return super().open(job)
-        if type(job) is not Training:
-            raise SettingError(
-                "loss",
-                "a Gather",
-                "a loss of single shards: gradients from a whole batch are not recorded",
-                "compare digests of runs on other numbers of workers by quorate inspect",
+        folder = str(self._recorder.folder)
+        if isinstance(job, BackThrough):
+            told: Any = {"gradients": job.gradients, "first": self._first, "folder": folder}
+            inner = RecordedBackThrough(
+                job.source, job.parameters, job.steps, **told, **job.options()
             )
-        recorded = RecordedTraining(
-            job.source,
-            job.parameters,
-            job.steps,
-            on_snapshots=job.on_snapshots,
-            folder=str(self._recorder.folder),
-            **job.options(),
-        )
+            return RecordedPass(super().open(inner), self._recorder)
+        recorded: Training
+        if isinstance(job, Representing):
+            recorded = RecordedRepresenting(job.source, job.parameters, job.steps, **job.options())
+        else:
+            how: Any = {"on_snapshots": job.on_snapshots, "folder": folder}
+            recorded = RecordedTraining(
+                job.source, job.parameters, job.steps, **how, **job.options()
+            )
+        self._first = job.steps.start
         self._recorder.begins(job.plan.steps_per_epoch)
         return RecordedChannel(super().open(recorded), self._recorder, self._kill)
 
@@ -220,6 +227,18 @@ class RecordedChannel(WrappedChannel):
         error = sys.exc_info()[1]
         self._recorder.is_over(None if isinstance(error, GeneratorExit) else error)
         super().close()
+
+
+class RecordedPass(RecordedChannel):
+    """The channel of a pass within an update: its end is not that of the training."""
+
+    def publish(self) -> None:
+        """Publish what was computed."""
+        WrappedChannel.publish(self)
+
+    def close(self) -> None:
+        """Close it."""
+        WrappedChannel.close(self)
 
 
 class _Recorder:

@@ -31,6 +31,7 @@ import torch
 from quorate.replica.shared.code import is_of_library, place, uses, variables
 from quorate.replica.shared.containers import MOST_ITEMS, Container
 from quorate.replica.shared.switches import setter_name
+from quorate.replica.whole_batch.gather import Gather
 
 MOST_OBJECTS = 100_000
 
@@ -194,6 +195,9 @@ class _Walk:
 
     def _instance(self, value: Any, step: _Step) -> Iterator[_Step]:
         kind, way = type(value), step.way
+        if isinstance(value, Gather):
+            yield step._replace(value=value.represent, way=f"represent of {way}")
+            yield step._replace(value=value.contrast, way=f"contrast of {way}")
         if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
             return  # a trainer, a report: what they have is there for whoever looks at the run
         is_module = isinstance(value, torch.nn.Module)

@@ -10,20 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from quorate.errors import LossError
-from quorate.replica.loss import Loss
-from quorate.replica.replica import Reload, Replica
-from quorate.replica.shard_sum import ShardSum
-from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Represented, Tensors, taken_apart
 from quorate.settings import function
 
+if TYPE_CHECKING:  # a replica looks into it
+    from quorate.replica.replica import Reload, Replica
+    from quorate.replica.shard_sum import ShardSum
+    from quorate.replica.streams import Stream
+
 Represent = Callable[[torch.nn.Module, Any], Any]
 Contrast = Callable[[torch.nn.Module, Any], Any]
+
+
+class Through(NamedTuple):
+    """A shard's batch in its second computation."""
+
+    rows: Any  # the batch
+    gradients: Tensors  # of the loss, with respect to what the rows are represented by
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,9 @@ class Gather:
         function("contrast", self.contrast, "of a model and representations", 2)
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
-        """Return the loss of these rows alone."""
+        """Return the loss of these rows alone, or what takes gradients back through them."""
+        if type(batch) is Through:
+            return self._product(model, batch)
         return self.contrast(model, taken_apart(self.represent(model, batch)).widened().returned())
 
     def represented(
@@ -81,12 +91,8 @@ class Gather:
         shard_sum.represented = found[-1:]  # the last call is the one that counts
         return shard_sum
 
-    def product(self, model: torch.nn.Module, batch: tuple[Any, Tensors]) -> torch.Tensor:
-        """Return representations times gradients: its own gradient is that of the loss.
-
-        Args:
-            batch: a shard's batch, and the gradient of the loss with respect to what it represents.
-        """
+    def _product(self, model: torch.nn.Module, batch: Through) -> torch.Tensor:
+        """Return representations times gradients: its own gradient is that of the loss."""
         rows, gradients = batch
         represented = taken_apart(self.represent(model, rows)).tensors
         total = torch.zeros(())
@@ -103,7 +109,3 @@ class Gather:
                 # Of 16 bits, the product of a shard may be beyond their range.
                 total = total.to(gradient.device) + (tensor.to(gradient.dtype) * gradient).sum()
         return total
-
-    def watch(self, _loss: Loss) -> Loss:
-        """Return what takes the place of the loss function in a shard's second computation."""
-        return self.product

@@ -14,7 +14,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.whole_batch.gather import Gather
+from quorate.replica.whole_batch.gather import Gather, Through
 from quorate.replica.whole_batch.represented import Tensors
 from quorate.transports.job import Evaluation, Task, Training, TrainingAgain, shard_seed
 
@@ -56,11 +56,11 @@ class BackThrough(TrainingAgain):
         **options: Any,
     ) -> None:
         super().__init__(source, parameters, steps, **options)
-        self._gradients = gradients or {}
+        self.gradients = gradients or {}
 
     def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
         """Return the gradient with respect to what a shard represents."""
-        return self._gradients.get(shard)
+        return self.gradients.get(shard)
 
     def feed(
         self,
@@ -82,19 +82,15 @@ class BackThrough(TrainingAgain):
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         gradients = task.beside or self.beside(task.step, task.shard)
         assert gradients is not None
-        with replica.watched(_gather(replica).watch):
-            return replica.gradient(
-                (batch.data, gradients),
-                len(batch.rows),
-                stream,
-                shard_seed(self.plan, task.step, task.shard),
-                into=task.into,
-                at=task.at,
-                reload=partial(self._reloaded, task, gradients),
-            )
-
-    def _reloaded(self, task: Task, gradients: Tensors | None = None) -> Any:
-        return super()._reloaded(task), gradients
+        return replica.gradient(
+            Through(batch.data, gradients),
+            len(batch.rows),
+            stream,
+            shard_seed(self.plan, task.step, task.shard),
+            into=task.into,
+            at=task.at,
+            reload=lambda: Through(self._reloaded(task), gradients),
+        )
 
 
 class RepresentingInEvaluation(Evaluation):
