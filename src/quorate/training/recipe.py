@@ -127,7 +127,8 @@ class Recipe(Settings):
         """
         from quorate.replica.whole_batch.gather import Gather  # imports torch
 
-        if any(isinstance(each, Gather) for each in getattr(self.loss, "losses", ())):
+        functions = getattr(self.loss, "functions", {})
+        if any(isinstance(each, Gather) for each in functions.values()):
             expected = "one loss for all updates, as it is a Gather"
             raise SettingError("loss", "a phase with a Gather", expected, "leave the phases out")
         return self.loss if isinstance(self.loss, Gather) else None

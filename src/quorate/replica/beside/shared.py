@@ -214,8 +214,8 @@ def obstacle_to_compiling(loss: Callable[..., Any]) -> str | None:
     What it reads beside model and batch is another value in each step, and would be compiled in: a
     graph for each, or, of a number made general, other bits than those of the first graph.
     """
-    losses = getattr(loss, "losses", (loss,))  # of phases
-    if any(asks_for_at(each) for each in losses):
+    functions = getattr(loss, "functions", {"": loss})  # of phases, of which all take it
+    if any(asks_for_at(each) for each in functions.values()):
         return "the loss function asks for at, which is another in each step"
     if shared := everyone():
         return f"Shared {next(iter(shared))!r} may be another in each step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from quorate.coordination.rounds import Round, takes_of
 from quorate.errors import LossError, SettingError
 from quorate.replica.beside.at import At
-from quorate.replica.loss import Loss
+from quorate.replica.loss import Composed, Loss
 from quorate.replica.model import trainable
 from quorate.replica.phases.phase import Phase
 
@@ -20,7 +20,7 @@ EXPECTED = "a function, a dict from phases to functions, or a list of (phase, fu
 Losses = Loss | Mapping[str, Loss] | Sequence[tuple[str, Loss] | Phase]
 
 
-class PhaseLosses:
+class PhaseLosses(Composed):
     """The losses of a training with phases. Called, it is the sum of all of them over one batch.
 
     So an evaluation has the metrics of each phase, and whatever is tried on one shard before
@@ -49,9 +49,9 @@ class PhaseLosses:
         self.round = Round(tuple(names), takes)
 
     @property
-    def losses(self) -> list[Loss]:
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
         """The loss functions, as the user wrote them."""
-        return [phase.loss for phase in self.by_name.values()]
+        return {f"the loss of phase {name!r}": p.loss for name, p in self.by_name.items()}
 
     def __call__(self, model: torch.nn.Module, batch: Any, at: At) -> dict[str, Any]:
         """Return the sum of the losses, and what each returned under the name of its phase.

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from quorate.replica.loss import Composed
 from quorate.replica.shared.code import is_of_library, place, uses, variables
 from quorate.replica.shared.containers import MOST_ITEMS, Container
 from quorate.replica.shared.switches import setter_name
-from quorate.replica.whole_batch.gather import Gather
 
 MOST_OBJECTS = 100_000
 
@@ -195,9 +195,9 @@ class _Walk:
 
     def _instance(self, value: Any, step: _Step) -> Iterator[_Step]:
         kind, way = type(value), step.way
-        if isinstance(value, Gather):
-            yield step._replace(value=value.represent, way=f"represent of {way}")
-            yield step._replace(value=value.contrast, way=f"contrast of {way}")
+        if isinstance(value, Composed):
+            for name, function in value.functions.items():
+                yield step._replace(value=function, way=f"{name} of {way}")
         if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
             return  # a trainer, a report: what they have is there for whoever looks at the run
         is_module = isinstance(value, torch.nn.Module)

@@ -8,13 +8,14 @@ through it. By the chain rule the sum over shards is the gradient of the loss of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from quorate.errors import LossError
+from quorate.replica.loss import Composed
 from quorate.replica.whole_batch.represented import Represented, Tensors, taken_apart
 from quorate.settings import function
 
@@ -35,7 +36,7 @@ class Through(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gather:
+class Gather(Composed):
     """A loss over all rows of a batch, wherever its shards are computed.
 
     Called as a loss function it is that of the rows it is given: of a batch of one shard it is all.
@@ -56,6 +57,11 @@ class Gather:
     def __post_init__(self) -> None:
         function("represent", self.represent, "of a model and a batch", 2)
         function("contrast", self.contrast, "of a model and representations", 2)
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """The two, by their names."""
+        return {"represent": self.represent, "contrast": self.contrast}
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
         """Return the loss of these rows alone, or what takes gradients back through them."""

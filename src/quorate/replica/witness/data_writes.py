@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from quorate.replica.loss import Loss
+from quorate.replica.loss import Composed, Loss
 from quorate.replica.placement.schema import arguments
 from quorate.replica.torch_internals import TorchDispatchMode
-from quorate.replica.whole_batch.gather import Gather
 from quorate.replica.witness.kept import names_of
 
 
@@ -73,8 +72,8 @@ def names_data(model: torch.nn.Module, loss: Loss) -> bool:
 
 
 def _names_data(function: Callable[..., Any] | Any, seen: set[int]) -> bool:
-    if isinstance(function, Gather):
-        return any(_names_data(f, seen) for f in (function.represent, function.contrast))
+    if isinstance(function, Composed):
+        return any(_names_data(each, seen) for each in function.functions.values())
     function = getattr(function, "func", getattr(function, "__func__", function))
     if not isinstance(function, types.FunctionType):
         called = vars(type(function)).get("__call__")

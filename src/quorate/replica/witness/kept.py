@@ -26,9 +26,9 @@ import torch
 
 from quorate.replica.beside.shared import shared_modules
 from quorate.replica.digest import content
+from quorate.replica.loss import Composed
 from quorate.replica.nested import parts
 from quorate.replica.placement.call_site import LIBRARIES
-from quorate.replica.whole_batch.gather import Gather
 
 Kept = dict[str, str]  # by name: a hash
 
@@ -190,9 +190,9 @@ class _Look:
             self._code(name, function, depth)
             if (wrapped := vars(function).get("__wrapped__")) is not None:  # by a decorator
                 self._function(name, wrapped, depth + 1)
-        elif isinstance(function, Gather):
-            self._function("represent", function.represent, depth + 1)
-            self._function("contrast", function.contrast, depth + 1)
+        elif isinstance(function, Composed):
+            for named, called in function.functions.items():
+                self._function(named, called, depth + 1)
         elif not isinstance(function, _NAMES) and id(function) not in self._carried:
             self._note(f"the object that is {name} ({type(function).__name__})", function)
             called = vars(type(function)).get("__call__")
