@@ -112,6 +112,7 @@ class Agreement:
                 self._take_gradient(job)
             if self._start is not None:
                 checks.append(GRADIENT)
+                agreed -= {word for word in agreed if word.startswith(EXPECTED)}
                 agreed.add(f"{EXPECTED}{self._gradient}")
                 fds.append(self._start.fd)
         return checks, fds
@@ -144,8 +145,8 @@ class Agreement:
             )
             raise error
         # It was asked with what user code had set by then, and others may have been asked since.
-        as_asked = GRADIENT in answer and f"{EXPECTED}{answer[GRADIENT]}" in agreed
-        if GRADIENT not in answer or as_asked or self._gradient is None:
+        got = answer.get(GRADIENT)
+        if got is None or self._gradient in (None, got) or f"{EXPECTED}{got}" in agreed:
             agreed.add(GRADIENT)
             return True
         if self._changes() == self._known_at:
