@@ -66,21 +66,21 @@ def test_a_run_that_is_killed_goes_on_elsewhere(
     assert digests(tmp_path / "run") == references.on_a_tower("beside.py", what).digests
 
 
+def test_a_worker_that_is_killed_comes_back_to_what_is_set_by_then(
+    tmp_path: Path, references: References
+) -> None:
+    run_dir = ("--run-dir", str(tmp_path / "run"))
+    ended = run(command("beside.py", "teacher", "-5", options=(*PROCESSES, "2", *run_dir)))
+    assert ended.code == 0, ended.said
+    assert "worker 0 was there in the end" in ended.out
+    assert digests(tmp_path / "run") == references.on_a_tower("beside.py", "teacher").digests
+
+
 def test_workers_of_other_nodes_have_it(tmp_path: Path, references: References) -> None:
     pytest.importorskip("ray", reason="quorate's extra ray is not installed")
+    run_dir = ("--run-dir", str(tmp_path / "run"))
     with ray_cluster(tmp_path, 1, 2) as cluster:
-        ended = run_all(
-            {
-                what: command(
-                    "beside.py",
-                    what,
-                    options=(*cluster.options(3), "--run-dir", str(tmp_path / what)),
-                )
-                for what in KINDS
-            },
-            cluster.env,
-        )
-    assert {name: end.code for name, end in ended.items()} == dict.fromkeys(ended, 0), ended
-    for what in KINDS:
-        expected = references.on_a_tower("beside.py", what).digests
-        assert digests(tmp_path / what) == expected, what
+        words = command("beside.py", "teacher", options=(*cluster.options(3), *run_dir))
+        ended = run(words, cluster.env)
+    assert ended.code == 0, ended.said
+    assert digests(tmp_path / "run") == references.on_a_tower("beside.py", "teacher").digests

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from open_data.fashion_mnist import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from open_data.fashion_mnist import TRAIN_IMAGES
+from support.bright_images import bright_images
 from support.warm import WARM
 
 ROOT = Path(__file__).parents[2]
@@ -19,22 +18,7 @@ EXAMPLE = ROOT / "examples" / "fashion_mnist.py"
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Images that are bright where their label says: easy to tell apart."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    for images_name, labels_name, rows in (
-        (TRAIN_IMAGES, TRAIN_LABELS, 600),
-        (TEST_IMAGES, TEST_LABELS, 150),
-    ):
-        labels = generator.integers(0, 10, rows, dtype=np.uint8)
-        images = generator.integers(0, 60, (rows, 28, 28), dtype=np.uint8)
-        for row, label in enumerate(labels):
-            images[row, 2 * label + 4 : 2 * label + 7] += 180
-        header = struct.pack(">HBBIII", 0, 8, 3, rows, 28, 28)
-        (folder / images_name).write_bytes(header + images.tobytes())
-        (folder / labels_name).write_bytes(struct.pack(">HBBI", 0, 8, 1, rows) + labels.tobytes())
-    return folder
+    return bright_images(tmp_path / "data", 600, 150)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,8 @@
 """State outside of the model, and what depends on the step: annealing, a curriculum, a teacher.
 
-``beside.py WHAT [KILL]``: the whole run kills itself with signal 9 after update KILL. A checkpoint
-is written after every fourth update.
+``beside.py WHAT [KILL]``: the whole run kills itself with signal 9 after update KILL; or after
+update -KILL its worker 0, which has the time to come back. A checkpoint is written after every
+fourth update.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
@@ -52,6 +54,8 @@ shared = quorate.Shared(
 
 def loss(model: nn.Module, batch: Any, at: Any) -> Any:
     x, y = batch
+    if KILL < 0 and at.training:
+        time.sleep(0.1)
     out = model(x)
     value = F.cross_entropy(out, y)
     if WHAT == "annealing":
@@ -64,6 +68,8 @@ def loss(model: nn.Module, batch: Any, at: Any) -> Any:
 
 class After(quorate.Callback):
     """What user code does between two updates, and the end."""
+
+    is_back = False
 
     def updated(self, report: quorate.Report) -> None:
         n = report.global_step
@@ -81,6 +87,9 @@ class After(quorate.Callback):
                 shared.ring = torch.cat([shared.ring, shared.centre[None]])[-4:]
         if n == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
+        if n == -KILL:
+            os.kill(trainer.workers[0].pid or 0, signal.SIGKILL)
+        self.is_back = self.is_back or (n > 2 - KILL and 0 in report.worker_losses)
 
 
 trainer = quorate.Trainer(
@@ -94,5 +103,6 @@ trainer = quorate.Trainer(
     run_dir=quorate.RunDir(None, save_every_steps=4),
 )
 rows = Curriculum()
-trainer.fit(rows, epochs=5, callbacks=[After()], validation=rows)
-print("after fit")
+after = After()
+trainer.fit(rows, epochs=5, callbacks=[after], validation=rows)
+print("worker 0 was there in the end" if after.is_back else "worker 0 is gone")

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from quorate.coordination.course import Course
 from quorate.coordination.plan import Plan
+from quorate.data import at as place_of_rows
 from quorate.data.feed import Source
 from quorate.errors import UserError
 from quorate.machine.devices import Group
@@ -129,6 +131,36 @@ def test_one_whose_model_is_changed_while_it_computes_is_asked_again(
         "worker 1 is not compared with the coordinator: the model is changed while it computes, "
         "again and again"
     ]
+
+
+def test_one_is_compared_with_what_was_set_when_it_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agreed, _ = agreement(monkeypatch, gradients="aabb")
+    work, first, second, user = job(), set[str](), set[str](), agreed._arena
+    agreed.expect(work, is_first=True)
+    assert "gradient" in checks(agreed, work, first)
+    user.changes += 1
+    assert "gradient" in checks(agreed, work, second)  # for whom it was computed once more
+    assert agreed.check(work, first, {"gradient": "a"}, 0)
+    with pytest.raises(UserError, match="computes another gradient"):
+        agreed.check(work, second, {"gradient": "a"}, 1)
+
+
+def test_data_are_compared_at_the_same_place_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Drawn):
+        def __getitem__(self, row: int) -> torch.Tensor:
+            return torch.tensor([float(place_of_rows().step)])
+
+    agreed, _ = agreement(monkeypatch, Told())
+    dataset = agreed._datasets["dataset"]
+    for step in (3, 5):  # two evaluations
+        work = job(dataset, Evaluation)
+        work.plan.course = Course(8, (step, 0))
+        agreed.expect(work, is_first=False)
+        assert checks(agreed, work, known := set[str]()) == ["data"]
+        assert agreed.check(work, known, {"data": data_print(work)}, 0)
+        assert checks(agreed, work, known) == []
 
 
 def test_what_a_worker_alone_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

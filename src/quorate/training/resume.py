@@ -128,10 +128,10 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"the dataset has other values: {len(other)} of the {len(rows)} rows that were looked "
             f"at, row {other[0]} the first,"
         )
-    if (was.get("progress") or now["progress"]) and was.get("last_step", 0) != now["last_step"]:
+    asked = was.get("progress") or now.get("progress")
+    if asked and "last_step" in was and was["last_step"] != now["last_step"]:
         found.append(
-            f"at.progress was of {was.get('last_step', 0):,} updates in all and is of "
-            f"{now['last_step']:,}"
+            f"at.progress was of {was['last_step']:,} updates in all and is of {now['last_step']:,}"
         )
     found += _other_values(was, now, "")
     for before_it, phase in zip(was.get("phases") or (), now.get("phases", ()), strict=False):

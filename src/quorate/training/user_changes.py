@@ -192,7 +192,7 @@ class UserChanges:
         One pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
         sums = [sum_of_bits(place.home.tensor) for place in self._frozen]
-        return hash((self.amendments.number, *sums))
+        return hash((self.amendments.number, self.amendments.shared.number, *sums))
 
     # --- between two updates ----------------------------------------------------------------------
 

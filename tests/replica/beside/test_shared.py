@@ -203,6 +203,16 @@ def test_a_view_is_of_its_values_whatever_is_set_meanwhile() -> None:
     assert found == [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (2.0, 2.0, 2.0), (2.0, 2.0, 2.0)]
 
 
+def test_tensors_are_on_the_device_of_the_replica() -> None:
+    shared = quorate.Shared("a", beta=1.0, mean=torch.ones(3))
+    newest, view = Newest(), View(torch.device("meta"))  # any that is not the CPU
+    view.take(newest.look())
+    with view.reading():
+        assert shared.mean.device.type == "meta"
+        assert shared.mean is shared.mean  # it was brought there once
+    assert shared.mean.device == CPU
+
+
 def test_tied_parameters_stay_tied() -> None:
     teacher = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     teacher[1].weight = teacher[0].weight

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from quorate.coordination.course import Course
 from quorate.coordination.plan import abridged
 from quorate.errors import UserError
 from quorate.machine.devices import Group, current, kinds
@@ -33,6 +34,7 @@ from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.wire import Message
 
 GRADIENT = "gradient"
+EXPECTED = "expects "  # before the fingerprint that a worker was asked with
 # How often a worker is asked again whose model was changed by user code while it computed.
 MOST_ASKED = 3
 
@@ -74,6 +76,7 @@ class Agreement:
         self._threads = threads
         self._say = say
         self._data: dict[str, str | None] = {}  # fingerprints by _key; None: not compared
+        self._courses: dict[str, Course] = {}  # where in their runs those are
         self._changes = changes
         self._gradient: str | None = None  # fingerprint; None: not compared
         self._known_at = 0  # the number of changes when it was computed
@@ -87,7 +90,7 @@ class Agreement:
         """Take the fingerprints for a job; the gradient's for the first. Blocks for a shard."""
         key = self._key(job)
         if key not in self._data:
-            self._data[key] = self._data_fingerprint(job) if job.is_compared else None
+            self._take_data(job)
         if is_first and job.is_compared and isinstance(job, Training):
             self._take_gradient(job)
 
@@ -102,12 +105,16 @@ class Agreement:
         checks, fds = [], []
         key = self._key(job)
         if key not in agreed and self._data[key] is not None:
+            if self._courses[key] != job.plan.course:  # rows may depend on where in the run it is
+                self._take_data(job)
             checks.append("data")
         if GRADIENT not in agreed and self._gradient is not None and isinstance(job, Training):
             if self._changes() != self._known_at:
                 self._take_gradient(job)
             if self._start is not None:
                 checks.append(GRADIENT)
+                agreed -= {word for word in agreed if word.startswith(EXPECTED)}
+                agreed.add(f"{EXPECTED}{self._gradient}")
                 fds.append(self._start.fd)
         return checks, fds
 
@@ -138,7 +145,9 @@ class Agreement:
                 f"rows {abridged(job.plan.shard(0, 0))}; the coordinator has computed it"
             )
             raise error
-        if GRADIENT not in answer or self._gradient in (None, answer[GRADIENT]):
+        # It was asked with what user code had set by then, and others may have been asked since.
+        got = answer.get(GRADIENT)
+        if got is None or self._gradient in (None, got) or f"{EXPECTED}{got}" in agreed:
             agreed.add(GRADIENT)
             return True
         if self._changes() == self._known_at:
@@ -166,7 +175,13 @@ class Agreement:
 
     def _key(self, job: Job) -> str:
         """Of a job's kind, which may augment, its dataset, and the order of rows."""
-        return f"{job.name} {self._name(job)} {job.plan.to_json()}"
+        plan = {name: value for name, value in job.plan.to_json().items() if name != "course"}
+        return f"{job.name} {self._name(job)} {plan}"
+
+    def _take_data(self, job: Job) -> None:
+        key = self._key(job)
+        self._data[key] = self._data_fingerprint(job) if job.is_compared else None
+        self._courses[key] = job.plan.course
 
     def _data_fingerprint(self, job: Job) -> str | None:
         """Of a dataset's first shard."""
