@@ -413,6 +413,7 @@ def test_a_forged_checkpoint_is_passed_over(
     said = capsys.readouterr().out
     (passed_over,) = [line for line in said.splitlines() if line.startswith("passed over: ")]
     assert why in passed_over
+    assert "a round of updates is d, d, g, on 2 batches; an epoch has 9 updates" in said
     assert "resumed step 4 " in said
     assert main(["inspect", str(run_dir)]) == 0
 
