@@ -374,6 +374,19 @@ def of_the_other(forged: Forged) -> None:
     groups[0][0]["names"][0] = groups[1][0]["names"][0]
 
 
+@pytest.mark.slow
+def test_compiled_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    compute = quorate.Compute(compile=True)
+    options: dict[str, Any] = {"shards": 2, "compute": compute, "precision": "fp32"}
+    found = set()
+    for workers in (1, 2):
+        training = trainer(devices=["cpu"] * workers, **options)
+        training.fit(dataset(), steps=4)
+        found.add(digest_of(training))
+    assert "compile is off" not in capsys.readouterr().out
+    assert len(found) == 1
+
+
 FORGERIES: dict[str, tuple[Callable[[Forged], object], str]] = {
     "no phases": (lambda f: f.record.pop("phases"), "other phases"),
     "no round": (lambda f: f.record.pop("round"), "an epoch has 6 steps"),
@@ -413,6 +426,7 @@ def test_a_forged_checkpoint_is_passed_over(
     said = capsys.readouterr().out
     (passed_over,) = [line for line in said.splitlines() if line.startswith("passed over: ")]
     assert why in passed_over
+    assert "a round of updates is d, d, g, on 2 batches; an epoch has 9 updates" in said
     assert "resumed step 4 " in said
     assert main(["inspect", str(run_dir)]) == 0
 

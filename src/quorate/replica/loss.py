@@ -12,7 +12,6 @@ computes its own loss (a mapping of its own type, as Hugging Face's): of that th
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -28,18 +27,9 @@ from quorate.replica.beside.view import View
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import NONE, Counts, Wanted, counts
 
-__all__ = ["NONE", "Called", "Composed", "Loss", "Outcome", "Wanted", "read"]
+__all__ = ["NONE", "Called", "Loss", "Outcome", "Wanted", "read"]
 
 Loss = Callable[..., Any]  # (model, batch), or (model, batch, at)
-
-
-class Composed(ABC):
-    """A loss function of ours that calls others, the user's."""
-
-    @property
-    @abstractmethod
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Those that it calls, by what they are called in messages."""
 
 
 class Called:

@@ -53,6 +53,12 @@ def opening(
         *placement.remarks(computing, devices, master_device),
         *deterministic.remarks(model, devices),
     ]
+    if plan.round is not None:
+        phases, batches = ", ".join(plan.round.phases), plan.round.batches
+        lines.append(
+            f"a round of updates is {phases}, on {batches} batch{'es' if batches > 1 else ''}; "
+            f"an epoch has {plan.steps_per_epoch:,} updates"
+        )
     if plan.shards < len(groups) > least_workers:
         lines.append(
             f"a step has {plan.shards} shard{'s' if plan.shards > 1 else ''}, however many workers "

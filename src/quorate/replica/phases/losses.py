@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from quorate.coordination.rounds import Round, takes_of
 from quorate.errors import LossError, SettingError
-from quorate.replica.beside.at import At
-from quorate.replica.loss import Composed, Loss
-from quorate.replica.model import trainable
+from quorate.replica.beside.composed import Composed
 from quorate.replica.phases.phase import Phase
+
+if TYPE_CHECKING:  # settings are read without torch
+    import torch
+
+    from quorate.replica.beside.at import At
+    from quorate.replica.loss import Loss
+
+    Losses = Loss | Mapping[str, Loss] | Sequence[tuple[str, Loss] | Phase]
 
 FIX = 'for example {"d": d_loss, "g": g_loss}, or [("d", d_loss), ("d", d_loss), ("g", g_loss)]'
 EXPECTED = "a function, a dict from phases to functions, or a list of (phase, function)"
-
-Losses = Loss | Mapping[str, Loss] | Sequence[tuple[str, Loss] | Phase]
 
 
 class PhaseLosses(Composed):
@@ -85,7 +87,7 @@ class PhaseLosses(Composed):
 
     def trained(self, model: torch.nn.Module, name: str) -> list[str]:
         """Return the names of the parameters that a phase trains, in the order of the model."""
-        return [each for each in trainable(model) if self.by_name[name].covers(each)]
+        return [each for each in _trainable(model) if self.by_name[name].covers(each)]
 
     def require_parts(self, model: torch.nn.Module) -> None:
         """Compare what phases train with a model.
@@ -105,13 +107,17 @@ class PhaseLosses(Composed):
             if not self.trained(model, name):
                 expected = "a part with parameters that require a gradient"
                 raise SettingError(label, ", ".join(phase.parts), expected, "is it frozen?")
-        for each in trainable(model):
+        for each in _trainable(model):
             if not any(phase.covers(each) for phase in self.by_name.values()):
                 expected = "each trainable parameter in a part that a phase trains"
                 fix = (
                     f"switch {each.partition('.')[0]!r} off with requires_grad_(False), or train it"
                 )
                 raise SettingError("loss", f"no phase for {each}", expected, fix)
+
+
+def _trainable(model: torch.nn.Module) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def losses_of(loss: Losses, totals: Mapping[str, Any] | None) -> Loss:

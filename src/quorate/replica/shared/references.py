@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from quorate.replica.loss import Composed
+from quorate.replica.beside.composed import Composed
 from quorate.replica.shared.code import is_of_library, place, uses, variables
 from quorate.replica.shared.containers import MOST_ITEMS, Container
 from quorate.replica.shared.switches import setter_name
