@@ -163,7 +163,7 @@ def passed_on() -> AbstractContextManager[object]:
 def _stream_key() -> tuple[Any, Any, Any]:
     """Return the key, and a set of it; from now on operators without a kernel for it fall through.
 
-    That costs nothing; ``PreDispatch``, which calls each once more, a fifth of a small shard.
+    That costs nothing; ``PreDispatch``, which calls each once more, a sixth of a small shard.
     """
     key, library = _C._parse_dispatch_key(STREAM_KEY), None
     if not _C._dispatch_has_backend_fallback(key):
