@@ -157,6 +157,15 @@ def test_without_a_copy_for_lists_it_is_done_one_by_one(monkeypatch: pytest.Monk
 # --- what each is used for ------------------------------------------------------------------------
 
 
+def test_an_operator_without_a_kernel_for_the_key_falls_through_to_the_next() -> None:
+    with internals.intercepted():
+        assert torch.ones(1).add(1).item() == 2
+    table = torch._C._dispatch_dump_table("aten::add.Tensor")  # type: ignore[attr-defined]
+    entries = [line for line in table.splitlines() if line.startswith(internals.STREAM_KEY)]
+    assert len(entries) == 1
+    assert entries[0].startswith(f"{internals.STREAM_KEY}: fallthrough")
+
+
 def test_operators_of_a_thread_are_intercepted_by_it_alone() -> None:
     calls: list[int] = []
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -253,8 +253,9 @@ class FlatOptimizer:
             if names[0] in missing:
                 tensor.grad = None
             elif self.flat:
-                vector = gradient.vectors[first.vector]
-                tensor.grad = vector[first.start : first.start + tensor.numel()]
+                vector, end = gradient.vectors[first.vector], first.start + tensor.numel()
+                is_all = end - first.start == vector.numel()
+                tensor.grad = vector if is_all else vector[first.start : end]
             else:
                 tensor.grad = gradient.views[names[0]]
 
