@@ -24,7 +24,7 @@ from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepared import Prepared, planned
-from quorate.training.probe import probed
+from quorate.training.probe import probed, try_row_alone
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import engines
@@ -99,6 +99,8 @@ def prepare(
             crew.company.meet(crew.master_device, crew.timeout_s)
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset)
+        left = range(state.global_step, last_step)
+        try_row_alone(state, crew.probe_replica, source, left, seed=recipe.seed)
         # 3. What is said before the first update.
         first = opening(
             plan,
