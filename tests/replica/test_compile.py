@@ -17,6 +17,7 @@ from torch import nn
 from quorate.errors import CompileError, LossError
 from quorate.replica import compiled
 from quorate.replica.compiled import MOST_SHAPES, Compiled, described, signature
+from quorate.replica.shared import generators
 from quorate.replica.streams import Stream
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "compiled.py"
@@ -129,6 +130,32 @@ def test_what_compiling_draws_does_not_count(traced: list[str]) -> None:
         runs = [loss.run(batch, training=True, work=seeded) for _ in range(3)]
     assert runs == [expected] * 3
     assert len(traced) == 1
+
+
+def test_a_model_that_sets_a_value_in_its_first_forward_pass(traced: list[str]) -> None:
+    """It is compiled twice, and what the compiler draws is not left behind the second time."""
+
+    class Sets(nn.Dropout):
+        kind: str | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.kind is None:
+                self.kind = "regression"
+            return super().forward(x) * len(self.kind)
+
+    model, loss = Sets(0.5), Compiled(mean, threads=1)
+    batch = [torch.ones(400)]
+    with Stream() as stream:
+
+        def seeded(loss: Any) -> float:
+            stream.reseed(7)
+            return float(loss(model, batch))
+
+        before = generators.mark()
+        runs = [loss.run(batch, training=True, work=seeded) for _ in range(2)]
+        assert generators.mark() == before
+        assert runs == [seeded(mean)] * 2
+    assert len(traced) == 2
 
 
 def test_code_that_depends_on_a_changing_number_is_refused(
