@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import warnings
@@ -18,7 +19,7 @@ from quorate.errors import CompileError, LossError
 from quorate.replica import compiled
 from quorate.replica.compiled import MOST_SHAPES, Compiled, described, signature
 from quorate.replica.shared import generators
-from quorate.replica.streams import Stream
+from quorate.replica.streams import Stream, without_stream
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "compiled.py"
 HAS_COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
@@ -132,8 +133,26 @@ def test_what_compiling_draws_does_not_count(traced: list[str]) -> None:
     assert len(traced) == 1
 
 
-def test_a_model_that_sets_a_value_in_its_first_forward_pass(traced: list[str]) -> None:
+def test_a_model_that_sets_a_value_in_its_first_forward_pass(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is compiled twice, and what the compiler draws is not left behind the second time."""
+    import torch._inductor.compile_fx as inductor
+
+    def late(graph: torch.fx.GraphModule, _inputs: Any, *, config_patches: Any) -> Any:
+        """Draw when it is run first, as torch does that compiles a backward pass then."""
+        traced.append("")
+        is_first = itertools.count()
+
+        def run(*inputs: Any) -> Any:
+            if next(is_first) == 0:
+                with without_stream():
+                    torch.rand(1)
+            return graph.forward(*inputs)
+
+        return run
+
+    monkeypatch.setattr(inductor, "compile_fx", late)
 
     class Sets(nn.Dropout):
         kind: str | None = None
