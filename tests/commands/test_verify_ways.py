@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from support.strangers import catalogue
 from support.warm import WARM
 
 from quorate.commands.main import main
@@ -26,6 +27,7 @@ SCRIPTS = Path(__file__).parents[1]
 SCRIPT = SCRIPTS / "scripts" / "verified.py"
 STRANGER = SCRIPTS / "strangers" / "stranger.py"
 LIMIT_S = 100
+EVERY = int(os.environ.get("QUORATE_TEST_STRANGERS", "9"))  # of so many further cases one; 1: all
 
 # --- the verdict over made records ----------------------------------------------------------------
 
@@ -312,3 +314,60 @@ def test_nobody_is_accused_where_the_promise_is_kept(name: str, verify: Verify) 
     if name == "penalty_over_the_global_model":
         assert "note: it cannot be run on towers" in said
         assert "'net.parameters' in loss (copies.py:25)" in said
+
+
+# --- thirty of each -------------------------------------------------------------------------------
+
+# Further ones of each kind, on one and on two workers: with those above more than thirty.
+ALSO_FOUND = (
+    *("history_list", "running_scale_dict", "plain_tensor_attribute", "closure_list_in_loss"),
+    *("clock_in_loss", "dataset_that_counts", "anchored_at_the_start", "born_again_teacher"),
+    *("function_attribute_warms_up", "weights_cached_by_lru", "keeps_the_norm_it_began_with"),
+    *("running_maximum", "teacher_follows_every_fourth_step", "dataset_that_counts_its_reads"),
+    *("dataset_with_a_clock", "dataset_with_a_generator_of_its_own", "global_dict_annealed"),
+    *("dataset_that_remembers_rows", "dataset_that_mixes_with_the_last_row"),
+    "collate_with_a_running_mean",
+)
+ALSO_SOUND = (
+    *("gan", "ddpm", "bert_like", "gpt2_like", "plain_mlp", "cnn_batchnorm", "lstm", "gru"),
+    *("transformer", "rotary_cache", "tied_weights", "new_weight_norm", "orthogonal"),
+    *("gradient_penalty", "checkpointed", "vmapped_per_sample", "lora_frozen_base"),
+    *("clipped_and_scheduled", "double_precision", "python_random_jitter", "dict_batches"),
+)
+COMPILED = ("vae", "gan", "ddpm", "bert_like", "gpt2_like")
+
+
+def test_there_are_thirty_of_each() -> None:
+    cases = catalogue()
+    assert len({*FOUND, *ALSO_FOUND}) >= 30
+    assert len({*SOUND, *ALSO_SOUND}) >= 30
+    assert cases.keys() >= {*ALSO_FOUND, *SOUND, *ALSO_SOUND}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALSO_FOUND[::EVERY])
+def test_also_found(name: str, verify: Verify) -> None:
+    words = ("--workers", "1,2", "--updates", "6", *FEW, str(STRANGER), "--", name)
+    code, said = verify(*words)
+    assert code == 1, said
+    assert catalogue()[name].names in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALSO_SOUND[::EVERY])
+def test_also_sound(name: str, verify: Verify) -> None:
+    words = ("--workers", "1,2", "--updates", "3", *FEW, str(STRANGER), "--", name)
+    code, said = verify(*words)
+    assert code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED[:: max(1, EVERY // 2)])
+def test_compiled_and_sound(
+    name: str, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    words = ("--workers", "1,2", "--updates", "2", "--compile", "--no-resume", "--no-kill")
+    code, said = verify(*words, str(STRANGER), "--", name)
+    assert code == 0, said
+    assert "compile is off" not in said

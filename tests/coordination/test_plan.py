@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.coordination.plan import Plan, abridged, permutation
+from quorate.coordination.plan import Plan, PlanByShard, abridged, permutation
 
 fixed = settings(max_examples=200, derandomize=True, deadline=None, database=None)
 
@@ -167,3 +167,20 @@ def test_a_few_row_numbers_are_shown_and_many_are_abridged() -> None:
     assert abridged(np.array([4, 17, 2])) == "[4, 17, 2]"
     assert abridged(np.arange(8)) == "[0, 1, 2, 3, 4, 5, 6, 7]"
     assert abridged(np.arange(64), most=3) == "[0, 1, 2, ... 64 in all]"
+
+
+@pytest.mark.parametrize("kind", [Plan, PlanByShard])
+def test_the_first_shard_with_a_single_row(kind: type[Plan]) -> None:
+    for rows in range(1, 20):
+        for size, shards in ((4, 4), (6, 3), (7, 5)):
+            plan = kind(rows=rows, batch_size=size, shards=shards)
+            epoch = plan.steps_per_epoch
+            for start in range(epoch):
+                for stop in (start, start + 1, start + 2 * epoch):
+                    found = [
+                        (step, shard)
+                        for step in range(start, stop)
+                        for shard in range(plan.shards_of(step))
+                        if len(plan.shard(step, shard)) == 1
+                    ]
+                    assert plan.row_alone(range(start, stop)) == (found[0] if found else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import warnings
@@ -17,7 +18,8 @@ from torch import nn
 from quorate.errors import CompileError, LossError
 from quorate.replica import compiled
 from quorate.replica.compiled import MOST_SHAPES, Compiled, described, signature
-from quorate.replica.streams import Stream
+from quorate.replica.shared import generators
+from quorate.replica.streams import Stream, without_stream
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "compiled.py"
 HAS_COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
@@ -129,6 +131,50 @@ def test_what_compiling_draws_does_not_count(traced: list[str]) -> None:
         runs = [loss.run(batch, training=True, work=seeded) for _ in range(3)]
     assert runs == [expected] * 3
     assert len(traced) == 1
+
+
+def test_a_model_that_sets_a_value_in_its_first_forward_pass(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compiled twice, and what the compiler draws is not left behind the second time."""
+    import torch._inductor.compile_fx as inductor
+
+    def late(graph: torch.fx.GraphModule, _inputs: Any, *, config_patches: Any) -> Any:
+        """Draw when it is run first, as torch does that compiles a backward pass then."""
+        traced.append("")
+        is_first = itertools.count()
+
+        def run(*inputs: Any) -> Any:
+            if next(is_first) == 0:
+                with without_stream():
+                    torch.rand(1)
+            return graph.forward(*inputs)
+
+        return run
+
+    monkeypatch.setattr(inductor, "compile_fx", late)
+
+    class Sets(nn.Dropout):
+        kind: str | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.kind is None:
+                self.kind = "regression"
+            return super().forward(x) * len(self.kind)
+
+    model, loss = Sets(0.5), Compiled(mean, threads=1)
+    batch = [torch.ones(400)]
+    with Stream() as stream:
+
+        def seeded(loss: Any) -> float:
+            stream.reseed(7)
+            return float(loss(model, batch))
+
+        before = generators.mark()
+        runs = [loss.run(batch, training=True, work=seeded) for _ in range(2)]
+        assert generators.mark() == before
+        assert runs == [seeded(mean)] * 2
+    assert len(traced) == 2
 
 
 def test_code_that_depends_on_a_changing_number_is_refused(

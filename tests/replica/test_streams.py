@@ -138,6 +138,12 @@ LIKE: dict[str, Callable[[], torch.Tensor]] = {
     "randint like, from": lambda: torch.randint_like(ONES, 3, 9),
     "randint from": lambda: torch.randint(3, 9, (5,)),
     "normal of numbers": lambda: torch.normal(0.0, 1.0, (5,)),
+    "rand into": lambda: torch.rand(5, out=torch.empty(5)),
+    "randn into": lambda: torch.randn(5, out=torch.empty(5)),
+    "randint into": lambda: torch.randint(9, (5,), out=torch.empty(5, dtype=torch.int64)),
+    "randint from into": lambda: torch.randint(3, 9, (5,), out=torch.empty(5, dtype=torch.int64)),
+    "randperm into": lambda: torch.randperm(9, out=torch.empty(9, dtype=torch.int64)),
+    "normal into": lambda: torch.normal(0.0, 1.0, (5,), out=torch.empty(5)),
     "bernoulli of a number": lambda: torch.bernoulli(ONES, 0.5),
     "normal distribution": lambda: torch.distributions.Normal(0.0, 1.0).sample((3,)),
 }

@@ -188,6 +188,23 @@ class Plan:
         """Return the shards of step t that a worker computes if nothing unusual happens."""
         return home_shards(rank_of, self.shards_of(step))
 
+    def row_alone(self, steps: range) -> tuple[int, int] | None:
+        """Return the first step and shard, of these steps, with a single row; None: there is none.
+
+        Within an epoch only its last batch has another number of rows than the others: so steps of
+        one batch, and of the last batches of two epochs, show all there is.
+        """
+        epoch, of_batch = self.steps_per_epoch, self.shards if self.by_shard else 1
+        end = (steps.start // epoch + 1) * epoch
+        for place in (steps.start, end - of_batch, end + epoch - of_batch):
+            start = max(steps.start, place)
+            for step in range(start, min(start + of_batch, steps.stop)):
+                rows, shards = self.batch_rows(step), self.shards_of(step)
+                for shard in range(shards) if rows < 2 * shards else ():
+                    if (shard + 1) * rows // shards - shard * rows // shards == 1:
+                        return step, shard
+        return None
+
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return where in the order of its epoch the rows of step t are."""
         batch = step % self.steps_per_epoch

@@ -57,9 +57,9 @@ class Compiled:
 
         self._compiled: Loss = torch.compile(plain, backend=_inductor(threads), dynamic=False)
 
-    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+    def __call__(self, model: torch.nn.Module, batch: Any, *at: Any) -> Any:
         """Compute the loss by what is compiled, or compile it for this shape."""
-        return self._compiled(model, batch)
+        return self._compiled(model, batch, *at)  # of phases, none of which reads it
 
     def run(self, batch: Any, *, training: bool, work: Callable[[Loss], T]) -> T:
         """Run ``work(loss)``, which must give the same result when it is run again.

@@ -23,7 +23,7 @@ from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepared import Prepared, planned, taken
-from quorate.training.probe import probed
+from quorate.training.probe import probed, try_row_alone
 from quorate.training.recipe import Taken
 from quorate.training.state import State
 from quorate.training.stop import Stops
@@ -107,6 +107,8 @@ def prepare(
             crew.company.meet(crew.master_device, crew.timeout_s)
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset, recipe.loading)
+        left = range(state.global_step, last_step)
+        try_row_alone(state, crew.probe_replica, source, left)
         # 3. What is said before the first update.
         first = opening(
             plan,

@@ -10,6 +10,7 @@ from quorate.coordination import rules
 from quorate.data.loading import Loading, Taken
 from quorate.errors import SettingError
 from quorate.replica.beside.asks import asks_for_at
+from quorate.replica.beside.composed import Composed
 from quorate.replica.compute import Compute
 from quorate.replica.phases.losses import losses_of
 from quorate.services.run_dir import RunDir
@@ -127,8 +128,8 @@ class Recipe(Settings):
         """
         from quorate.replica.whole_batch.gather import Gather  # imports torch
 
-        functions = getattr(self.loss, "functions", {})
-        if any(isinstance(each, Gather) for each in functions.values()):
+        composed = self.loss.functions.values() if isinstance(self.loss, Composed) else ()
+        if any(isinstance(each, Gather) for each in composed):
             expected = "one loss for all updates, as it is a Gather"
             raise SettingError("loss", "a phase with a Gather", expected, "leave the phases out")
         return self.loss if isinstance(self.loss, Gather) else None

@@ -142,6 +142,93 @@ def diffusion() -> Case:
     )
 
 
+class Adversaries(nn.Module):
+    """A generator and who judges it; the judge's gradient reaches the generator turned around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 8)
+        )
+        self.judge = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.generator(torch.randn(len(x), 4))
+        turned = 2 * made.detach() - made
+        return self.judge(x + 0.1 * torch.rand_like(x)), self.judge(turned)
+
+
+def adversarial(model: nn.Module, batch: Any) -> torch.Tensor:
+    real, made = model(batch[0])
+    kept = torch.bernoulli(torch.full_like(real, 0.9))  # labels that are smoothed at random
+    return F.binary_cross_entropy_with_logits(real, kept) + F.softplus(made).mean()
+
+
+@case
+def gan() -> Case:
+    return Case(Adversaries(), adversarial, vectors(), plain=False)
+
+
+def ddpm_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Ho et al., Denoising Diffusion Probabilistic Models, 2020: the simple loss."""
+    x = batch[0]
+    left = torch.cumprod(1 - torch.linspace(1e-4, 0.2, 50), 0)
+    t = torch.randint(0, 50, (len(x),))
+    noise, kept = torch.randn_like(x), left[t][:, None]
+    return F.mse_loss(model(kept.sqrt() * x + (1 - kept).sqrt() * noise, t / 50), noise)
+
+
+@case
+def ddpm() -> Case:
+    return Case(Denoiser(), ddpm_loss, vectors(), partial(torch.optim.Adam, lr=1e-2), plain=False)
+
+
+class Words(nn.Module):
+    """Embeddings, attention blocks with three dropouts each, and an output per token."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 16), nn.Embedding(10, 16)
+        self.dropout = nn.Dropout(0.1)
+        layer = nn.TransformerEncoderLayer(
+            16, 2, 32, dropout=0.1, activation="gelu", batch_first=True, norm_first=causal
+        )
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(16, 20)
+        self.causal = causal
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+        length = ids.shape[1]
+        mask = torch.full((length, length), float("-inf")).triu(1) if self.causal else None
+        return self.out(self.blocks(x, mask=mask, is_causal=self.causal))
+
+
+def masked_words(model: nn.Module, batch: Any) -> torch.Tensor:
+    """As BERT is trained: some words are hidden, and guessed."""
+    ids = batch[0]
+    hidden = torch.rand(ids.shape) < 0.3
+    logits = model(ids.masked_fill(hidden, 0))
+    losses = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
+    return (losses * hidden.flatten()).mean()
+
+
+def next_words(model: nn.Module, batch: Any) -> torch.Tensor:
+    """As GPT-2 is trained."""
+    ids = batch[0]
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+@case
+def bert_like() -> Case:
+    return Case(Words(causal=False), masked_words, tokens(), plain=False)
+
+
+@case
+def gpt2_like() -> Case:
+    return Case(Words(causal=True), next_words, tokens(), plain=False)
+
+
 @case
 def gumbel_vq() -> Case:
     class Quantiser(nn.Module):

@@ -156,8 +156,9 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     ):
         lines.append(
             "each worker computed its first shards twice with the same result: look for what "
-            "depends on the process, on the worker's number, on what was computed before, or on "
-            "what a first update does not do"
+            "depends on the process, on the worker's number, on what was computed before, on "
+            "what a first update does not do, or on what a callback or the body of a loop sets: "
+            "that is the main process's alone"
         )
     notes = _notes(whole[0], whole[1:], is_same=is_same)
     return Verdict(is_same, [*lines, *notes, *_idle(sound)])

@@ -151,7 +151,8 @@ def operator(blamed: CallRecord) -> list[str]:
         blamed,
         "{} on the one, {} on the other",
         "the process's number or its memory, the hash of a string or the order of a set "
-        "(PYTHONHASHSEED), the environment, or a state of the script's own",
+        "(PYTHONHASHSEED), the environment, or a state of the script's own, which a callback sets "
+        "in the main process alone",
     )
     return [f"  the operator that they part at: {first}", *(f"    {line}" for line in rest)]
 

@@ -21,6 +21,7 @@ import torch
 from quorate.errors import SharedError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.at import is_loading
+from quorate.replica.beside.composed import Composed
 
 Simple = bool | int | float | str | None  # a value that JSON has, and gives back as it was
 SIMPLE = (bool, int, float, str, type(None))
@@ -214,8 +215,8 @@ def obstacle_to_compiling(loss: Callable[..., Any]) -> str | None:
     What it reads beside model and batch is another value in each step, and would be compiled in: a
     graph for each, or, of a number made general, other bits than those of the first graph.
     """
-    functions = getattr(loss, "functions", {"": loss})  # of phases, of which all take it
-    if any(asks_for_at(each) for each in functions.values()):
+    functions = loss.functions.values() if isinstance(loss, Composed) else [loss]
+    if any(asks_for_at(each) for each in functions):
         return "the loss function asks for at, which is another in each step"
     if shared := everyone():
         return f"Shared {next(iter(shared))!r} may be another in each step"

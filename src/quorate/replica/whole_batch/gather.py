@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from quorate.errors import LossError
-from quorate.replica.loss import Composed
+from quorate.replica.beside.composed import Composed
 from quorate.replica.whole_batch.represented import Represented, Tensors, taken_apart
 from quorate.settings import function
 

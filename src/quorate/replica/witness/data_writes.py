@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from quorate.replica.loss import Composed, Loss
+from quorate.replica.beside.composed import Composed
+from quorate.replica.loss import Loss
 from quorate.replica.placement.schema import arguments
 from quorate.replica.torch_internals import TorchDispatchMode
 from quorate.replica.witness.kept import names_of

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from quorate.replica.beside.composed import Composed
 from quorate.replica.beside.shared import shared_modules
 from quorate.replica.digest import content
-from quorate.replica.loss import Composed
 from quorate.replica.nested import parts
 from quorate.replica.placement.call_site import LIBRARIES
 
