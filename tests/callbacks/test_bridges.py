@@ -94,12 +94,13 @@ def test_what_is_not_installed_is_said(
 @pytest.mark.filterwarnings("ignore")  # those of wandb
 def test_weights_and_biases(tmp_path: Path) -> None:
     try:
-        importlib.import_module("wandb")
+        wandb = importlib.import_module("wandb")
     except ImportError:
         pytest.skip("wandb is not installed")
     for steps in (3, 6):
         bridge = WandB(project="tests", mode="offline", every_steps=1)
         fit(tmp_path, steps, bridge, Samples(make_samples, to=[bridge]))
+    wandb.teardown()  # its process, which would outlive the test
     runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
     assert len(runs) == 2
     assert {name.rpartition("-")[2] for name in runs} == {
