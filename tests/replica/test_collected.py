@@ -178,6 +178,7 @@ def test_what_the_function_raises_has_a_note() -> None:
         quorate.Collect(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that some keep all rows
 def test_metrics_of_torchmetrics() -> None:
     try:
         torchmetrics = importlib.import_module("torchmetrics")
