@@ -22,9 +22,9 @@ from quorate.training.loop import Loop, looping
 from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
 from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.prepared import Prepared, planned, taken
-from quorate.training.probe import probed, try_row_alone
-from quorate.training.recipe import Taken
+from quorate.training.prepared import Prepared, Taken, planned, taken
+from quorate.training.probing.probe import probed
+from quorate.training.probing.row_alone import try_row_alone
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import engines

@@ -29,6 +29,8 @@ from quorate.training.recipe import Recipe, Taken, too_many_shards
 from quorate.training.state import State
 from quorate.transports.collective import once
 
+__all__ = ["Prepared", "Taken", "newest_checkpoint", "planned", "taken"]
+
 
 @dataclass
 class Prepared:

@@ -128,8 +128,10 @@ class Recipe(Settings):
         """
         from quorate.replica.whole_batch.gather import Gather  # imports torch
 
-        composed = self.loss.functions.values() if isinstance(self.loss, Composed) else ()
-        if any(isinstance(each, Gather) for each in composed):
+        loss: Any = self.loss
+        if isinstance(loss, Composed) and any(
+            isinstance(each, Gather) for each in loss.functions.values()
+        ):
             expected = "one loss for all updates, as it is a Gather"
             raise SettingError("loss", "a phase with a Gather", expected, "leave the phases out")
         return self.loss if isinstance(self.loss, Gather) else None

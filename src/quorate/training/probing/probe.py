@@ -12,11 +12,10 @@ from functools import partial
 
 import torch
 
-from quorate.coordination.epochs import SHORT
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, Rows, abridged
-from quorate.data.source import Batch, Source
-from quorate.errors import CompileError, CopyError, SettingError
+from quorate.data.source import Batch
+from quorate.errors import CompileError, CopyError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
@@ -26,7 +25,6 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.shared.containers import Contents
 from quorate.replica.streams import Stream
-from quorate.replica.torch_internals import NORM_BASES
 from quorate.replica.witness.again import Computed, Shard, doubts, result_of
 from quorate.replica.witness.history import Pair, forget_cached, history_doubts, moved
 from quorate.replica.witness.kept import changed, kept
@@ -86,7 +84,7 @@ def probed(
         state = make_state(mutable_frozen=known.frozen, written=known.trained)
         with unchanged(model):
             replica = make_replica(state)
-            with _tried(replica, batch), _shard(replica, batch, plan) as shard, watching():
+            with _tried(replica, batch), on_shard(replica, batch, plan) as shard, watching():
                 compute = partial(_computed, replica, shard, loss, training=training)
                 found, first = written_in(replica, compute, known)
                 computed.append(first)
@@ -105,7 +103,7 @@ def probed(
         with unchanged(model), at_first.put_back(), suppress(Exception):
             forget_cached(model)
             replica = make_replica(state)
-            with _shard(replica, batch, plan) as shard:
+            with on_shard(replica, batch, plan) as shard:
                 new = _pair(replica, state, shard, batch.rows, other, plan, loss, in_order=False)
             for doubt in history_doubts(replica.model, kept_at_first, used, new):
                 notes.doubt(doubt)
@@ -113,79 +111,6 @@ def probed(
     for line in written_text(model, known.trained):
         say(line)
     return state
-
-
-def try_row_alone(
-    state: State,
-    make_replica: Callable[[State], Replica],
-    source: Source,
-    steps: range,
-) -> None:
-    """Compute the first shard that has a single row, if one will: BatchNorm may not take it.
-
-    Whether it does depends on the shape that it is given: (1, C) has one value per channel, an
-    image has many. So it is tried, with the rows of that shard.
-
-    Args:
-        state: as training begins.
-        steps: that will be trained.
-
-    Raises:
-        SettingError: training would end at that step.
-    """
-    ticket, model = source.plan.row_alone(steps), state.model
-    if ticket is None or not any(isinstance(m, NORM_BASES) for m in model.modules()):
-        return
-    with unchanged(model), suppress(Exception):  # whatever else is raised, training will meet
-        batch, replica = source.load(ticket), make_replica(state)
-        as_it_is = replica.watched(lambda loss: loss)
-        try:
-            with _shard(replica, batch, source.plan) as shard, as_it_is:
-                replica.recycle(replica.gradient(batch.data, 1, shard.stream, shard.seed))
-            return
-        except ValueError as error:
-            if ALONE not in str(error):
-                return
-            norm = _raised_in(error, replica.model)
-        raised = _row_alone(source.plan, ticket, norm)
-    raise raised
-
-
-def _raised_in(error: BaseException, model: torch.nn.Module) -> str:
-    """Return the normalisation that an exception comes from: ``'norm' (BatchNorm1d)``."""
-    names = {id(module): name for name, module in model.named_modules()}
-    trace, found = error.__traceback__, "BatchNorm"
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
-        if isinstance(module, NORM_BASES) and id(module) in names:
-            found = f"{names[id(module)]!r} ({type(module).__name__})"
-        trace = trace.tb_next
-    return found
-
-
-def _row_alone(plan: Plan, ticket: tuple[int, int], norm: str) -> SettingError:
-    """Return why a plan is refused whose shard of one row cannot be normalised, and what helps."""
-    size, shards, rows = plan.batch_size, plan.shards, plan.dealt_rows
-    last = (rows - 1) % size + 1
-    cures = [
-        f"batch_size={larger}"
-        for larger in range(size + 1, min(rows, 2 * size + 2 * shards) + 1)
-        if min(larger, (rows - 1) % larger + 1) >= 2 * shards
-    ][:1]
-    if min(last, size) >= 2:
-        cures.append(f"shards={min(last, size) // 2}")
-    if plan.last == SHORT and size >= 2 * shards:
-        cures += ['Loading(last="join")', 'Loading(last="drop")']
-    return SettingError(
-        "batch_size",
-        size,
-        f"two rows or more in each shard: of {rows:,} rows the last batch has {last}, and in step "
-        f"{ticket[0]} a shard of {shards} has one, in which {norm} has one value per channel, of "
-        "which there is no variance",
-        f"pass {', or '.join(cures)}, with which no shard has one row alone"
-        if cures
-        else "leave rows out of the dataset, or add some",
-    )
 
 
 def _set_best_format(
@@ -209,7 +134,7 @@ def _set_best_format(
             # Compared as it is: neither is worth compiling.
             as_it_is = replica.watched(lambda loss: loss)
             try:
-                with _tried(replica, batch), _shard(replica, batch, plan) as shard:
+                with _tried(replica, batch), on_shard(replica, batch, plan) as shard:
                     compute = partial(yield_of, replica, shard, training=training)
                     with watching(), as_it_is:
                         yields.append(written_in(replica, compute, NOTHING)[1])
@@ -228,7 +153,7 @@ def _set_best_format(
 
 
 @contextmanager
-def _shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[Shard]:
+def on_shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[Shard]:
     """Within the block the shard can be computed."""
     replica.called.place(plan, 0, batch.rows, of_phase=False)
     with current(replica.device), Stream() as stream:

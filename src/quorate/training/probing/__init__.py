@@ -1,0 +1,1 @@
+"""Probing: what is tried before anything is started, so that it fails at once and not later."""
