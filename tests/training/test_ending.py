@@ -82,8 +82,7 @@ def fit(
 
 
 def rates(made: quorate.Trainer) -> list[float]:
-    assert made.optimizer is not None
-    return [group["lr"] for group in made.optimizer.param_groups]
+    return [group["lr"] for group in made.param_groups]
 
 
 def values(made: quorate.Trainer) -> str:

@@ -40,12 +40,11 @@ class Hand(ABC):
             self._amended = amendments.number
             message = {**message, "amendments": amendments.to_json()}
         if (shared := amendments.shared).number != self._shared:
-            is_new = shared.stored != self._stored
+            segment = shared.tensors.segment if shared.stored != self._stored else None
             self._shared, self._stored = shared.number, shared.stored
-            message = {**message, "shared": shared.to_json(stored=is_new)}
-            if is_new:
-                assert shared.tensors.segment is not None
-                fds = (shared.tensors.segment.fd, *fds)
+            message = {**message, "shared": shared.to_json(stored=segment is not None)}
+            if segment is not None:
+                fds = (segment.fd, *fds)
         self.post(message, *fds)
 
     def withdraw(self, **named: object) -> bool:

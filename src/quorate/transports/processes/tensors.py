@@ -60,7 +60,7 @@ def by_row(results: Sequence[ShardSum]) -> tuple[Message, Segment | None]:
     each = [represented for result in results for represented in result.represented]
     if each:
         return {"kinds": [one.kind for one in each], **packed([one.tensors for one in each])}, None
-    if not results[0].outputs:
+    if not results or not results[0].outputs:
         return {}, None
     (piece,) = results[0].outputs  # evaluations and predictions are never dealt in runs
     description, memory = parcel.packed(piece.value)
