@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
+from quorate.callbacks import EarlyStopping
 
 
 def waves(rows: int, seed: int) -> TensorDataset:
@@ -28,21 +29,6 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]
     x, y = batch
     predicted = model(x)
     return {"loss": F.mse_loss(predicted, y), "error": (predicted - y).abs().mean()}
-
-
-class EarlyStopping(quorate.Callback):
-    def __init__(self, patience: int) -> None:
-        self.patience, self.lowest, self.best_step = patience, float("inf"), 0
-
-    def started(self, trainer: quorate.Trainer) -> None:
-        self.trainer, self.left = trainer, self.patience
-
-    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        self.left -= 1
-        if metrics["loss"] < self.lowest:
-            self.lowest, self.best_step, self.left = metrics["loss"], global_step, self.patience
-        if self.left == 0:
-            self.trainer.stop(f"the lowest loss, {self.lowest:.4f}, was at step {self.best_step}")
 
 
 trainer = quorate.Trainer(

@@ -81,7 +81,7 @@ class EarlyStopping(Callback):
 
     def _stop_if_due(self) -> None:
         if self._waiting.since >= self._patience and self._trainer is not None:
-            best = f"the best was {self._waiting.best} after step {self.best_step}"
+            best = f"the best was {self._waiting.best:.4g} after step {self.best_step}"
             self._trainer.stop(
                 f"{self._waiting.metric} was not better for {self._waiting.since} evaluations: "
                 f"{best}"
