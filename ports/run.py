@@ -271,8 +271,10 @@ def cells(one: Port, found: dict[str, Any]) -> list[str]:
     if "refused" in found:
         remark += f" What is said: `{found['refused']}`"
     digests = found.get("digests", {})
-    equal = f"equal: {', '.join(digests)}" if len(set(digests.values())) == 1 else "none"
-    away = f"{found['distance']:.0e}" if one.is_compared and "distance" in found else ""
+    verdict = {0: "", 1: f"equal: {', '.join(digests)}"}.get(len(set(digests.values())), "differ")
+    away = ""
+    if one.is_compared and "distance" in found:
+        away = f"{found['distance']:.0e}" if found["distance"] else "0"
     libraries = ", ".join(one.libraries)
     ours = "" if one.is_refused else counted(one.ported)
     return [
@@ -281,7 +283,7 @@ def cells(one: Port, found: dict[str, Any]) -> list[str]:
         str(len(one.plain)),
         ours,
         counted(one.accelerated),
-        equal,
+        verdict,
         away,
         remark.replace("|", "\\|"),
     ]

@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.state import AcceleratorState
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from quorate.errors import UserError
+from quorate.errors import SameBitsError, UserError
 from quorate.replica.digest import digest
 from quorate.settings import overriding
 
@@ -78,11 +77,12 @@ class Moved:
 
 
 def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
-    """Return the largest absolute difference between two models' parameters."""
-    ours, theirs = dict(one.named_parameters()), dict(other.named_parameters())
-    if ours.keys() != theirs.keys():
-        raise ValueError(f"other parameters: {sorted(ours.keys() ^ theirs.keys())[:3]}")
-    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+    """Return the largest absolute difference between two models' parameters, in their order.
+
+    Names may differ: Keras numbers a model after how many there were.
+    """
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max((ours - theirs).abs().max().item() for ours, theirs in pairs)
 
 
 def on_towers(module: ModuleType, workers: int) -> torch.nn.Module:
@@ -99,12 +99,14 @@ def all_ways(path: Path) -> dict[str, Any]:
     with Moved() as moved:
         plain = seeded(module.plain)
         found["moved"] = moved.most()
-    if hasattr(module, "accelerated"):
+    if hasattr(module, "accelerated") and importlib.util.find_spec("accelerate"):
+        from accelerate.state import AcceleratorState
+
         AcceleratorState._reset_state(reset_partial_state=True)  # or the first port's would stay
         found["accelerate"] = distance(seeded(module.accelerated), plain)
     try:
         one = on_towers(module, 1)
-    except UserError as refusal:
+    except (UserError, SameBitsError) as refusal:
         return {**found, "refused": str(refusal)}
     found["distance"] = distance(one, plain)
     found["digests"] = {"1 tower": digest_of(one), "2 towers": digest_of(on_towers(module, 2))}

@@ -1,4 +1,4 @@
-"""Denoising autoencoder: noise drawn by the dataset, one draw per row and epoch."""
+"""Denoising autoencoder: noise made by the dataset, RMSprop."""
 
 import torch
 import torch.nn.functional as F
