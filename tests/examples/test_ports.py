@@ -86,6 +86,7 @@ GOOD = {"digests": {"1 tower": "a", "2 towers": "a"}, "distance": 1e-7, "moved":
     [
         ("", {}, None),
         ("", {"digests": {"1 tower": "a", "2 towers": "b"}}, "digests differ"),
+        ("", {"digests": {"1 tower": "a"}}, "on one number of workers alone"),
         ("", {"distance": 2e-5}, "2.0e-05 from the plain loop"),
         ("", {"distance": float("nan")}, "nan from the plain loop"),
         ("", {"moved": 1e-4}, "moves its parameters by 1.0e-04"),
