@@ -43,6 +43,7 @@ LIMIT_S = 600.0  # that a run on processes may take
 CLOSE = 1e-5  # to the plain loop's parameters
 # Imported by all, or a part of another name in the list.
 NOT_SAID = {"torch", "quorate", "accelerate", "numpy", "tokenizers", *sys.stdlib_module_names}
+WORKERS = ("1 tower", "2 towers", "1 process", "2 processes")
 HARDLY = 100 * CLOSE  # moved: then being close says nothing
 # Beside a torch for CPUs, the operators of the registry's torchvision do not load, and its import
 # fails for want of a declaration. Packages import it that use none of them.
@@ -276,7 +277,8 @@ def cells(one: Port, found: dict[str, Any]) -> list[str]:
     if "refused" in found:
         remark += f" What is said: `{found['refused']}`"
     digests = found.get("digests", {})
-    verdict = {0: "", 1: f"equal: {', '.join(digests)}"}.get(len(set(digests.values())), "differ")
+    same = f"equal: {', '.join(sorted(digests, key=WORKERS.index))}"
+    verdict = {0: "", 1: same}.get(len(set(digests.values())), "differ")
     away = ""
     if one.is_compared and "distance" in found:
         away = f"{found['distance']:.0e}" if found["distance"] else "0"

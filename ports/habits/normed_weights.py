@@ -1,6 +1,6 @@
 """Weight normalisation and spectral normalisation, as parametrisations.
 
-Spectral normalisation turns its vectors once per forward pass: also of each accumulated part.
+Each shard turns the vectors once, from where the last update left them, as one pass does.
 """
 
 import torch
