@@ -1,0 +1,90 @@
+"""Beta-VAE: a weight that grows from update to update, an attribute of the model.
+
+Not compared: the latent noise is other noise in a plain loop.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import quorate
+
+
+def pictures() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.rand(64, 36, generator=generator))
+
+
+class VAE(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.decoder = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 36))
+        self.beta = 0.0
+
+    def forward(self, images):
+        mean, log_variance = self.encoder(images).chunk(2, 1)
+        found = self.decoder(mean + torch.randn_like(mean) * (0.5 * log_variance).exp())
+        pixels = F.binary_cross_entropy_with_logits(found, images, reduction="none").sum(1)
+        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1)
+        return (pixels + self.beta * divergence).mean()
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    model = VAE()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = DataLoader(pictures(), batch_size=16)
+    for _ in range(3):
+        for (images,) in loader:
+            loss = model(images)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.beta = min(1.0, model.beta + 0.1)
+    return model
+
+
+def accelerated() -> nn.Module:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = VAE()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = DataLoader(pictures(), batch_size=16)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(3):
+        for (images,) in loader:
+            loss = model(images)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            model.beta = min(1.0, model.beta + 0.1)
+    return accelerator.unwrap_model(model)
+
+
+def ported() -> nn.Module:
+    class Anneal(quorate.Callback):
+        def started(self, trainer):
+            self.model = trainer.model
+
+        def updated(self, report):
+            self.model.beta = min(1.0, 0.1 * report.global_step)
+
+    torch.manual_seed(0)
+    model = VAE()
+    trainer = quorate.Trainer(
+        model,
+        lambda model, batch: model(*batch),
+        optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
+        batch_size=16,
+        shards=2,
+    )
+    trainer.fit(pictures(), epochs=3, shuffle=False, callbacks=[Anneal()])
+    return trainer.model
+
+
+if __name__ == "__main__":
+    ported()
