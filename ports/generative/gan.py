@@ -1,6 +1,6 @@
 """GAN: two optimizers that take turns, each with its own loss.
 
-Refused: Trainer has one optimizer. A reversed gradient (generative/domain_adversarial.py) is one.
+Not compared: noise is other noise in a plain loop.
 """
 
 import torch
@@ -70,16 +70,19 @@ def accelerated() -> nn.Module:
 
 
 def ported() -> nn.Module:
-    def loss(model, batch):
+    def judged(model, batch):
         (true,) = batch
         made = model["maker"](torch.randn(len(true), 4))
-        found = F.softplus(model["judge"](made.detach())) + F.softplus(-model["judge"](true))
-        return {"judge": found.mean(), "maker": F.softplus(-model["judge"](made)).mean()}
+        return F.softplus(model["judge"](made)).mean() + F.softplus(-model["judge"](true)).mean()
+
+    def fooled(model, batch):
+        made = model["maker"](torch.randn(len(batch[0]), 4))
+        return F.softplus(-model["judge"](made)).mean()
 
     trainer = quorate.Trainer(
         networks(),
-        loss,
-        optimizer=dict.fromkeys(("maker", "judge"), torch.optim.Adam),
+        {"judge": judged, "maker": fooled},
+        optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
         batch_size=16,
         shards=2,
     )

@@ -1,7 +1,4 @@
-"""Early stopping on a validation set, by a callback.
-
-Not compared: a stop that is asked for in an evaluation comes after one update more.
-"""
+"""Early stopping on a validation set, by a callback of one's own."""
 
 import torch
 import torch.nn.functional as F

@@ -1,11 +1,10 @@
-"""A stream: an IterableDataset of webdataset, whose rows have no numbers.
+"""A stream: tar files as webdataset reads and writes them, from their beginning or by number."""
 
-Refused: a row is asked for by its number. A map-style dataset over an index of the files has them.
-"""
-
+import io
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import webdataset as wds
@@ -13,16 +12,21 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import quorate
+from quorate.data.streams import TarDataset
 
 
-def shards() -> wds.WebDataset:
-    folder = Path(tempfile.mkdtemp())
-    with wds.TarWriter(str(folder / "rows.tar")) as writer:
+def written() -> str:
+    path = str(Path(tempfile.mkdtemp()) / "rows.tar")
+    with wds.TarWriter(path) as writer:
         for row in range(32):
             generator = torch.Generator().manual_seed(row)
             values = torch.randn(12, generator=generator).numpy()
             writer.write({"__key__": str(row), "values.npy": values, "label.cls": row % 3})
-    rows = wds.WebDataset(str(folder / "rows.tar"), shardshuffle=False)
+    return path
+
+
+def shards() -> wds.WebDataset:
+    rows = wds.WebDataset(written(), shardshuffle=False)
     return rows.decode().to_tuple("values.npy", "label.cls")
 
 
@@ -62,6 +66,10 @@ def accelerated() -> nn.Module:
 
 
 def ported() -> nn.Module:
+    def decoded(members):
+        values = torch.from_numpy(np.load(io.BytesIO(members["values.npy"])))
+        return values, int(members["label.cls"])
+
     def loss(model, batch):
         values, labels = batch
         return F.cross_entropy(model(values), labels)
@@ -73,7 +81,7 @@ def ported() -> nn.Module:
         batch_size=16,
         shards=2,
     )
-    trainer.fit(shards(), epochs=3, shuffle=False)
+    trainer.fit(TarDataset(written(), decoded), epochs=3, shuffle=False)
     return trainer.model
 
 

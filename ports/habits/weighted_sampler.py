@@ -1,6 +1,6 @@
-"""Weighted sampling with replacement, by a sampler.
+"""Weighted sampling with replacement, by a loader's sampler.
 
-Refused: an epoch has each row once. Weights of rows in the loss, with their sum as weight.
+``quorate.Sampling`` draws by weights anew in each epoch; here both see the same rows.
 """
 
 import torch
@@ -68,9 +68,8 @@ def ported() -> nn.Module:
         optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
         batch_size=16,
         shards=2,
-        loading=quorate.Loading(order=lambda _: drawn().numpy()),
     )
-    trainer.fit(rows(), epochs=3, shuffle=False)
+    trainer.fit(DataLoader(rows(), batch_size=16, sampler=drawn().tolist()), epochs=3)
     return trainer.model
 
 

@@ -1,6 +1,6 @@
 """Contrastive pairs as in CLIP: two encoders, a temperature, each pair against all of its batch.
 
-The loss needs all rows of a batch at once: shards=1, so that a second worker is a substitute.
+The loss needs all rows of a batch at once: a Gather, of which each worker represents some rows.
 """
 
 import torch
@@ -66,8 +66,13 @@ def accelerated() -> nn.Module:
 
 
 def ported() -> nn.Module:
-    def loss(model, batch):
-        logits = model(*batch)
+    def represent(model, batch):
+        images, words = batch
+        return F.normalize(model.image(images)), F.normalize(model.text(words))
+
+    def contrast(model, rows):
+        images, texts = rows
+        logits = model.scale.exp() * images @ texts.T
         own = torch.arange(len(logits))
         return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
@@ -75,10 +80,10 @@ def ported() -> nn.Module:
     model = TwoEncoders()
     trainer = quorate.Trainer(
         model,
-        loss,
+        quorate.Gather(represent, contrast),
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
         batch_size=16,
-        shards=1,
+        shards=2,
     )
     trainer.fit(pairs(), epochs=3, shuffle=False)
     return trainer.model
