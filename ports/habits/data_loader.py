@@ -1,0 +1,75 @@
+"""A DataLoader with a collate function, given to the trainer as it is."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import quorate
+
+
+def rows() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(64, 12, generator=generator)
+    return TensorDataset(values, torch.randint(3, (64,), generator=generator))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def scaled(samples):
+    values, labels = torch.utils.data.default_collate(samples)
+    return values / 2, labels
+
+
+def plain() -> nn.Module:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(rows(), batch_size=16, collate_fn=scaled)
+    for _ in range(3):
+        for values, labels in loader:
+            loss = F.cross_entropy(model(values), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model
+
+
+def accelerated() -> nn.Module:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(rows(), batch_size=16, collate_fn=scaled)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(3):
+        for values, labels in loader:
+            loss = F.cross_entropy(model(values), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+    return accelerator.unwrap_model(model)
+
+
+def ported() -> nn.Module:
+    def loss(model, batch):
+        values, labels = batch
+        return F.cross_entropy(model(values), labels)
+
+    trainer = quorate.Trainer(
+        network(),
+        loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
+        batch_size=16,
+        shards=2,
+    )
+    loader = DataLoader(rows(), batch_size=16, collate_fn=scaled)
+    trainer.fit(loader, epochs=3)
+    return trainer.model
+
+
+if __name__ == "__main__":
+    ported()
