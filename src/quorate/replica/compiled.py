@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from quorate.errors import CompileError, UserError
+from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.loss import Loss
 from quorate.replica.nested import parts, tensors
 from quorate.replica.shared import generators
@@ -52,14 +53,18 @@ class Compiled:
 
         # A plain function, as a loss function may be any object that can be called. Replicas of one
         # process share what is compiled for its code.
+        # Losses of phases are all handed where they are in their run; those that read it are not
+        # compiled.
+        nowhere = (None,) if asks_for_at(loss) else ()
+
         def plain(model: torch.nn.Module, batch: Any) -> Any:
-            return loss(model, batch)
+            return loss(model, batch, *nowhere)
 
         self._compiled: Loss = torch.compile(plain, backend=_inductor(threads), dynamic=False)
 
-    def __call__(self, model: torch.nn.Module, batch: Any, *at: Any) -> Any:
+    def __call__(self, model: torch.nn.Module, batch: Any, *_at: Any) -> Any:
         """Compute the loss by what is compiled, or compile it for this shape."""
-        return self._compiled(model, batch, *at)  # of phases, none of which reads it
+        return self._compiled(model, batch)
 
     def run(self, batch: Any, *, training: bool, work: Callable[[Loss], T]) -> T:
         """Run ``work(loss)``, which must give the same result when it is run again.
