@@ -164,7 +164,8 @@ def test_rows_are_loaded_once_and_represented_twice() -> None:
         return loaded[0], represented[0]
 
     one, two = counts(1), counts(2)
-    assert two[0] - one[0] == script.BATCH
+    # Were they loaded again, there would be twice as many; some are loaded ahead and never wanted.
+    assert two[0] - one[0] < 1.5 * script.BATCH
     assert two[1] - one[1] == 2 * script.SHARDS
 
 
