@@ -201,6 +201,7 @@ class Simulation:
         end_s: how long it takes to end a worker that is replaced. It may report meanwhile.
         start_s: how long it takes after that until it has joined again.
         results_stay: whether its results outlive it.
+        coordinator: makes the one that decides.
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class Simulation:
         end_s: float = 0.0,
         start_s: float = 1.0,
         results_stay: bool = False,
+        coordinator: Callable[..., Coordinator] = Coordinator,
     ) -> None:
         self.shards_of = shards if callable(shards) else lambda step: shards
         self.rule = rule or Sync()
@@ -247,7 +249,7 @@ class Simulation:
         self.abort: Abort | None = None
         self.log: deque[tuple[float, Event, Sequence[Effect]]] = deque(maxlen=50)
         left_open = list(left_open)
-        self.coordinator = Coordinator(
+        self.coordinator = coordinator(
             shards_of=self.shards_of,
             first_step=first_step,
             last_step=steps,

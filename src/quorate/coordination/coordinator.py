@@ -54,6 +54,7 @@ from quorate.coordination.protocol import (
     Wake,
 )
 from quorate.coordination.rules import Rule
+from quorate.coordination.running import Running
 from quorate.coordination.tally import Tally
 from quorate.errors import ProtocolError
 
@@ -114,9 +115,9 @@ class Coordinator:
         self._last_step = last_step  # how many updates at the end
         self._rule = rule
         self._attempts = attempts
-        self._timeout_s = timeout_s
-        self._members = Members()
-        self._steps = OpenSteps(first_step, left_open)
+        self._members = Members(timeout_s)
+        running = Running(self._members, patience)
+        self._steps = OpenSteps(first_step, left_open, running if rule.copies else None)
         if home_shards is None:
 
             def home_shards(rank_of: tuple[int, int], step: int) -> range:
@@ -126,6 +127,7 @@ class Coordinator:
             Work(shards_of, home_shards, lookahead, end=last_step),
             self._steps,
             self._members,
+            running,
             rule,
             most_open=most_open,
             patience=patience,
@@ -193,7 +195,7 @@ class Coordinator:
                 return self._leave(event)
             case Done(worker, step, shard):
                 task = self._end_task(worker, step, shard)
-                self._members[worker].learn((now - task.since) / task.count)
+                self._members.learn(worker, (now - task.since) / task.count)
                 return self._done(task, worker)
             case Failed(worker, step, shard):
                 return self._failed(self._end_task(worker, step, shard), worker, shard)
@@ -204,7 +206,7 @@ class Coordinator:
                 # A lower bound: else one that is always too late would seem as fast as ever.
                 took_s = (now - task.since) / task.count
                 if took_s > self._members.expected_s(worker):
-                    self._members[worker].learn(took_s)
+                    self._members.learn(worker, took_s)
             case Applied(step):
                 return self._end_step(step)
             case Stop(reason):
@@ -219,19 +221,18 @@ class Coordinator:
             raise self._error(f"worker {worker} joined twice")
         self.begun_at = now if self.begun_at is None else self.begun_at
         self._members.join(worker, place)
-        self._steps.forget_homes()
 
     def _leave(self, event: Left) -> list[Effect]:
         worker = event.worker
         if worker not in self._members:
             raise self._error(f"worker {worker} left and had not joined")
         task = self._members.leave(worker)
-        self._steps.forget_homes()
-        for step in self._steps:
-            if not event.results_stay:
-                self._lose_results(step, worker)
-            computed = self._members.computing(step.number).keys()
-            step.todo = set(range(step.shards)) - step.kept.keys() - computed
+        if task is not None:
+            self._steps.end(worker, task)
+        for step in self._steps if not event.results_stay else ():
+            self._lose_results(step, worker)
+        if task is not None:
+            self._steps.put_back(task)
         expecting = None if task is None else self._steps.expecting(task)
         if not event.crashed or task is None or expecting is None:
             return []
@@ -247,10 +248,8 @@ class Coordinator:
 
     def _lose_results(self, step: OpenStep, worker: int) -> None:
         """Forget what a worker held of a step."""
-        lost = [shard for shard, kept in step.kept.items() if kept.worker == worker]
-        for shard in lost:
-            del step.kept[shard]
-        if lost and step.number == self._steps.applying and self.phase is Phase.APPLYING:
+        is_lost = self._steps.lose(step, worker)
+        if is_lost and step.number == self._steps.applying and self.phase is Phase.APPLYING:
             # Nothing was applied: the sums went with the worker.
             self.phase, self._steps.applying = Phase.COMPUTING, None
 
@@ -259,16 +258,19 @@ class Coordinator:
         task = member.task if member is not None else None
         if member is None or task is None or task.step != step or shard not in task.shards:
             raise self._error(f"worker {worker} was not computing step {step}, shard {shard}")
-        member.task = None
+        self._members.end(worker)
+        self._steps.end(worker, task)
         return task
 
     def _done(self, task: Task, worker: int) -> list[Effect]:
         step = self._steps.expecting(task)
         if step is None:
             self._lose(task, worker, task.shards)
+            self._steps.put_back(task)  # to be dealt again, should the update come to nothing
             return [Discard(worker, task.step, task.shard, task.count)]
         late = [shard for shard in task.shards if shard in step.kept]  # others were first
-        step.kept |= dict.fromkeys(task.shards - step.kept.keys(), Kept(worker, task.version))
+        kept = Kept(worker, task.version)
+        self._steps.keep(step, [s for s in task.shards if s not in late] if late else task.shards, kept)
         if not late:
             return [Keep(worker, task.step, task.shard, task.count)]
         self._lose(task, worker, late)
@@ -299,9 +301,7 @@ class Coordinator:
     def _give_back(self, step: OpenStep, task: Task) -> None:
         """Have shards that were to be computed dealt again, those of a run one by one."""
         step.has_runs = step.has_runs and task.count == 1
-        step.todo |= (
-            set(task.shards) - step.kept.keys() - self._members.computing(step.number).keys()
-        )
+        self._steps.put_back(task)
 
     def _abort(self, step: int, shard: int, worker: int) -> Abort:
         self.phase = Phase.FINISHED
@@ -313,7 +313,7 @@ class Coordinator:
         step = self._steps[number]
         for kept, shards in Counter(step.kept.values()).items():
             self.tally.applied(kept.worker, self.applied - kept.version, shards)
-        for worker, task in self._members.tasks(number):
+        for worker, task in sorted(step.tasks.items()):
             self._lose(task, worker, task.shards)
             yield Cancel(worker, number, task.shard)
         self._steps.close(number)
@@ -345,15 +345,17 @@ class Coordinator:
 
     def _next_to_apply(self) -> OpenStep | None:
         """Return the ready step with the oldest parameters that leaves the others time."""
-        ready = [step for step in self._steps if step.is_ready]
-        if len(ready) == len(self._steps) <= 1:
-            return ready[0] if ready else None
-        return next(filter(self._leaves_time, sorted(ready, key=self._version)), None)
+        ready = self._steps.ready.values()
+        if not ready or len(self._steps) == 1:
+            return next(iter(ready), None)
+        # Of those that are equally old the one that was begun first.
+        oldest = sorted(ready, key=lambda step: (self._version(step), step.order))
+        return next(filter(self._leaves_time, oldest), None)
 
     def _version(self, step: OpenStep) -> int:
         """Return the oldest version that a gradient of the step is from, or will be."""
         kept = [result.version for result in step.kept.values()]
-        running = [task.version for _, task in self._members.tasks(step.number)]
+        running = [task.version for task in step.tasks.values()]
         # Nobody has anything of it: if it is dealt at once, it is from after the next update.
         return min([*kept, *running], default=self.applied + 1)
 
@@ -378,19 +380,13 @@ class Coordinator:
 
     def _silence_at(self, now: float) -> float:
         """Return when the next worker will have been silent for too long."""
-        if self._timeout_s is None:
-            return inf
         # One that is due already waits for a Tick.
-        return max(now, min((at for at, _ in self._members.silent(self._timeout_s)), default=inf))
+        return max(now, self._members.silent_at)
 
     def _replace_silent(self, now: float) -> Iterator[Replace]:
-        if self._timeout_s is None:
-            return
-        for at, worker in self._members.silent(self._timeout_s):
-            member = self._members[worker]
-            if member.task is not None and at <= now:
-                member.is_replaced = True
-                yield Replace(worker, f"no answer for {now - member.task.since:.0f} s")
+        for worker, task in self._members.silent(now):
+            self._members.replace(worker)
+            yield Replace(worker, f"no answer for {now - task.since:.0f} s")
 
     def _error(self, message: str) -> ProtocolError:
         return ProtocolError(

@@ -27,7 +27,6 @@ monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -35,6 +34,7 @@ from quorate.coordination.members import Members, Task
 from quorate.coordination.open_steps import OpenStep, OpenSteps
 from quorate.coordination.protocol import Compute
 from quorate.coordination.rules import Rule
+from quorate.coordination.running import Copied, Running, Who
 
 
 class Work(NamedTuple):
@@ -53,39 +53,14 @@ class Work(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class Running:
-    """A shard that is being computed, by one worker or by two, and that nobody holds."""
-
-    step: int
-    shard: int
-    workers: tuple[int, ...]
-    behind_at_of: tuple[float, ...]  # by worker: when it is far behind
-    done_at_of: tuple[float, ...]  # by worker: when it will be done, if it takes as long as usual
-
-    @property
-    def behind_at(self) -> float:
-        """When the first of them is far behind."""
-        return min(self.behind_at_of)
-
-    @property
-    def done_at(self) -> float:
-        """When the first will be done, if it takes as long as usual."""
-        return min(self.done_at_of)
-
-    def expected_at(self, now: float) -> float:
-        """Return when it will be in; infinite if all are far behind, and nobody can tell."""
-        ends = zip(self.behind_at_of, self.done_at_of, strict=True)
-        return min((done_at for behind_at, done_at in ends if behind_at > now), default=inf)
-
-
 class Dealing:
     """Gives idle workers something to compute.
 
     Args:
         work: what there is.
-        steps: the open ones. Dealing begins steps, and takes shards from their ``todo``.
-        members: the workers. Dealing sets their tasks.
+        steps: the open ones. Dealing begins steps, and gives their shards to workers.
+        members: the workers. Dealing gives them tasks.
+        running: the shards that are being computed and that nobody holds.
         rule: how many shards a step needs, how stale it may be, whether copies are made.
         most_open: how many steps may be open under any rule; bounds the memory for results.
         patience: a shard is far behind when it has taken this many times the usual time.
@@ -97,6 +72,7 @@ class Dealing:
         work: Work,
         steps: OpenSteps,
         members: Members,
+        running: Running,
         rule: Rule,
         *,
         most_open: float,
@@ -107,6 +83,7 @@ class Dealing:
         self._work = work
         self._steps = steps
         self._members = members
+        self._running = running
         self._rule = rule
         self._most_open = most_open
         self._patience = patience
@@ -121,32 +98,28 @@ class Dealing:
         """
         self.look_again_at = inf
         # 1. Shards that nobody has begun.
-        for worker in self._members.idle():
+        has_more = self._steps.have_todo or self._may_begin(last_step)
+        for worker in [*self._members.idle] if has_more else ():
             if not (self._steps.have_todo or self._may_begin(last_step)):
                 break
             if (choice := self._next_shard(worker, now, last_step)) is not None:
                 yield self._give(worker, *choice, now)
         # 2. Copies of those that are far behind or slow.
-        idle = self._members.idle() if self._rule.copies else []
-        if not idle or len(idle) == len(self._members):  # nobody computes what could be copied
+        if not (self._members.idle and self._rule.copies):
             return
-        # What was dealt a moment ago is among them: who is known to be slow need not be late first.
-        running = [r for step in self._steps for r in self._worth_copying(step, now)]
-        running.sort(key=lambda r: r.behind_at)
-        last_to_be_done = sorted(running, key=lambda r: -r.done_at)
-        for worker in idle if running else ():
-            if (copy := self._next_copy(worker, running, last_to_be_done, now)) is not None:
+        may_copy = self._may_copy(now)
+        for worker in [*self._members.idle] if may_copy else ():
+            if not self._may_copy(now):
+                break
+            if (copy := self._next_copy(worker, now)) is not None:
                 original, reason = copy
-                # Two copies are enough: a third would help only if both were held up.
-                running.remove(original)
-                last_to_be_done.remove(original)
                 step = self._steps[original.step]
-                slow = original.workers[0]
+                slow = original.worker
                 yield self._give(worker, step, original.shard, reason, now, instead_of=slow)
         # 3. Another look when the next one is.
-        if self._members.idle():
-            due = (r.behind_at for r in running if r.behind_at > now)
-            self.look_again_at = min(due, default=inf)
+        if self._members.idle and any(step.wanting > 0 for step in self._steps):
+            self._running.advance(now)
+            self.look_again_at = self._running.next_behind_at(now)
 
     def _give(
         self,
@@ -157,13 +130,18 @@ class Dealing:
         now: float,
         instead_of: int | None = None,
     ) -> Compute:
-        member = self._members[worker]
-        count = 1 if instead_of is not None else self._count(step, worker, shard)
-        step.todo.difference_update(range(shard, shard + count))
+        member, rank_of = self._members[worker], self._members.rank_of(worker)
+        count, copied = 1, None
+        if instead_of is None:
+            count = self._count(step, worker, shard)
+        else:
+            copied = self._copied(worker, self._members[instead_of].task, now)
         # The version is of now and not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
-        member.task = Task(step.number, shard, self._steps.applied, now, count)
-        told = (worker, step.number, shard, reason, member.rank_of, instead_of)
+        task = Task(step.number, shard, self._steps.applied, now, count, member.usual_s)
+        self._members.give(worker, task)
+        self._steps.give(worker, task, copied)
+        told = (worker, step.number, shard, reason, rank_of, instead_of)
         return Compute(*told, is_needed=step.needed == step.shards, count=count)
 
     def _count(self, step: OpenStep, worker: int, first: int) -> int:
@@ -172,16 +150,17 @@ class Dealing:
         A run of its own that will be over before anybody would wait for a part of it. Its shards
         can be taken over as any others when it is late: then one by one.
         """
-        usual_s, own = self._members[worker].usual_s, step.homes.get(worker, range(0))
         may_run = self._run_s > 0 and step.has_runs and step.needed == step.shards
-        if not may_run or usual_s is None or first not in own or step.failed_on(first):
+        usual_s = self._members[worker].usual_s
+        if not may_run or usual_s is None or step.failed_on(first):
             return 1
-        most = min(int(self._run_s / max(usual_s, 1e-9)), own.stop - first)
-        rest = range(first + 1, first + most)
-        if step.todo.issuperset(rest) and not step.failures:
-            return max(1, most)
-        ends = (s - first for s in rest if s not in step.todo or step.failed_on(s))
-        return max(1, next(ends, most))
+        own = self._home(step, worker)
+        if first not in own:
+            return 1
+        end = min(own.stop, step.todo.stop_of(first))
+        most = min(int(self._run_s / max(usual_s, 1e-9)), end - first)
+        failed = (s - first for s in range(first + 1, first + most) if s in step.failures)
+        return max(1, next(failed, most) if step.failures else most)
 
     # --- shards that nobody has begun -------------------------------------------------------------
 
@@ -192,7 +171,7 @@ class Dealing:
 
         The oldest step comes first: it is the next to be applied, and the first to become stale.
         """
-        for step in self._steps:
+        for step in self._steps.with_todo:
             if (choice := self._shard_of(step, worker, now)) is not None:
                 return step, *choice
         if not self._may_begin(last_step):
@@ -204,20 +183,30 @@ class Dealing:
 
     def _shard_of(self, step: OpenStep, worker: int, now: float) -> tuple[int, str] | None:
         todo = step.todo
-        if step.failures:
-            todo = {shard for shard in todo if self._may_try(step, worker, shard)}
-        if not todo or not self._is_of_use(step, worker, now):
+        barred = [s for s in step.failures if s in todo and not self._may_try(step, worker, s)]
+        if len(barred) == len(todo) or not self._is_of_use(step, worker, now):
             return None
-        if not step.homes:
-            ranks = self._members.ranks()
-            step.homes = {w: self._work.home_shards(r, step.number) for w, r in ranks.items()}
-        own = todo.intersection(step.homes[worker])
-        if own:
-            return min(own), "home shard"
-        # From the end of the longest home run that is left, so that its owner's run stays whole:
-        # the owner works from the front, and hands over few vectors.
-        longest = max((todo.intersection(home) for home in step.homes.values()), key=len)
-        return max(longest or todo), "nobody has begun it"
+        for shard in barred:
+            todo.take(range(shard, shard + 1))
+        try:
+            own = todo.first_in(self._home(step, worker))
+            if own is not None:
+                return own, "home shard"
+            # From the end of the longest run, so that what is before it stays whole: its owner
+            # works from the front, and hands over few vectors.
+            return todo.longest()[-1], "nobody has begun it"
+        finally:
+            todo.add(barred)
+
+    def _home(self, step: OpenStep, worker: int) -> range:
+        """Return the worker's home shards of a step."""
+        if step.homes_as_of != self._members.changes:
+            step.homes, step.homes_as_of = {}, self._members.changes
+        home = step.homes.get(worker)
+        if home is None:
+            home = self._work.home_shards(self._members.rank_of(worker), step.number)
+            step.homes[worker] = home
+        return home
 
     def _is_of_use(self, step: OpenStep, worker: int, now: float) -> bool:
         """Return whether the step may need one more shard than are kept and being computed.
@@ -234,8 +223,8 @@ class Dealing:
         # All shards are needed, or the step begins at this very event.
         if step.needed == step.shards or step.begun_at == now:
             return True
-        running, own_s = self._running(step), self._members[worker].usual_s
-        if len(running) < step.wanting or own_s is None:
+        own_s = self._members[worker].usual_s
+        if step.running < step.wanting or own_s is None:
             return True
         # Whoever was told to leave off is back a little after the others have begun. Without this
         # grace it would sit out every step after one in which it was late.
@@ -243,8 +232,8 @@ class Dealing:
             return True
         # Of those under way, the last that the quorum waits for. One that is far behind is expected
         # never: another shard is as good as a copy of it, and either may be first.
-        expected_at = sorted(r.expected_at(now) for r in running)
-        return now + own_s <= expected_at[step.wanting - 1]
+        self._running.advance(now)
+        return now + own_s <= self._running.expected_at(step.wanting - 1, now)
 
     def _may_begin(self, last_step: int) -> bool:
         """Return whether one more step may be opened.
@@ -259,7 +248,7 @@ class Dealing:
 
     def _begin(self, worker: int, now: float) -> OpenStep:
         """Open the next step, or one a little later that is the worker's at home."""
-        rank_of, work = self._members[worker].rank_of, self._work
+        rank_of, work = self._members.rank_of(worker), self._work
         number = self._steps.next_to_begin(
             work.lookahead, work.end, lambda step: len(work.home_shards(rank_of, step)) > 0
         )
@@ -276,68 +265,61 @@ class Dealing:
 
     # --- copies -----------------------------------------------------------------------------------
 
-    def _next_copy(
-        self, worker: int, running: list[Running], last_to_be_done: list[Running], now: float
-    ) -> tuple[Running, str] | None:
+    def _may_copy(self, now: float) -> bool:
+        """Return whether there may be a shard that an idle worker had better compute too."""
+        self._running.advance(now)
+        late, slow = self._most(now)
+        if late is None or late > 0:
+            if next(self._running.behind(now, late), None) is not None:
+                return True
+        fastest_s = self._members.usual_s_of_fastest_idle
+        last, _ = next(self._running.last_to_be_done(now, slow), (-inf, None))
+        return fastest_s < inf and last > now + self._patience * fastest_s
+
+    def _next_copy(self, worker: int, now: float) -> tuple[Who, str] | None:
         """Return which shard that another computes a worker had better compute too, and why.
 
         First the one that is furthest behind its worker's usual time; else the one that would be
         done last, if this worker will be done clearly before it. Clearly, because a copy costs
-        twice: the loser's time, and the next step's, for which the winner may be late.
-
-        Args:
-            worker: an idle one.
-            running: shards that one worker alone computes, those longest behind first.
-            last_to_be_done: the same, in the order in which they will be done, the last one first.
-            now: the time.
+        twice: the loser's time, and the next step's, for which the winner may be late. Two copies
+        are enough: a third would help only if both were held up.
         """
-        for original in running:
-            if original.behind_at > now:
-                break
+        late, slow = self._most(now)
+        for original in self._running.behind(now, late):
             if worker not in self._steps[original.step].failed_on(original.shard):
-                return original, f"worker {original.workers[0]} is slow: far behind its usual time"
+                return original, f"worker {original.worker} is slow: far behind its usual time"
         own_s = self._members[worker].usual_s
         if own_s is None:
             return None
-        for original in last_to_be_done:
-            if original.done_at <= now + self._patience * own_s:
+        for done_at, original in self._running.last_to_be_done(now, slow):
+            if done_at <= now + self._patience * own_s:
                 break
             if worker not in self._steps[original.step].failed_on(original.shard):
-                return original, f"worker {original.workers[0]} is slow"
+                return original, f"worker {original.worker} is slow"
         return None
 
-    def _worth_copying(self, step: OpenStep, now: float) -> list[Running]:
-        """Return those that one worker alone computes, and that the step cannot do without."""
-        running = self._running(step)
-        if step.wanting < len(running):  # the quorum does not wait for the others
-            running.sort(key=lambda r: r.expected_at(now))
-            del running[max(0, step.wanting) :]
-        return [r for r in running if len(r.workers) == 1]
+    def _most(self, now: float) -> tuple[int | None, int | None]:
+        """Return how many a step waits for, of those far behind and of the others; None: for all.
 
-    def _running(self, step: OpenStep) -> list[Running]:
-        """Return the shards of a step that are being computed and that nobody holds.
-
-        A worker without a time of its own is measured by the others'; before one is known, nobody
-        is behind.
+        A quorum waits for those that will be in first, and for one that is far behind only if
+        the others are not enough.
         """
-        usual_s_of_all = self._members.usual_s_of_all()
-        running = []
-        for shard, workers in self._members.computing(step.number).items():
-            if shard in step.kept:
-                continue  # the loser of two copies may still be computing it
-            began = []
-            for worker in workers:
-                member = self._members[worker]
-                assert member.task is not None
-                usual_s = usual_s_of_all if member.usual_s is None else member.usual_s
-                began.append((member.task.since, usual_s * member.task.count))
-            running.append(
-                Running(
-                    step.number,
-                    shard,
-                    tuple(workers),
-                    tuple(since + self._patience * usual_s for since, usual_s in began),
-                    tuple(since + usual_s for since, usual_s in began),
-                )
-            )
-        return running
+        step = next(iter(self._steps), None)
+        if step is None or step.wanting >= step.running or len(self._steps) > 1:
+            return None, None
+        not_behind = self._running.not_behind(now)
+        return max(0, step.wanting - not_behind), max(0, min(step.wanting, not_behind))
+
+    def _copied(self, worker: int, original: Task | None, now: float) -> Copied:
+        """Return what is expected of a shard that a worker begins as another's copy."""
+        assert original is not None
+        both = [(original.since, self._expected_s(original)), (now, self._members.expected_s(worker))]
+        behind_at = [since + self._patience * expected_s for since, expected_s in both]
+        done_at = [since + expected_s for since, expected_s in both]
+        fresh = [done for done, behind in zip(done_at, behind_at, strict=True) if behind > now]
+        return Copied(max(behind_at), min(fresh, default=inf))
+
+    def _expected_s(self, task: Task) -> float:
+        """Return how long a task takes, if it takes as long as usual."""
+        usual_s = self._members.usual_s_of_all if task.usual_s is None else task.usual_s
+        return usual_s * task.count

@@ -5,18 +5,25 @@ their order and need not be applied in it. So a position in a run is not one num
 updates were made, and which steps are left open though later ones are applied. A checkpoint saves
 both, and a resume begins with those that were left.
 
+A shard of an open step is either to do, or computed by one worker or two, or held by one; while it
+is held another may still compute it. These books are kept here, so that nobody has to look through
+all shards or workers to know.
+
 Legend: V shards of a step, t step, s shard, w worker; a version is how many updates were made when
 a shard was dealt.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
 from quorate.coordination.members import Task
+from quorate.coordination.running import Copied, Running
+from quorate.coordination.todo import Todo
 
 
 class Kept(NamedTuple):
@@ -26,18 +33,25 @@ class Kept(NamedTuple):
     version: int
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenStep:
     """A step that was begun and is not applied."""
 
     number: int
+    order: int  # how many were begun before
     shards: int
     needed: int  # of them
     begun_at: float
-    todo: set[int]  # nobody computes or holds them
+    todo: Todo  # nobody computes or holds them
     kept: dict[int, Kept] = field(default_factory=dict)  # by shard
+    held: dict[int, set[int]] = field(default_factory=dict)  # by worker: its shards that are kept
+    tasks: dict[int, Task] = field(default_factory=dict)  # by worker
+    computing: dict[int, list[int]] = field(default_factory=dict)  # by shard: the workers, in order
+    copied: dict[int, Copied] = field(default_factory=dict)  # by shard
+    running: int = 0  # how many shards are being computed that nobody holds
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
-    homes: dict[int, range] = field(default_factory=dict)  # by worker; empty: not known any more
+    homes: dict[int, range] = field(default_factory=dict)  # by worker, those that were asked for
+    homes_as_of: int = -1  # at which of the changes of ranks
     has_runs: bool = True  # False: a worker crashed, or user code raised, in one
 
     @property
@@ -66,12 +80,17 @@ class OpenSteps:
     Args:
         applied: updates made so far.
         left_open: steps that are not in them, though later ones are.
+        running: is told which shards are being computed that nobody holds. None: nobody asks.
     """
 
-    def __init__(self, applied: int, left_open: Iterable[int]) -> None:
+    def __init__(self, applied: int, left_open: Iterable[int], running: Running | None) -> None:
         self.applied = applied
         self.applying: int | None = None  # the step whose update is being made
+        self.ready: dict[int, OpenStep] = {}  # steps of which enough is kept, by number
         self._open: dict[int, OpenStep] = {}  # by number
+        self._running = running
+        self._begun = 0
+        self._with_todo: list[tuple[int, int]] = []  # (order, number) of those that have some
         # Steps that nobody has begun: those left open or skipped, in order, and all from _top on.
         self._skipped = sorted(left_open)
         self._top = applied + len(self._skipped)
@@ -86,9 +105,14 @@ class OpenSteps:
         return self._open[number]
 
     @property
+    def with_todo(self) -> list[OpenStep]:
+        """The steps with a shard that nobody computes or holds, the oldest first."""
+        return [self._open[number] for _, number in self._with_todo]
+
+    @property
     def have_todo(self) -> bool:
-        """Whether a step has a shard that nobody computes or holds."""
-        return any(step.todo for step in self._open.values())
+        """Whether there is such a step."""
+        return bool(self._with_todo)
 
     def expecting(self, task: Task) -> OpenStep | None:
         """Return the step that a task's result may still be in, or None: it would be too late.
@@ -98,7 +122,88 @@ class OpenSteps:
         step = self._open.get(task.step)
         if step is None or step.number == self.applying:
             return None
-        return step if not step.kept.keys() >= {*task.shards} else None
+        return None if all(shard in step.kept for shard in task.shards) else step
+
+    # --- who computes and holds what --------------------------------------------------------------
+
+    def give(self, worker: int, task: Task, copied: Copied | None = None) -> None:
+        """Note that a worker computes shards.
+
+        Args:
+            copied: what is expected now, if another computes the same shard.
+        """
+        step = self._open[task.step]
+        step.tasks[worker] = task
+        if copied is None:
+            step.todo.take(task.shards)
+            if not step.todo:
+                del self._with_todo[bisect_left(self._with_todo, (step.order, step.number))]
+        else:
+            step.copied[task.shard] = copied
+        for shard in task.shards:
+            insort(step.computing.setdefault(shard, []), worker)
+            self._recount(step, shard, was_running=copied is not None)
+
+    def end(self, worker: int, task: Task) -> None:
+        """Note that a worker computes its shards no more, and does not hold them yet."""
+        if (step := self._open.get(task.step)) is None:
+            return
+        del step.tasks[worker]
+        for shard in task.shards:
+            step.computing[shard].remove(worker)
+            if not step.computing[shard]:
+                del step.computing[shard]
+            if shard not in step.kept:
+                self._recount(step, shard, was_running=True)
+
+    def keep(self, step: OpenStep, shards: Iterable[int], kept: Kept) -> None:
+        """Note that a worker holds shards that nobody held."""
+        for shard in shards:
+            step.kept[shard] = kept
+            step.held.setdefault(kept.worker, set()).add(shard)
+            if shard in step.computing:  # by another one
+                self._recount(step, shard, was_running=True)
+        if step.is_ready:
+            self.ready[step.number] = step
+
+    def lose(self, step: OpenStep, worker: int) -> bool:
+        """Forget what a worker held of a step; return whether it was anything."""
+        lost = step.held.pop(worker, None)
+        if lost is None:
+            return False
+        for shard in lost:
+            del step.kept[shard]
+            if shard in step.computing:
+                self._recount(step, shard, was_running=False)
+        if not step.is_ready:
+            self.ready.pop(step.number, None)
+        self._put_back(step, lost)
+        return True
+
+    def put_back(self, task: Task) -> None:
+        """Have a task's shards dealt again, those that nobody computes or holds."""
+        if (step := self._open.get(task.step)) is not None:
+            self._put_back(step, task.shards)
+
+    def _put_back(self, step: OpenStep, shards: Iterable[int]) -> None:
+        had_todo = bool(step.todo)
+        step.todo.add(s for s in shards if s not in step.kept and s not in step.computing)
+        if step.todo and not had_todo:
+            insort(self._with_todo, (step.order, step.number))
+
+    def _recount(self, step: OpenStep, shard: int, *, was_running: bool) -> None:
+        """Note who now computes a shard."""
+        workers = () if shard in step.kept else step.computing.get(shard, ())
+        step.running += bool(workers) - was_running
+        if self._running is None:
+            return
+        self._running.drop(step.number, shard)
+        if len(workers) == 1:
+            self._running.put(workers[0], step.tasks[workers[0]], shard)
+        elif workers and step.needed < step.shards:  # else nobody asks for those that two compute
+            self._running.put_two(workers[0], step.number, shard, step.copied[shard])
+
+    # --- which steps ------------------------------------------------------------------------------
 
     def next_to_begin(self, within: int, end: int, is_home: Callable[[int], bool]) -> int:
         """Return the first step that nobody has begun, or one a little later that is at home.
@@ -121,26 +226,32 @@ class OpenSteps:
         else:
             self._skipped += range(self._top, number)
             self._top = number + 1
-        step = OpenStep(number, shards, needed, now, todo=set(range(shards)))
+        step = OpenStep(number, self._begun, shards, needed, now, Todo(shards))
+        self._with_todo.append((self._begun, number))
+        self._begun += 1
         self._open[number] = step
         return step
 
     def close(self, number: int) -> None:
         """Note that the update of a step is made."""
-        del self._open[number]
+        step = self._open.pop(number)
+        self.ready.pop(number, None)
+        self._forget(step)
+        for task in step.tasks.values():
+            for shard in task.shards if self._running is not None else ():
+                self._running.drop(number, shard)
         self.applied += 1
         self.applying = None
 
     def give_back_untouched(self) -> None:
         """Count the steps of which nobody computes or holds anything among those not begun."""
-        for step in [step for step in self if len(step.todo) == step.shards]:
-            del self._open[step.number]
-            self._skipped = sorted([*self._skipped, step.number])
+        for step in [step for step in self.with_todo if len(step.todo) == step.shards]:
+            self._forget(self._open.pop(step.number))
+            insort(self._skipped, step.number)
 
-    def forget_homes(self) -> None:
-        """Forget who is at home where: ranks have changed."""
-        for step in self:
-            step.homes.clear()
+    def _forget(self, step: OpenStep) -> None:
+        if step.todo:
+            del self._with_todo[bisect_left(self._with_todo, (step.order, step.number))]
 
     def left_open(self, *, once_applied: int | None = None) -> list[int]:
         """Return the steps that are not applied, though later ones are.

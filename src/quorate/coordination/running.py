@@ -1,0 +1,228 @@
+"""Running: the shards that are being computed and that nobody holds, in the orders that are asked.
+
+Which is furthest behind its worker's usual time, which will be done last, and when the k-th of them
+will be in: each in O(log N).
+
+How long a worker takes is known when it is given a shard, or it is measured by what all others
+usually take, and that changes with every answer. So the latter, alone with their shard, are kept by
+when they began: in any of the orders they follow each other as they began.
+
+Legend: N workers, w worker, t step, s shard. Times are in seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from quorate.coordination.members import Members, Task
+
+
+class Who(NamedTuple):
+    """Who computes which shard; of two workers the lower one."""
+
+    worker: int
+    step: int
+    shard: int
+
+
+class Copied(NamedTuple):
+    """What is expected of the two copies of a shard, as it was when the second was dealt."""
+
+    behind_at: float  # when both are far behind
+    done_at: float  # when the first that was not behind then will be done
+
+
+@dataclass(eq=False)
+class _Known:
+    """A shard of which it is known how long it will take, if it takes as long as usual."""
+
+    who: Who
+    behind_at: float
+    done_at: float
+    is_single: bool
+    is_behind: bool = False
+
+    @property
+    def by_done(self) -> tuple[float, float, Who]:
+        return self.done_at, self.behind_at, self.who
+
+
+class Running:
+    """Shards that are being computed. ``advance`` before anything is asked.
+
+    Args:
+        members: the workers.
+        patience: a shard is far behind when it has taken this many times the usual time.
+    """
+
+    def __init__(self, members: Members, patience: float) -> None:
+        self._members, self._patience = members, patience
+        self._known: dict[tuple[int, int], _Known] = {}  # by step and shard
+        self._since: dict[tuple[int, int], tuple[float, Who]] = {}  # of the others
+        # Sorted. Those that are known, and not far behind:
+        self._by_done: list[tuple[float, float, Who]] = []
+        self._by_behind: list[tuple[float, Who]] = []
+        # Those that are, and those of which it is not known how long they usually take.
+        self._are_behind: list[tuple[float, Who]] = []
+        self._by_since: list[tuple[float, Who]] = []
+        self._usual_s = inf  # of all
+
+    # --- what becomes of them ---------------------------------------------------------------------
+
+    def put(self, worker: int, task: Task, shard: int) -> None:
+        """Note that one worker alone computes a shard."""
+        who = Who(worker, task.step, shard)
+        if task.usual_s is None:
+            self._since[who[1:]] = entry = task.since, who
+            insort(self._by_since, entry)
+            return
+        usual_s = task.usual_s * task.count
+        behind_at = task.since + self._patience * usual_s
+        self._put(_Known(who, behind_at, task.since + usual_s, is_single=True))
+
+    def put_two(self, worker: int, step: int, shard: int, copied: Copied) -> None:
+        """Note that two workers compute a shard, the lower of which is named."""
+        self._put(_Known(Who(worker, step, shard), *copied, is_single=False))
+
+    def drop(self, step: int, shard: int) -> None:
+        """Forget a shard, if it is here."""
+        key = step, shard
+        if (since := self._since.pop(key, None)) is not None:
+            del self._by_since[bisect_left(self._by_since, since)]
+        elif (known := self._known.pop(key, None)) is not None:
+            entry = known.behind_at, known.who
+            if known.is_behind:
+                del self._are_behind[bisect_left(self._are_behind, entry)]
+            else:
+                del self._by_behind[bisect_left(self._by_behind, entry)]
+                del self._by_done[bisect_left(self._by_done, known.by_done)]
+
+    def _put(self, known: _Known) -> None:
+        self._known[known.who[1:]] = known
+        insort(self._by_behind, (known.behind_at, known.who))
+        insort(self._by_done, known.by_done)
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Note what time it is."""
+        self._usual_s = self._members.usual_s_of_all
+        while self._by_behind and self._by_behind[0][0] <= now:
+            entry = self._by_behind.pop(0)
+            known = self._known[entry[1][1:]]
+            known.is_behind = True
+            del self._by_done[bisect_left(self._by_done, known.by_done)]
+            insort(self._are_behind, entry)
+
+    def expected_at(self, place: int, now: float) -> float:
+        """Return when so many shards, and one more, will be in; infinite: nobody can tell.
+
+        Of those that are far behind nobody can.
+        """
+        others = self._since_not_behind(now)
+        if place >= len(self._by_done) + len(others):
+            return inf
+        return self._placed(place, others)[0]
+
+    def not_behind(self, now: float) -> int:
+        """Return how many are not far behind."""
+        return len(self._by_done) + len(self._since_not_behind(now))
+
+    def behind(self, now: float, most: int | None = None) -> Iterator[Who]:
+        """Yield the shards of single workers that are far behind, the furthest first.
+
+        Args:
+            most: look at so many, those of two workers among them. None: at all.
+        """
+        late = self._by_since[: len(self._by_since) - len(self._since_not_behind(now))]
+        others = ((self._behind_at(since), who) for since, who in late)
+        for number, (_, who) in enumerate(heapq.merge(self._are_behind, others)):
+            if number == most:
+                return
+            if self._is_single(who):
+                yield who
+
+    def last_to_be_done(self, now: float, most: int | None = None) -> Iterator[tuple[float, Who]]:
+        """Yield when shards of single workers will be done that are not behind, the last first.
+
+        Args:
+            most: look at so many of those that are done first, those of two among them. None: all.
+        """
+        others = self._since_not_behind(now)
+        a, b = len(self._by_done), len(others)
+        if most is not None and most < a + b:
+            a, b = self._split(most, others)
+        while a or b:
+            timed = self._by_done[a - 1] if a else None
+            other = self._by_done_of(others[b - 1]) if b else None
+            if other is None or (timed is not None and timed > other):
+                assert timed is not None
+                a, (done_at, _, who) = a - 1, timed
+            else:
+                b, (done_at, _, who) = b - 1, other
+            if self._is_single(who):
+                yield done_at, who
+
+    def next_behind_at(self, now: float) -> float:
+        """Return when the next shard of a single worker falls far behind; infinite: none will."""
+        known = (at for at, who in self._by_behind if self._is_single(who))
+        others = self._since_not_behind(now)
+        first = self._behind_at(others[0][0]) if others else inf
+        return min(next(known, inf), first)
+
+    # --- those that are known by when they began --------------------------------------------------
+
+    def _behind_at(self, since: float) -> float:
+        return since + self._patience * self._usual_s
+
+    def _by_done_of(self, entry: tuple[float, Who]) -> tuple[float, float, Who]:
+        since, who = entry
+        return since + self._usual_s, self._behind_at(since), who
+
+    def _since_not_behind(self, now: float) -> _Rest:
+        start = 0
+        if self._by_since and self._behind_at(self._by_since[0][0]) <= now:
+            start = bisect_right(self._by_since, now, key=lambda entry: self._behind_at(entry[0]))
+        return _Rest(self._by_since, start)
+
+    def _is_single(self, who: Who) -> bool:
+        known = self._known.get(who[1:])
+        return known is None or known.is_single
+
+    # --- the k-th of two sorted lists -------------------------------------------------------------
+
+    def _split(self, first: int, others: _Rest) -> tuple[int, int]:
+        """Return how many of the first to be done are known, and how many are not."""
+        low, high = max(0, first - len(others)), min(first, len(self._by_done))
+        while low < high:  # how many of ``_by_done`` are before the others' next one
+            a = (low + high) // 2
+            if self._by_done[a] < self._by_done_of(others[first - a - 1]):
+                low = a + 1
+            else:
+                high = a
+        return low, first - low
+
+    def _placed(self, place: int, others: _Rest) -> tuple[float, float, Who]:
+        a, b = self._split(place, others)
+        found = [self._by_done[a]] if a < len(self._by_done) else []
+        if b < len(others):
+            found.append(self._by_done_of(others[b]))
+        return min(found)
+
+
+class _Rest:
+    """The end of a list, without a copy."""
+
+    def __init__(self, entries: list[tuple[float, Who]], start: int) -> None:
+        self._entries, self._start = entries, start
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._start
+
+    def __getitem__(self, place: int) -> tuple[float, Who]:
+        return self._entries[self._start + place]
