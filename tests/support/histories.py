@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from support.simulator import Simulation
 
+from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import PlanByShard
 from quorate.coordination.protocol import Joined, Left
 from quorate.coordination.rules import Async, Bounded, Quorum, Rule, Sync
@@ -35,8 +36,10 @@ def fixed(examples: int = 100) -> Callable[[Any], Any]:
 class History:
     """One of them. Chances are drawn as it is played, so it cannot be played twice."""
 
-    def __init__(self, draw: st.DrawFn, kind: str, *, rough: bool) -> None:
-        self.workers = workers = draw(st.integers(1, 6) | st.integers(1, 6) | st.integers(7, 12))
+    def __init__(self, draw: st.DrawFn, kind: str, *, rough: bool, most: int = 12) -> None:
+        few, many = st.integers(1, 6), st.integers(7, most)
+        self._most = most
+        self.workers = workers = draw(few | few | many)
         self.chance = chance = random.Random(draw(st.integers(0, 1_000_000)))
         speeds = draw(
             st.lists(st.sampled_from([1.0, 1.0, 2.5, 6.0]), min_size=workers, max_size=workers)
@@ -78,15 +81,14 @@ class History:
         self.rule, self.steps = self._draw_rule(draw, kind)
 
     def _draw_rule(self, draw: st.DrawFn, kind: str) -> tuple[Rule, int]:
-        shards = draw(st.integers(1, 12))
+        shards = draw(st.integers(1, self._most))
         if kind in ("sync", "quorum"):
-            per_step = draw(
-                st.lists(st.integers(1, 12) | st.just(shards), min_size=STEPS, max_size=STEPS)
-            )
+            some = st.integers(1, self._most) | st.just(shards)
+            per_step = draw(st.lists(some, min_size=STEPS, max_size=STEPS))
             self._arguments["shards"] = per_step.__getitem__
             rule = Sync() if kind == "sync" else Quorum(draw(st.integers(1, shards + 1)))
             return rule, draw(st.integers(0, STEPS))
-        batch_size = draw(st.integers(shards, 20))
+        batch_size = draw(st.integers(shards, self._most + 8))
         plan = PlanByShard(rows=draw(st.integers(1, 60)), batch_size=batch_size, shards=shards)
         self._arguments |= {
             "shards": plan.shards_of,
@@ -98,15 +100,25 @@ class History:
         return rule, draw(st.integers(0, 25))
 
     def simulation(
-        self, *, first_step: int = 0, left_open: Iterable[int] = (), tally: Tally | None = None
+        self,
+        *,
+        first_step: int = 0,
+        left_open: Iterable[int] = (),
+        tally: Tally | None = None,
+        coordinator: Callable[..., Coordinator] = Coordinator,
     ) -> Simulation:
-        """Return the run from a position on, with all that disturbs it."""
+        """Return the run from a position on, with all that disturbs it.
+
+        Args:
+            coordinator: makes the one that decides.
+        """
         run = Simulation(
             steps=self.steps,
             rule=self.rule,
             first_step=first_step,
             left_open=left_open,
             tally=tally,
+            coordinator=coordinator,
             **self._arguments,
         )
         chance = self.chance
@@ -127,7 +139,9 @@ class History:
 
 
 @st.composite
-def histories(draw: st.DrawFn, kinds: Iterable[str] = KINDS, rough: bool | None = None) -> History:
-    """A history of one of these kinds; rough or not, if it is not said."""
+def histories(
+    draw: st.DrawFn, kinds: Iterable[str] = KINDS, rough: bool | None = None, most: int = 12
+) -> History:
+    """A history of one of these kinds, of ``most`` workers; rough or not, if it is not said."""
     is_rough = draw(st.booleans()) if rough is None else rough
-    return History(draw, draw(st.sampled_from(list(kinds))), rough=is_rough)
+    return History(draw, draw(st.sampled_from(list(kinds))), rough=is_rough, most=most)

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from functools import partial
 from math import inf
 
 from quorate.coordination import plan
@@ -76,6 +77,7 @@ class Coordinator:
         last_step: updates applied at the end.
         rule: what makes an update.
         home_shards: from (rank, number of workers) and a step to the worker's home shards, pure.
+        next_home: see ``dealing.Work``. Default: one step after the other is looked at.
         lookahead: of so many steps, from the next one on, a worker begins one of its home first.
         left_open: steps begun before the first ``first_step`` updates were all made, and not in
             them.
@@ -98,6 +100,7 @@ class Coordinator:
         last_step: int,
         rule: Rule,
         home_shards: Callable[[tuple[int, int], int], range] | None = None,
+        next_home: Callable[[tuple[int, int], int, int], int] | None = None,
         lookahead: int = 1,
         left_open: Iterable[int] = (),
         most_open: float = inf,
@@ -117,14 +120,11 @@ class Coordinator:
         self._attempts = attempts
         self._members = Members(timeout_s)
         running = Running(self._members, patience)
-        self._steps = OpenSteps(first_step, left_open, running if rule.copies else None)
-        if home_shards is None:
-
-            def home_shards(rank_of: tuple[int, int], step: int) -> range:
-                return plan.home_shards(rank_of, shards_of(step))
-
+        self._steps = OpenSteps(first_step, left_open, running)
+        homes = home_shards or (lambda rank_of, step: plan.home_shards(rank_of, shards_of(step)))
+        next_homes = next_home or partial(plan.next_home, homes)
         self._dealing = Dealing(
-            Work(shards_of, home_shards, lookahead, end=last_step),
+            Work(shards_of, homes, next_homes, lookahead, end=last_step),
             self._steps,
             self._members,
             running,
@@ -221,6 +221,8 @@ class Coordinator:
             raise self._error(f"worker {worker} joined twice")
         self.begun_at = now if self.begun_at is None else self.begun_at
         self._members.join(worker, place)
+        if len(self._members) > 1 and self._rule.copies and not self._steps.running.is_asked:
+            self._steps.ask()
 
     def _leave(self, event: Left) -> list[Effect]:
         worker = event.worker
@@ -269,8 +271,8 @@ class Coordinator:
             self._steps.put_back(task)  # to be dealt again, should the update come to nothing
             return [Discard(worker, task.step, task.shard, task.count)]
         late = [shard for shard in task.shards if shard in step.kept]  # others were first
-        kept = Kept(worker, task.version)
-        self._steps.keep(step, [s for s in task.shards if s not in late] if late else task.shards, kept)
+        wanted = [shard for shard in task.shards if shard not in late] if late else task.shards
+        self._steps.keep(step, wanted, Kept(worker, task.version))
         if not late:
             return [Keep(worker, task.step, task.shard, task.count)]
         self._lose(task, worker, late)

@@ -19,6 +19,8 @@ What a dealing must get right, beside speed:
   and what is computed twice, and nothing else.
 - Whoever is idle and gets nothing is asked again only when something happens. If time alone would
   change the answer, that time must be named (``look_again_at``), or the run may stand still.
+- An answer takes O(log N): what is to do, who is idle and what is running are kept in order
+  (``todo.py``, ``members.py``, ``running.py``), and nobody who cannot be helped is asked.
 
 Legend: V shards of a step, N workers, t step, s shard, w worker. Times are in seconds of one
 monotonic clock.
@@ -27,6 +29,7 @@ monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -43,12 +46,15 @@ class Work(NamedTuple):
     Args:
         shards_of: V of a step.
         home_shards: from (rank, number of workers) and a step to the worker's home shards.
+        next_home: from (rank, number of workers) and two steps to the first step at the worker's
+            home from the one on and before the other, or the latter.
         lookahead: of so many steps, from the next one on, a worker begins one of its home first.
         end: steps from this number on do not exist.
     """
 
     shards_of: Callable[[int], int]
     home_shards: Callable[[tuple[int, int], int], range]
+    next_home: Callable[[tuple[int, int], int, int], int]
     lookahead: int
     end: int
 
@@ -99,13 +105,13 @@ class Dealing:
         self.look_again_at = inf
         # 1. Shards that nobody has begun.
         has_more = self._steps.have_todo or self._may_begin(last_step)
-        for worker in [*self._members.idle] if has_more else ():
+        for worker in [*self._members.idle] if has_more and self._are_of_use(now) else ():
             if not (self._steps.have_todo or self._may_begin(last_step)):
                 break
             if (choice := self._next_shard(worker, now, last_step)) is not None:
                 yield self._give(worker, *choice, now)
         # 2. Copies of those that are far behind or slow.
-        if not (self._members.idle and self._rule.copies):
+        if not (self._members.idle and self._running.is_asked):
             return
         may_copy = self._may_copy(now)
         for worker in [*self._members.idle] if may_copy else ():
@@ -184,7 +190,8 @@ class Dealing:
     def _shard_of(self, step: OpenStep, worker: int, now: float) -> tuple[int, str] | None:
         todo = step.todo
         barred = [s for s in step.failures if s in todo and not self._may_try(step, worker, s)]
-        if len(barred) == len(todo) or not self._is_of_use(step, worker, now):
+        own_s = self._members[worker].usual_s
+        if len(barred) == len(todo) or not self._is_of_use(step, own_s, now):
             return None
         for shard in barred:
             todo.take(range(shard, shard + 1))
@@ -208,7 +215,17 @@ class Dealing:
             step.homes[worker] = home
         return home
 
-    def _is_of_use(self, step: OpenStep, worker: int, now: float) -> bool:
+    def _are_of_use(self, now: float) -> bool:
+        """Return whether it may be that a step needs an idle worker for one more shard.
+
+        A quorum that has enough under way is of no use to any if it is to none of these.
+        """
+        step = next(iter(self._steps), None)
+        if step is None or step.needed == step.shards:
+            return True
+        return any(self._is_of_use(step, s, now) for s in self._members.usual_s_of_idle)
+
+    def _is_of_use(self, step: OpenStep, own_s: float | None, now: float) -> bool:
         """Return whether the step may need one more shard than are kept and being computed.
 
         A quorum leaves shards over, and an idle worker could always begin one. At the beginning of
@@ -217,13 +234,15 @@ class Dealing:
         begin the next one late, be dropped there too, and so on: out of phase for good, although it
         is as fast as the others. So it waits for the next step, unless it is needed, or will be
         done before one of those that the quorum counts on.
+
+        Args:
+            own_s: how long a shard usually takes the worker; None: that is not known.
         """
         if step.wanting <= 0:
             return False
         # All shards are needed, or the step begins at this very event.
         if step.needed == step.shards or step.begun_at == now:
             return True
-        own_s = self._members[worker].usual_s
         if step.running < step.wanting or own_s is None:
             return True
         # Whoever was told to leave off is back a little after the others have begun. Without this
@@ -249,9 +268,8 @@ class Dealing:
     def _begin(self, worker: int, now: float) -> OpenStep:
         """Open the next step, or one a little later that is the worker's at home."""
         rank_of, work = self._members.rank_of(worker), self._work
-        number = self._steps.next_to_begin(
-            work.lookahead, work.end, lambda step: len(work.home_shards(rank_of, step)) > 0
-        )
+        next_home = partial(work.next_home, rank_of)
+        number = self._steps.next_to_begin(work.lookahead, work.end, next_home)
         shards = work.shards_of(number)
         return self._steps.begin(number, shards, self._rule.needed(shards), now)
 
@@ -269,9 +287,8 @@ class Dealing:
         """Return whether there may be a shard that an idle worker had better compute too."""
         self._running.advance(now)
         late, slow = self._most(now)
-        if late is None or late > 0:
-            if next(self._running.behind(now, late), None) is not None:
-                return True
+        if late != 0 and next(self._running.behind(now, late), None) is not None:
+            return True
         fastest_s = self._members.usual_s_of_fastest_idle
         last, _ = next(self._running.last_to_be_done(now, slow), (-inf, None))
         return fastest_s < inf and last > now + self._patience * fastest_s
@@ -313,7 +330,8 @@ class Dealing:
     def _copied(self, worker: int, original: Task | None, now: float) -> Copied:
         """Return what is expected of a shard that a worker begins as another's copy."""
         assert original is not None
-        both = [(original.since, self._expected_s(original)), (now, self._members.expected_s(worker))]
+        own_s = self._members.expected_s(worker)
+        both = [(original.since, self._expected_s(original)), (now, own_s)]
         behind_at = [since + self._patience * expected_s for since, expected_s in both]
         done_at = [since + expected_s for since, expected_s in both]
         fresh = [done for done, behind in zip(done_at, behind_at, strict=True) if behind > now]

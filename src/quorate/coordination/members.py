@@ -15,7 +15,6 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import inf
 from typing import TypeVar
 
@@ -35,12 +34,12 @@ class Task:
     since: float
     count: int = 1
     usual_s: float | None = None  # of a shard there, as far as was known
+    is_split: bool = False  # another worker has, or had, one of its shards too
     is_lost: bool = False  # in no update, and counted as such: the worker may have been told so
+    shards: range = field(init=False)  # all of them
 
-    @cached_property
-    def shards(self) -> range:
-        """All of them."""
-        return range(self.shard, self.shard + self.count)
+    def __post_init__(self) -> None:
+        self.shards = range(self.shard, self.shard + self.count)
 
 
 @dataclass(eq=False)
@@ -72,7 +71,11 @@ class Members:
         self._sizes: Counter[str] = Counter()  # workers by place
         self._ordered: list[_Order] = []  # all workers, by rank
         self._usual_s: list[float] = []  # of all whose usual time is known, sorted
-        self._idle_usual_s: list[float] = []  # of those of them that are idle, sorted
+        self._idle_unknown = 0  # of which no usual time is known
+        # Heaps of (usual time, worker), and of (-usual time, worker), of the other idle ones, and
+        # of some that are not idle any more.
+        self._fastest: list[tuple[float, int]] = []
+        self._slowest: list[tuple[float, int]] = []
         self._silent: list[tuple[float, int, int, Task]] = []  # a heap, with tasks that are over
         self._count = 0  # of tasks given, which orders those that are due at one time
 
@@ -100,6 +103,7 @@ class Members:
         self._by_number[worker] = Member(place=place)
         insort(self._ordered, self._order(worker))
         insort(self.idle, worker)
+        self._idle_unknown += 1
 
     def leave(self, worker: int) -> Task | None:
         """Remove a worker, and return what it was computing. Ranks change."""
@@ -165,8 +169,7 @@ class Members:
         member.task = None
         if not member.is_replaced:
             insort(self.idle, worker)
-            if member.usual_s is not None:
-                insort(self._idle_usual_s, member.usual_s)
+            self._note_idle(worker, member)
 
     def replace(self, worker: int) -> None:
         """Note that a worker is being ended, which computes something."""
@@ -175,8 +178,7 @@ class Members:
     def _forget_idle(self, worker: int, member: Member) -> None:
         if member.task is None and not member.is_replaced:
             _drop(self.idle, worker)
-            if member.usual_s is not None:
-                _drop(self._idle_usual_s, member.usual_s)
+            self._idle_unknown -= member.usual_s is None
 
     # --- how long it takes them -------------------------------------------------------------------
 
@@ -184,14 +186,35 @@ class Members:
         """Take in how long a shard took."""
         member = self._by_number[worker]
         member.times_s.append(seconds)
-        before, member.usual_s = member.usual_s, _median(sorted(member.times_s))
-        known = [self._usual_s]
-        if member.task is None and not member.is_replaced:
-            known.append(self._idle_usual_s)
-        for ordered in known:
-            if before is not None:
-                _drop(ordered, before)
-            insort(ordered, member.usual_s)
+        is_idle = member.task is None and not member.is_replaced
+        if member.usual_s is not None:
+            _drop(self._usual_s, member.usual_s)
+        else:
+            self._idle_unknown -= is_idle
+        member.usual_s = _median(sorted(member.times_s))
+        insort(self._usual_s, member.usual_s)
+        if is_idle:
+            self._note_idle(worker, member)
+
+    def _note_idle(self, worker: int, member: Member) -> None:
+        if member.usual_s is None:
+            self._idle_unknown += 1
+            return
+        heapq.heappush(self._fastest, (member.usual_s, worker))
+        heapq.heappush(self._slowest, (-member.usual_s, worker))
+        if len(self._fastest) + len(self._slowest) > 6 * len(self._by_number) + 64:
+            # Most are idle no more.
+            self._fastest = [entry for entry in {*self._fastest} if self._is_idle(*entry)]
+            self._slowest = [(-usual_s, worker) for usual_s, worker in self._fastest]
+            heapq.heapify(self._fastest)
+            heapq.heapify(self._slowest)
+
+    def _is_idle(self, usual_s: float, worker: int) -> bool:
+        """Whether a worker is idle and takes so long as a rule."""
+        member = self._by_number.get(worker)
+        if member is None or member.task is not None or member.is_replaced:
+            return False
+        return member.usual_s == usual_s
 
     @property
     def usual_s_of_all(self) -> float:
@@ -201,7 +224,19 @@ class Members:
     @property
     def usual_s_of_fastest_idle(self) -> float:
         """The least usual time of an idle worker; infinite if none is known."""
-        return self._idle_usual_s[0] if self._idle_usual_s else inf
+        while self._fastest and not self._is_idle(*self._fastest[0]):
+            heapq.heappop(self._fastest)
+        return self._fastest[0][0] if self._fastest else inf
+
+    @property
+    def usual_s_of_idle(self) -> list[float | None]:
+        """The least and the greatest usual time of idle workers, and None if one has none yet."""
+        while self._slowest and not self._is_idle(-self._slowest[0][0], self._slowest[0][1]):
+            heapq.heappop(self._slowest)
+        found: list[float | None] = [None] if self._idle_unknown else []
+        if self._slowest:
+            found += [self.usual_s_of_fastest_idle, -self._slowest[0][0]]
+        return found
 
     def expected_s(self, worker: int) -> float:
         """Return how long a shard takes there: as long as elsewhere, before one is done."""

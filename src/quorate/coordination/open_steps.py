@@ -16,9 +16,8 @@ a shard was dealt.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from quorate.coordination.members import Task
@@ -46,7 +45,7 @@ class OpenStep:
     kept: dict[int, Kept] = field(default_factory=dict)  # by shard
     held: dict[int, set[int]] = field(default_factory=dict)  # by worker: its shards that are kept
     tasks: dict[int, Task] = field(default_factory=dict)  # by worker
-    computing: dict[int, list[int]] = field(default_factory=dict)  # by shard: the workers, in order
+    computing: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by shard: workers
     copied: dict[int, Copied] = field(default_factory=dict)  # by shard
     running: int = 0  # how many shards are being computed that nobody holds
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
@@ -80,15 +79,15 @@ class OpenSteps:
     Args:
         applied: updates made so far.
         left_open: steps that are not in them, though later ones are.
-        running: is told which shards are being computed that nobody holds. None: nobody asks.
+        running: is told which shards are being computed that nobody holds.
     """
 
-    def __init__(self, applied: int, left_open: Iterable[int], running: Running | None) -> None:
+    def __init__(self, applied: int, left_open: Iterable[int], running: Running) -> None:
         self.applied = applied
+        self.running = running
         self.applying: int | None = None  # the step whose update is being made
         self.ready: dict[int, OpenStep] = {}  # steps of which enough is kept, by number
         self._open: dict[int, OpenStep] = {}  # by number
-        self._running = running
         self._begun = 0
         self._with_todo: list[tuple[int, int]] = []  # (order, number) of those that have some
         # Steps that nobody has begun: those left open or skipped, in order, and all from _top on.
@@ -122,7 +121,7 @@ class OpenSteps:
         step = self._open.get(task.step)
         if step is None or step.number == self.applying:
             return None
-        return None if all(shard in step.kept for shard in task.shards) else step
+        return step if not step.kept.keys() >= {*task.shards} else None
 
     # --- who computes and holds what --------------------------------------------------------------
 
@@ -134,33 +133,46 @@ class OpenSteps:
         """
         step = self._open[task.step]
         step.tasks[worker] = task
-        if copied is None:
-            step.todo.take(task.shards)
-            if not step.todo:
-                del self._with_todo[bisect_left(self._with_todo, (step.order, step.number))]
-        else:
-            step.copied[task.shard] = copied
-        for shard in task.shards:
-            insort(step.computing.setdefault(shard, []), worker)
-            self._recount(step, shard, was_running=copied is not None)
+        if copied is not None:
+            (other,) = step.computing[task.shard]
+            self._split(step, other)
+            task.is_split, step.copied[task.shard] = True, copied
+            step.computing[task.shard] = (min(other, worker), max(other, worker))
+            self._recount(step, task.shard, was_running=True)
+            return
+        step.todo.take(task.shards)
+        if not step.todo:
+            del self._with_todo[bisect_left(self._with_todo, (step.order, step.number))]
+        step.computing.update(dict.fromkeys(task.shards, (worker,)))
+        step.running += task.count
+        if self.running.is_asked:
+            self.running.put(worker, task, task.shards)
 
     def end(self, worker: int, task: Task) -> None:
         """Note that a worker computes its shards no more, and does not hold them yet."""
         if (step := self._open.get(task.step)) is None:
             return
         del step.tasks[worker]
+        if not task.is_split:  # nobody else computes or holds any of them
+            for shard in task.shards:
+                del step.computing[shard]
+            step.running -= task.count
+            self.running.drop(task.step, task.shard)
+            return
         for shard in task.shards:
-            step.computing[shard].remove(worker)
-            if not step.computing[shard]:
+            left = tuple(other for other in step.computing[shard] if other != worker)
+            if left:
+                step.computing[shard] = left
+            else:
                 del step.computing[shard]
             if shard not in step.kept:
                 self._recount(step, shard, was_running=True)
 
-    def keep(self, step: OpenStep, shards: Iterable[int], kept: Kept) -> None:
+    def keep(self, step: OpenStep, shards: Collection[int], kept: Kept) -> None:
         """Note that a worker holds shards that nobody held."""
-        for shard in shards:
-            step.kept[shard] = kept
-            step.held.setdefault(kept.worker, set()).add(shard)
+        step.kept |= dict.fromkeys(shards, kept)
+        step.held.setdefault(kept.worker, set()).update(shards)
+        for shard in shards if step.computing else ():
             if shard in step.computing:  # by another one
                 self._recount(step, shard, was_running=True)
         if step.is_ready:
@@ -191,38 +203,52 @@ class OpenSteps:
         if step.todo and not had_todo:
             insort(self._with_todo, (step.order, step.number))
 
+    def _split(self, step: OpenStep, worker: int) -> None:
+        """Have each shard of a worker's task stand for itself: another gets one of them."""
+        task = step.tasks[worker]
+        if not task.is_split:
+            task.is_split = True
+            self.running.drop(step.number, task.shard)
+            for shard in task.shards:
+                self._recount(step, shard, was_running=True)
+
     def _recount(self, step: OpenStep, shard: int, *, was_running: bool) -> None:
-        """Note who now computes a shard."""
+        """Note who now computes a shard that has been computed by two."""
         workers = () if shard in step.kept else step.computing.get(shard, ())
         step.running += bool(workers) - was_running
-        if self._running is None:
-            return
-        self._running.drop(step.number, shard)
+        self.running.drop(step.number, shard)
         if len(workers) == 1:
-            self._running.put(workers[0], step.tasks[workers[0]], shard)
+            self.running.put(workers[0], step.tasks[workers[0]], range(shard, shard + 1))
         elif workers and step.needed < step.shards:  # else nobody asks for those that two compute
-            self._running.put_two(workers[0], step.number, shard, step.copied[shard])
+            self.running.put_two(workers[0], step.number, shard, step.copied[shard])
 
     # --- which steps ------------------------------------------------------------------------------
 
-    def next_to_begin(self, within: int, end: int, is_home: Callable[[int], bool]) -> int:
+    def next_to_begin(self, within: int, end: int, next_home: Callable[[int, int], int]) -> int:
         """Return the first step that nobody has begun, or one a little later that is at home.
 
         Args:
             within: how many steps to look through, from the first on.
             end: steps from this number on do not exist.
+            next_home: from two steps to the first at home from the one on and before the other,
+                or the latter.
         """
         first = self._skipped[0] if self._skipped else self._top
         if within == 1:
             return first
-        end_of_search = min(max(first + within, self._top), end)
-        candidates = chain(self._skipped, range(self._top, end_of_search))
-        return next((t for t in candidates if t < first + within and is_home(t)), first)
+        stop = min(first + within, end)
+        step = next_home(first, stop)
+        while step < stop:
+            place = bisect_left(self._skipped, step)
+            if step >= self._top or self._skipped[place : place + 1] == [step]:
+                return step
+            step = next_home(step + 1, stop)
+        return first
 
     def begin(self, number: int, shards: int, needed: int, now: float) -> OpenStep:
         """Open a step that nobody has begun. The ones before it that nobody has are skipped."""
         if number < self._top:
-            self._skipped.remove(number)
+            del self._skipped[bisect_left(self._skipped, number)]
         else:
             self._skipped += range(self._top, number)
             self._top = number + 1
@@ -238,8 +264,8 @@ class OpenSteps:
         self.ready.pop(number, None)
         self._forget(step)
         for task in step.tasks.values():
-            for shard in task.shards if self._running is not None else ():
-                self._running.drop(number, shard)
+            for shard in task.shards if task.is_split else task.shards[:1]:
+                self.running.drop(number, shard)
         self.applied += 1
         self.applying = None
 
@@ -252,6 +278,13 @@ class OpenSteps:
     def _forget(self, step: OpenStep) -> None:
         if step.todo:
             del self._with_todo[bisect_left(self._with_todo, (step.order, step.number))]
+
+    def ask(self) -> None:
+        """Have ``running`` know what is being computed: from now on it is asked."""
+        self.running.is_asked = True
+        for step in self:
+            for worker, task in step.tasks.items():
+                self.running.put(worker, task, task.shards)
 
     def left_open(self, *, once_applied: int | None = None) -> list[int]:
         """Return the steps that are not applied, though later ones are.

@@ -73,6 +73,13 @@ def home_shards(rank_of: tuple[int, int], shards: int) -> range:
     return range(-(-rank * shards // workers), -(-(rank + 1) * shards // workers))
 
 
+def next_home(
+    homes: Callable[[tuple[int, int], int], range], rank_of: tuple[int, int], step: int, end: int
+) -> int:
+    """Return the first step from ``step`` on of which a worker has home shards; at most ``end``."""
+    return next((t for t in range(step, end) if homes(rank_of, t)), end)
+
+
 class Plan:
     """Rows of every step and shard of a run over one dataset.
 
@@ -188,6 +195,10 @@ class Plan:
         """Return the shards of step t that a worker computes if nothing unusual happens."""
         return home_shards(rank_of, self.shards_of(step))
 
+    def next_home(self, rank_of: tuple[int, int], step: int, end: int) -> int:
+        """Return the first step from ``step`` on that is at a worker's home; at most ``end``."""
+        return next_home(self.home_shards, rank_of, step, end)
+
     def row_alone(self, steps: range) -> tuple[int, int] | None:
         """Return the first step and shard, of these steps, with a single row; None: there is none.
 
@@ -262,6 +273,16 @@ class PlanByShard(Plan):
         """Return the one shard of step u where it is at home, and none elsewhere."""
         _, shard, shards = self._where(step)
         return range(1) if shard in home_shards(rank_of, shards) else range(0)
+
+    def next_home(self, rank_of: tuple[int, int], step: int, end: int) -> int:
+        """Return the first step from ``step`` on that is at a worker's home; at most ``end``."""
+        while step < end:
+            _, shard, shards = self._where(step)
+            home = home_shards(rank_of, shards)
+            if shard < home.stop:
+                return min(end, step + max(0, home.start - shard))
+            step += shards - shard  # the next batch
+        return end
 
 
 class PlanByPhase(Plan):

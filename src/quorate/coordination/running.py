@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -39,12 +39,16 @@ class Copied(NamedTuple):
 
 @dataclass(eq=False)
 class _Known:
-    """A shard of which it is known how long it will take, if it takes as long as usual."""
+    """Shards of which it is known how long they will take, if they take as long as usual.
 
-    who: Who
+    One, or a run of which nobody else has any.
+    """
+
+    who: Who  # of the first
     behind_at: float
     done_at: float
-    is_single: bool
+    shards: range
+    is_single: bool = True
     is_behind: bool = False
 
     @property
@@ -55,12 +59,15 @@ class _Known:
 class Running:
     """Shards that are being computed. ``advance`` before anything is asked.
 
+    While there is one worker alone, or none of a rule's shards is computed twice, nobody asks.
+
     Args:
         members: the workers.
         patience: a shard is far behind when it has taken this many times the usual time.
     """
 
     def __init__(self, members: Members, patience: float) -> None:
+        self.is_asked = False
         self._members, self._patience = members, patience
         self._known: dict[tuple[int, int], _Known] = {}  # by step and shard
         self._since: dict[tuple[int, int], tuple[float, Who]] = {}  # of the others
@@ -74,23 +81,26 @@ class Running:
 
     # --- what becomes of them ---------------------------------------------------------------------
 
-    def put(self, worker: int, task: Task, shard: int) -> None:
-        """Note that one worker alone computes a shard."""
-        who = Who(worker, task.step, shard)
+    def put(self, worker: int, task: Task, shards: range) -> None:
+        """Note that one worker alone computes shards: all of its task, or one of them."""
+        who = Who(worker, task.step, shards.start)
         if task.usual_s is None:
             self._since[who[1:]] = entry = task.since, who
             insort(self._by_since, entry)
             return
         usual_s = task.usual_s * task.count
         behind_at = task.since + self._patience * usual_s
-        self._put(_Known(who, behind_at, task.since + usual_s, is_single=True))
+        self._put(_Known(who, behind_at, task.since + usual_s, shards))
 
     def put_two(self, worker: int, step: int, shard: int, copied: Copied) -> None:
         """Note that two workers compute a shard, the lower of which is named."""
-        self._put(_Known(Who(worker, step, shard), *copied, is_single=False))
+        who = Who(worker, step, shard)
+        self._put(_Known(who, *copied, range(shard, shard + 1), is_single=False))
 
     def drop(self, step: int, shard: int) -> None:
-        """Forget a shard, if it is here."""
+        """Forget a shard, or the run that begins with it, if it is here."""
+        if not self.is_asked:
+            return
         key = step, shard
         if (since := self._since.pop(key, None)) is not None:
             del self._by_since[bisect_left(self._by_since, since)]
@@ -140,12 +150,13 @@ class Running:
             most: look at so many, those of two workers among them. None: at all.
         """
         late = self._by_since[: len(self._by_since) - len(self._since_not_behind(now))]
+        if not late and not self._are_behind:
+            return
         others = ((self._behind_at(since), who) for since, who in late)
         for number, (_, who) in enumerate(heapq.merge(self._are_behind, others)):
             if number == most:
                 return
-            if self._is_single(who):
-                yield who
+            yield from self._singles(who)
 
     def last_to_be_done(self, now: float, most: int | None = None) -> Iterator[tuple[float, Who]]:
         """Yield when shards of single workers will be done that are not behind, the last first.
@@ -165,12 +176,12 @@ class Running:
                 a, (done_at, _, who) = a - 1, timed
             else:
                 b, (done_at, _, who) = b - 1, other
-            if self._is_single(who):
-                yield done_at, who
+            for single in reversed([*self._singles(who)]):
+                yield done_at, single
 
     def next_behind_at(self, now: float) -> float:
         """Return when the next shard of a single worker falls far behind; infinite: none will."""
-        known = (at for at, who in self._by_behind if self._is_single(who))
+        known = (at for at, who in self._by_behind if self._known[who[1:]].is_single)
         others = self._since_not_behind(now)
         first = self._behind_at(others[0][0]) if others else inf
         return min(next(known, inf), first)
@@ -190,9 +201,12 @@ class Running:
             start = bisect_right(self._by_since, now, key=lambda entry: self._behind_at(entry[0]))
         return _Rest(self._by_since, start)
 
-    def _is_single(self, who: Who) -> bool:
+    def _singles(self, who: Who) -> Iterable[Who]:
+        """Return the shards of an entry, if one worker alone computes them."""
         known = self._known.get(who[1:])
-        return known is None or known.is_single
+        if known is None or not known.is_single:
+            return () if known else (who,)
+        return (who,) if len(known.shards) == 1 else [who._replace(shard=s) for s in known.shards]
 
     # --- the k-th of two sorted lists -------------------------------------------------------------
 

@@ -104,6 +104,7 @@ def looping(
         coordinator = Coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
+            next_home=plan.next_home,
             lookahead=plan.lookahead,
             first_step=state.global_step,
             last_step=loop.last_step,

@@ -1,26 +1,4 @@
-"""The coordinator's decisions: a pure state machine. Events and the time go in, effects come out.
-
-No torch, socket, thread or clock is in here. Whoever drives it (see ``training/drive.py``) carries
-out the effects in their order and reports what happened as events. So every order of events can be
-tried, and a thousand workers be simulated in a loop.
-
-A step is open from its first shard that is dealt until its update is made (``open_steps.py``). The
-rule says how many steps may be open: one, or as many as can be applied before the oldest becomes
-too stale. Idle workers are given shards, and copies of shards (``dealing.py``). When enough shards
-of a step are kept, its update is applied; who computes a shard of it that is not in is told to
-leave off.
-
-A worker that has been silent for too long is replaced. A shard that fails, or takes its worker with
-it, is tried on another worker, and then ends the run.
-
-    computing --(a step is ready)--> applying --(Applied)--> computing ... --> finished
-        ^                               |
-        +-----(a holder left: its shards are dealt again)
-
-Legend: V shards of a step, N workers, t step, s shard, w worker; a version is how many updates were
-made when a shard was dealt: that of the parameters it is computed from. Times are in seconds of one
-monotonic clock.
-"""
+"""The coordinator, plainly: see ``quorate.coordination.coordinator``."""
 
 from __future__ import annotations
 
@@ -29,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from math import inf
 
-from quorate.coordination import plan
 from support.plain.dealing import Dealing, Work
 from support.plain.members import Members, Task
 from support.plain.open_steps import Kept, OpenStep, OpenSteps
+
+from quorate.coordination import plan
 from quorate.coordination.protocol import (
     Abort,
     Applied,

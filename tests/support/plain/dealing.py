@@ -1,28 +1,4 @@
-"""Dealing: who computes which shard, who computes a copy of it, and why.
-
-The shards of a step are dealt to workers one at a time. Each worker has home shards, so that its
-rows can be fetched ahead and its sums merge into few vectors. An idle worker takes
-
-1. a shard that nobody has begun: one of its home shards if it can;
-2. if there is none, a copy of a shard whose worker is far behind its usual time;
-3. or a copy of one whose worker is so slow that the idle one will be done clearly before it.
-
-The first copy that is done counts and the other is discarded. The choice among copies never changes
-what is computed, only when it is there: a shard is the same whoever computes it.
-
-What a dealing must get right, beside speed:
-
-- A worker that is given a shard has it until it answers, though the step may be over long before.
-  One shard too many, begun near the end of a quorum's step, makes the worker late for the next step
-  and for those after it: see ``_is_of_use``.
-- Times differ from run to run. Under a rule that keeps the bits they may decide who computes what
-  and what is computed twice, and nothing else.
-- Whoever is idle and gets nothing is asked again only when something happens. If time alone would
-  change the answer, that time must be named (``look_again_at``), or the run may stand still.
-
-Legend: V shards of a step, N workers, t step, s shard, w worker. Times are in seconds of one
-monotonic clock.
-"""
+"""Dealing, plainly: see ``quorate.coordination.dealing``."""
 
 from __future__ import annotations
 
@@ -33,6 +9,7 @@ from typing import NamedTuple
 
 from support.plain.members import Members, Task
 from support.plain.open_steps import OpenStep, OpenSteps
+
 from quorate.coordination.protocol import Compute
 from quorate.coordination.rules import Rule
 

@@ -1,11 +1,4 @@
-"""Members: the workers that are there, what each computes, and how long a shard takes it.
-
-The dealing and the coordinator ask through these methods and look at no other order or index of
-the workers, so that faster ones can be kept here.
-
-Legend: w worker, t step, s shard; a version is how many updates were made when a shard was dealt.
-Times are in seconds of one monotonic clock.
-"""
+"""Members, plainly: see ``quorate.coordination.members``."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""Open steps: begun and not applied yet; and the books of which steps were never begun.
-
-A step is open from its first shard that is dealt until its update is made. Steps are begun about in
-their order and need not be applied in it. So a position in a run is not one number: it is how many
-updates were made, and which steps are left open though later ones are applied. A checkpoint saves
-both, and a resume begins with those that were left.
-
-Legend: V shards of a step, t step, s shard, w worker; a version is how many updates were made when
-a shard was dealt.
-"""
+"""Open steps, plainly: see ``quorate.coordination.open_steps``."""
 
 from __future__ import annotations
 
