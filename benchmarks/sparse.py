@@ -3,8 +3,8 @@
     python benchmarks/sparse.py [--rows 1000000] [--width 32] [--read 64] [--optimizer sgd]
 
 Per update 64 rows of data read so many rows each of the table, as 2 shards; a small dense network
-stands on it. The plain loop computes the same two micro-batches one after the other. What is counted
-is CPU time of the process, the least of some rounds, which take turns.
+stands on it. The plain loop computes the same two micro-batches one after the other. What is
+counted is CPU time of the process, the least of some rounds, which take turns.
 """
 
 from __future__ import annotations

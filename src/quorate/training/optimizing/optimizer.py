@@ -39,7 +39,7 @@ from quorate.training.optimizing.known_optimizers import (
     piece_of_state,
     require_state_of,
 )
-from quorate.training.optimizing.sparse.row_optimizers import require_rows, takes_rows
+from quorate.training.optimizing.sparse.row_optimizers import kept_by_rows
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
 
@@ -143,19 +143,8 @@ class FlatOptimizer:
         return nullcontext()
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
-        """Return the parameters whose gradients this optimizer is to be given by rows.
-
-        Of those that came by rows the others are made dense.
-
-        Raises:
-            SettingError: it takes no such gradient, or no other.
-        """
-        kept: set[str] = set()
-        for group, names in zip(self._given, self.groups, strict=True):
-            if takes_rows(self.inner, group, [n for n in names if n in found.by_rows]):
-                kept |= found.by_rows.intersection(names)
-        require_rows(self.inner, [name for name in self.parameters if name in found.dense])
-        return frozenset(kept)
+        """Return the parameters whose gradients it is to be given by rows; see ``kept_by_rows``."""
+        return kept_by_rows(self.inner, zip(self._given, self.groups, strict=True), found)
 
     @property
     def takes_closure(self) -> bool:
