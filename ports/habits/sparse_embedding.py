@@ -1,7 +1,4 @@
-"""An embedding with sparse gradients, SparseAdam.
-
-Refused: gradients are summed as dense vectors. SGD and Adagrad take the same model as it is.
-"""
+"""An embedding with sparse gradients, SparseAdam."""
 
 import torch
 import torch.nn.functional as F

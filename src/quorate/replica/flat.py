@@ -9,7 +9,7 @@ Legend: P elements of a vector, gaps included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from quorate.machine.shared_memory import Segment
+from quorate.replica.sparse.rows import Rows, is_by_rows, rows_of
 from quorate.replica.torch_internals import copy_all
 
 ALIGNMENT_BYTES = 64
@@ -51,13 +52,24 @@ class Layout:
     """The order of tensors in flat vectors, one vector per dtype in order of first appearance.
 
     Dense tensors keep their memory format (channels_last, say); others become contiguous.
+
+    Args:
+        tensors: by name.
+        by_rows: names of those whose gradient is kept by rows. They lie behind all others, so that
+            these lie where they are in ``gradients``, and have no place there.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], by_rows: Collection[str] = ()
+    ) -> None:
         self.dtypes: list[torch.dtype] = []
         self.sizes: list[int] = []
         self.sections: dict[str, Section] = {}
-        for name, tensor in tensors:
+        self.by_rows = frozenset(by_rows)
+        self._of_gradients: Layout | None = None
+        self.tables: dict[str, torch.dtype] = {}  # of a layout of gradients: what has rows
+        tensors = [*tensors]
+        for name, tensor in sorted(tensors, key=lambda named: named[0] in self.by_rows):
             if tensor.dtype not in self.dtypes:
                 self.dtypes.append(tensor.dtype)
                 self.sizes.append(0)
@@ -74,6 +86,7 @@ class Layout:
                 name, vector, self.sizes[vector], span, tuple(tensor.shape), tuple(stride)
             )
             self.sizes[vector] += span
+        self.sections = {name: self.sections[name] for name, _ in tensors}
 
     def new(self, device: torch.device) -> Flat:
         """Return zeroed vectors of this layout."""
@@ -84,6 +97,28 @@ class Layout:
                 for size, dtype in zip(self.sizes, self.dtypes, strict=True)
             ],
         )
+
+    @property
+    def gradients(self) -> Layout:
+        """The layout of gradients of such tensors: this one, unless some are kept by rows."""
+        if not self.by_rows:
+            return self
+        if self._of_gradients is None:
+            dense = {n: s for n, s in self.sections.items() if n not in self.by_rows}
+            vectors = 1 + max((section.vector for section in dense.values()), default=0)
+            made = Layout(())
+            # At least one, perhaps of no elements: it says on which device gradients are.
+            made.dtypes, made.sizes, made.sections = self.dtypes[:vectors], [0] * vectors, dense
+            for section in dense.values():
+                end = section.start + section.span
+                made.sizes[section.vector] = max(made.sizes[section.vector], end)
+            made.tables = {
+                name: self.dtypes[section.vector]
+                for name, section in self.sections.items()
+                if name in self.by_rows
+            }
+            self._of_gradients = made
+        return self._of_gradients
 
     def shared(self) -> Flat:
         """Return zeroed vectors of this layout in memory that other processes can map."""
@@ -113,6 +148,9 @@ class Flat:
     ) -> None:
         self.layout = layout
         self.vectors = vectors  # one (P,) per dtype
+        # Of a gradient: of what is kept by rows, if there is any of it; on this device.
+        self.rows: dict[str, Rows] = {}
+        self.made_dense: dict[str, Rows] = {}  # by ``fill``: what came by rows, and has no place so
         self._stretches: dict[tuple[str, ...], list[torch.Tensor]] = {}  # of ``_without``: the last
         self.segment = segment  # that they lie in, if other processes can map it
         self.views: dict[str, torch.Tensor] = {
@@ -120,7 +158,7 @@ class Flat:
         }
 
         self._all = [*self.views.values()]
-        self._are_small = all(view.numel() < LARGE for view in self._all)
+        self._are_small = bool(self._all) and all(view.numel() < LARGE for view in self._all)
 
     @property
     def device(self) -> torch.device:
@@ -143,6 +181,7 @@ class Flat:
         """Copy the values of vectors of the same layout."""
         for mine, theirs in zip(self.vectors, other.vectors, strict=True):
             mine.copy_(theirs, non_blocking=_may_run_ahead(mine))
+        self.rows = {name: rows.on(self.device) for name, rows in other.rows.items()}
 
     def take(self, other: Flat) -> None:
         """Copy the values of the same tensors from vectors that may be of other dtypes."""
@@ -158,16 +197,37 @@ class Flat:
             if theirs.device != mine.device:
                 theirs = theirs.to(mine.device, non_blocking=_may_run_ahead(mine))
             mine.add_(theirs)
+        self.add_rows(other)
         return self
+
+    def add_rows(self, other: Flat) -> None:
+        """Add what is kept by rows, and nothing else."""
+        for name, theirs in other.rows.items():
+            mine = self.rows.get(name)
+            theirs = theirs.on(self.device)
+            self.rows[name] = theirs if mine is None else mine.add(theirs)
+
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """All there is, by name, to compare it: what came by rows as rows, also if made dense."""
+        found = dict(self.views)
+        for name, rows in {**self.rows, **self.made_dense}.items():
+            found |= {f"{name} (which rows)": rows.which, name: rows.values}
+        return found
+
+    @property
+    def stretches(self) -> list[torch.Tensor]:
+        """All values, as vectors: those of the layout, and of each table those of its rows."""
+        return [*self.vectors, *(rows.values.view(-1) for _, rows in sorted(self.rows.items()))]
 
     def div_(self, divisor: float) -> None:
         """Divide all values, in place."""
-        for vector in self.vectors:
+        for vector in self.stretches:
             vector.div_(divisor)
 
     def mul_(self, factor: float) -> None:
         """Multiply all values, in place."""
-        for vector in self.vectors:
+        for vector in self.stretches:
             vector.mul_(factor)
 
     def expect(self, parameters: Mapping[str, torch.nn.Parameter], factor: float) -> None:
@@ -175,13 +235,21 @@ class Flat:
 
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
         """Copy tensors in, multiplied by a factor; names that are not there become zero."""
+        if tables := self.layout.tables:
+            self.rows = {
+                name: rows_of(values[name], dtype, self.device, factor)
+                for name, dtype in tables.items()
+                if name in values
+            }
+            values = {name: value for name, value in values.items() if name not in tables}
         if self._are_small and values.keys() == self.views.keys():
             sources = [*map(values.__getitem__, self.views)]
             # The usual case of a small model, without a line of Python for each tensor.
             if not (any(map(_IS_SPARSE, sources)) or any(map(_WANTS_GRADIENT, sources))):
                 copy_all(self._all, sources)
                 if factor != 1.0:
-                    self.mul_(factor)
+                    for vector in self.vectors:
+                        vector.mul_(factor)
                 return
         self._fill(values, factor)
 
@@ -195,6 +263,9 @@ class Flat:
                 view.zero_()
                 continue
             if value.is_sparse:
+                if is_by_rows(value):
+                    rows = rows_of(value, view.dtype, view.device, factor)
+                    self.made_dense[name] = rows
                 value = value.to_dense()
             if fuses and view.numel() >= LARGE and _are_alike(view, value):
                 # While it is copied: in one pass over memory.

@@ -96,8 +96,8 @@ class Replica:
         self.called = Called(loss, self.device, self._begin_phase)
         self._totals = totals
         self._computing = computing
-        self._layout = parameters.layout  # of gradients
-        trained = laid_out(model, self._layout.sections)
+        self._layout = parameters.layout.gradients
+        trained = laid_out(model, parameters.layout.sections)
         lowered = computing.precision.working_tensors(model, trained)
         self._flat = working_copy(parameters, trained, lowered, group, spread)
         self._is_copy = self._flat is not parameters
@@ -108,7 +108,7 @@ class Replica:
             self.model.to(self.device)
         else:
             spread.put(self.model, group)
-        self._trainable = laid_out(self.model, self._layout.sections)
+        self._trainable = laid_out(self.model, parameters.layout.sections)
         bind(self._trainable, self._flat)
         wrap = partial(Compiled, threads=torch.get_num_threads()) if computing.compile else None
         self._turn = Turn(loss, self._trainable, wrap)
@@ -127,10 +127,10 @@ class Replica:
         self._version: object = None
         self._graphs: ShardGraphs | None = None
         # A loss that is scaled may have to be scaled anew, which is found out on the host.
-        # What forward writes lies elsewhere for each shard.
-        may_record = not (
-            spread or computing.precision.is_scaled or written or self._turn.has_phases
-        )
+        # What forward writes lies elsewhere for each shard; how many rows of a table it reads is
+        # another number each time.
+        moves = written or parameters.layout.by_rows or self._turn.has_phases
+        may_record = not (spread or computing.precision.is_scaled or moves)
         if computing.compile and self.device.type == "cuda" and may_record:
             buffers = self.model.buffers
             self._graphs = ShardGraphs(CudaRecord(self.device), lambda: [*buffers()], notes)

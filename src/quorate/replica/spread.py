@@ -101,6 +101,7 @@ def working_copy(
     if spread is not None:
         working = spread.working(dict(lowered or trained), group)
     else:
-        working = (Layout(lowered) if lowered else parameters.layout).new(group[0])
+        layout = parameters.layout
+        working = (Layout(lowered, layout.by_rows) if lowered else layout).new(group[0])
     working.take(parameters)
     return working

@@ -42,6 +42,7 @@ class State:
         model: the user's; its trainable parameters become views of flat vectors on ``device``.
         mutable_frozen: see ``Buffers``.
         written: names of trained parameters that the forward pass writes; see ``Writes``.
+        by_rows: names of those whose gradient is kept by rows.
         shared: whether other processes are to map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
         notes: for the user.
@@ -57,6 +58,7 @@ class State:
         shared: bool,
         mutable_frozen: frozenset[int] = frozenset(),
         written: frozenset[str] = frozenset(),
+        by_rows: frozenset[str] = frozenset(),
         optimize: Optimize | OptimizeByPhase,
         notes: Notes | None = None,
         exchanging: Callable[[Layout], Exchange] | None = None,
@@ -73,7 +75,7 @@ class State:
         self.callbacks: dict[str, dict[str, Any]] = {}  # what each keeps, by name, as is saved
         self.callbacks_saved: dict[str, dict[str, Any]] = {}  # likewise, and not taken back yet
         parameters = trainable(model)
-        layout = Layout(parameters.items())
+        layout = Layout(parameters.items(), by_rows)
         self.parameters = layout.shared() if shared else layout.new(device)
         for name, parameter in parameters.items():
             self.parameters.views[name].copy_(parameter.detach())

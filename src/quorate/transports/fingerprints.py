@@ -21,7 +21,7 @@ def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     replica.called.place(source.plan, 0, batch.rows, of_phase=False)
     result = replica.gradient(batch.data, len(batch.rows), stream, seed)
     assert result.gradient is not None
-    vectors = result.gradient.vectors
+    gradient = (result.gradient.vectors, result.gradient.rows)
     return fingerprint(
-        (result.weight, result.metrics, vectors, result.buffers, result.integer_buffers)
+        (result.weight, result.metrics, *gradient, result.buffers, result.integer_buffers)
     )

@@ -127,7 +127,7 @@ class SpotCheck(Job):
         seed = shard_seed(self.plan, *self._ticket)
         shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
         # Memory of its own, which is free again: a worker process needs none but the slot's.
-        into = self.parameters.layout.new(CPU) if replica.device == CPU else None
+        into = self.parameters.layout.gradients.new(CPU) if replica.device == CPU else None
         once, twice = (_computed(replica, shard, task, into) for shard in shards)
         answer = Answer(found[0], twice.result, doubts(replica, once, twice, shards[0]))
         if self._closer:
@@ -152,7 +152,7 @@ class SpotCheck(Job):
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
             result = replica.gradient(shard.data, shard.rows, shard.stream, shard.seed)
         assert result.gradient is not None
-        gradient = {name: tensor_text(view) for name, view in result.gradient.views.items()}
+        gradient = {name: tensor_text(view) for name, view in result.gradient.named.items()}
         replica.recycle(result)
         return Answer(
             answer.data,

@@ -86,7 +86,7 @@ class RecordedTraining(Training):
             forward=trace.forward,
             backward=trace.backward,
             metrics={**result.metrics, "weight": result.weight},
-            gradient={name: tensor_text(v) for name, v in result.gradient.views.items()},
+            gradient={name: tensor_text(v) for name, v in result.gradient.named.items()},
             buffers=value_hash((result.buffers, result.integer_buffers)),
         )
         note(self._folder, writer, record)

@@ -16,6 +16,7 @@ import torch
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.sparse.found import Found, dense_text, found_in
 from quorate.replica.streams import Stream
 from quorate.replica.witness import words
 from quorate.replica.witness.calls import OPERATOR, culprit, paired
@@ -26,12 +27,16 @@ MOST_NAMED = 3  # attributes that one look names
 CURE = "each worker has its own, and no checkpoint has it"
 
 
+NONE_FOUND = Found()
+
+
 class Computed(NamedTuple):
     """What a shard gave, and what the model kept before and after it."""
 
     result: str  # fingerprint
     before: Kept
     after: Kept
+    gradients: Found = NONE_FOUND  # how they came
 
 
 class Shard(NamedTuple):
@@ -52,11 +57,25 @@ def result_of(shard_sum: ShardSum, *, with_buffers: bool = True) -> str:
     total = shard_sum
     values: list[object] = [total.weight, total.metrics["loss"]]
     if total.gradient is not None:
-        values.append(total.gradient.vectors)
+        gradient = total.gradient
+        named = {n: v for n, v in gradient.named.items() if n not in (total.missing or ())}
+        has_rows = gradient.rows or gradient.made_dense
+        # By rows also where they are made dense: in a first trial, which others are compared with.
+        values.append(sorted(named.items()) if has_rows else gradient.vectors)
     if with_buffers:
         values += [total.buffers, total.integer_buffers]
         values.append(None if total.written is None else total.written.vectors)
     return fingerprint(values)
+
+
+def gradients_of(replica: Replica, shard_sum: ShardSum) -> Found:
+    """Return how the gradients of a shard came: by rows, or dense."""
+    return found_in(replica.model, shard_sum.gradient, shard_sum.missing or ())
+
+
+def texts_of(found: Found) -> list[str]:
+    """Return what to say of gradients that came by rows in the last trial: they are made dense."""
+    return [dense_text(found.by_rows)] if found.by_rows else []
 
 
 def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | None) -> list[str]:

@@ -146,7 +146,7 @@ def traced(
         result = replica.gradient(data, 1, stream, seed, at=trace.phase)
     assert result.gradient is not None
     results = {name: repr(value) for name, value in result.metrics.items()}
-    results |= {name: tensor_text(view) for name, view in result.gradient.views.items()}
+    results |= {name: tensor_text(view) for name, view in result.gradient.named.items()}
     results |= {f"loss function {n}": text for n, text in enumerate(trace.returned)}
     replica.recycle(result)
     return trace.calls, results

@@ -23,18 +23,20 @@ MOST_COPIED = 1 << 23  # elements of a frozen parameter; of a larger one a sum i
 
 
 class Written(NamedTuple):
-    """What the forward pass of a model writes that is no buffer."""
+    """What the forward pass of a model writes that is no buffer, and which gradients have rows."""
 
     trained: frozenset[str]  # names of trained parameters
     frozen: frozenset[int]  # numbers of frozen ones, in the model's order
+    by_rows: frozenset[str] = frozenset()  # names of those whose gradient is kept by rows
 
     def joined(self, other: Written) -> Written:
         """Return both."""
-        return Written(self.trained | other.trained, self.frozen | other.frozen)
+        by_rows = self.by_rows | other.by_rows
+        return Written(self.trained | other.trained, self.frozen | other.frozen, by_rows)
 
     def covers(self, other: Written) -> bool:
         """Return whether the other has nothing that is not here."""
-        return other.trained <= self.trained and other.frozen <= self.frozen
+        return all(new <= old for new, old in zip(other, self, strict=True))
 
 
 NOTHING = Written(frozenset(), frozenset())

@@ -21,6 +21,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.shard_sum import Part
+from quorate.replica.sparse.found import Found
 from quorate.training.optimizing.choices import OptimizeByPhase
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.making import Making
@@ -92,6 +93,12 @@ class PhaseOptimizers:
         """Go on without the other ranks."""
         for each in self._sliced():
             each.stay_alone()
+
+    def kept_by_rows(self, found: Found) -> frozenset[str]:
+        """Return what all phases that train it want by rows; see ``FlatOptimizer``."""
+        kept = [(each.parameters, each.kept_by_rows(found)) for each in self.by_name.values()]
+        dense = {name for ours, by_rows in kept for name in ours if name not in by_rows}
+        return found.by_rows - dense
 
     def _sliced(self) -> Iterator[SlicedOptimizer]:
         return (each for each in self.by_name.values() if isinstance(each, SlicedOptimizer))

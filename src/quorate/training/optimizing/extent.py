@@ -82,7 +82,7 @@ class Whole:
             return Mean(total.gradient, False, None)
         gradient = total.gradient.on(device)
         gradient.div_(total.weight)
-        norm = root([squares(vector) for vector in gradient.vectors]) if wants_norm else None
+        norm = root([squares(vector) for vector in gradient.stretches]) if wants_norm else None
         return Mean(gradient, True, norm)
 
     def not_finite(self, gradient: Flat) -> list[str]:

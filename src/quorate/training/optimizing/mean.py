@@ -55,6 +55,8 @@ def make_mean(
         checks: whether to look if the sum is finite.
         wants_squares: whether the norm of the mean is wanted.
     """
+    for left, right in additions:
+        left.add_rows(right)
     is_finite, by_vector = True, []
     for number, total in enumerate(gradient.vectors):
         operands = [flat.vectors[number] for pair in additions for flat in pair]
@@ -65,6 +67,10 @@ def make_mean(
             found = _on_cores(total, operands, weight, checks, wants_squares, cores)
         is_finite = is_finite and all(finite for finite, _ in found)
         by_vector.append([each for _, squared in found for each in squared])
+    for values in gradient.stretches[len(gradient.vectors) :]:  # of rows, which are few
+        finite, squared = _pass((values,), (), weight, checks, wants_squares)
+        is_finite = is_finite and finite
+        by_vector.append(squared)
     return Found(is_finite, by_vector)
 
 

@@ -21,12 +21,14 @@ def is_finite(total: ShardSum) -> bool:
 
 def are_finite(gradient: Flat) -> bool:
     """Whether everything in some vectors is finite. One pass over them."""
-    return all(is_all_finite(vector) for vector in gradient.vectors)
+    return all(is_all_finite(vector) for vector in gradient.stretches)
 
 
 def not_finite(gradient: Flat) -> list[str]:
     """Return the parameters whose gradient is not finite everywhere."""
-    return [name for name, view in gradient.views.items() if not is_all_finite(view)]
+    by_rows = {name: rows.values for name, rows in gradient.rows.items()}
+    named = {**gradient.views, **by_rows}
+    return [name for name, values in named.items() if not is_all_finite(values)]
 
 
 def is_all_finite(values: torch.Tensor) -> bool:

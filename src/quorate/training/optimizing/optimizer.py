@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
+from quorate.replica.sparse.found import Found
 from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
 from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
@@ -38,6 +39,7 @@ from quorate.training.optimizing.known_optimizers import (
     piece_of_state,
     require_state_of,
 )
+from quorate.training.optimizing.sparse.row_optimizers import kept_by_rows
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
 
@@ -70,20 +72,15 @@ class FlatOptimizer:
                 "a function from parameters to a torch.optim.Optimizer",
                 "for example lambda params: torch.optim.SGD(params, lr=0.1)",
             )
-        if isinstance(self.inner, torch.optim.SparseAdam):
-            raise SettingError(
-                "optimizer",
-                type(self.inner).__name__,
-                "an optimizer that steps from dense gradients",
-                "take another, SGD or Adam for example",
-            )
         self.names = {id(p): name for name, p in named.items()}
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
+        self._given = [dict(group) for group in self.inner.param_groups]  # before any is fused
         self.flat_parameters = parameters
         layout, ours = parameters.layout, () if names is None else named
         self._elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
-        self.flat = is_elementwise(self.inner)
+        # By rows torch's optimizers take the gradient of a parameter, and of no stretch of several.
+        self.flat = is_elementwise(self.inner) and named.keys().isdisjoint(layout.by_rows)
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # that parameters were put into last
         self.bring_home()
@@ -144,6 +141,10 @@ class FlatOptimizer:
     def whole(self) -> AbstractContextManager[None]:
         """Return a context within which ``state`` is that of all parameters: as ever, here."""
         return nullcontext()
+
+    def kept_by_rows(self, found: Found) -> frozenset[str]:
+        """Return the parameters whose gradients it is to be given by rows; see ``kept_by_rows``."""
+        return kept_by_rows(self.inner, zip(self._given, self.groups, strict=True), found)
 
     @property
     def takes_closure(self) -> bool:
@@ -249,10 +250,12 @@ class FlatOptimizer:
         if missing:
             self._cut_where(lambda name: name in missing)
         for tensor, names in self._held.items():
-            first = gradient.layout.sections[names[0]]
             if names[0] in missing:
                 tensor.grad = None
+            elif (rows := gradient.rows.get(names[0])) is not None:
+                tensor.grad = rows.like(tensor)
             elif self.flat:
+                first = gradient.layout.sections[names[0]]
                 vector, end = gradient.vectors[first.vector], first.start + tensor.numel()
                 is_all = end - first.start == vector.numel()
                 tensor.grad = vector if is_all else vector[first.start : end]

@@ -16,6 +16,7 @@ import torch
 
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
+from quorate.replica.sparse.found import Found, no_rows
 from quorate.training.collective.reading import Unread, read, read_whole, sees
 from quorate.training.collective.rows import Row, is_large
 from quorate.training.optimizing.block_steps import step_flat
@@ -71,6 +72,16 @@ class SlicedOptimizer(CutOptimizer):
         self._unread: Unread | None = None
         if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self._lend)
+
+    def kept_by_rows(self, found: Found) -> frozenset[str]:
+        """Return none: ranks exchange slices of vectors.
+
+        Raises:
+            SettingError: there is one whose optimizer wants it by rows.
+        """
+        if kept := super().kept_by_rows(found):
+            raise no_rows("engine", "collective", min(kept))
+        return kept
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return the whole gradient of which each rank has its slice, in memory of its own. Blocks.

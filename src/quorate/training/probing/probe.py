@@ -25,7 +25,14 @@ from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
 from quorate.replica.shared.containers import Contents
 from quorate.replica.streams import Stream
-from quorate.replica.witness.again import Computed, Shard, doubts, result_of
+from quorate.replica.witness.again import (
+    Computed,
+    Shard,
+    doubts,
+    gradients_of,
+    result_of,
+    texts_of,
+)
 from quorate.replica.witness.history import Pair, forget_cached, history_doubts, moved
 from quorate.replica.witness.kept import changed, kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
@@ -61,8 +68,9 @@ def probed(
         loss: the user's loss function.
         notes: what is found goes there.
         plan: of both.
-        make_state: may be given ``mutable_frozen``, see ``Buffers``, and ``written``, see
-            ``Writes``: what forward writes is found by trying.
+        make_state: may be given ``mutable_frozen``, see ``Buffers``, ``written``, see ``Writes``,
+            and ``by_rows``, see ``Layout``: what forward writes, and which gradients come by rows,
+            is found by trying.
         watching: the context in which that shard is computed.
         contents: returns what is in all that code from outside of the model shares.
 
@@ -81,13 +89,18 @@ def probed(
     known, computed = NOTHING, list[Computed]()
     used: Pair | None = None
     while True:
-        state = make_state(mutable_frozen=known.frozen, written=known.trained)
+        state = make_state(
+            mutable_frozen=known.frozen, written=known.trained, by_rows=known.by_rows
+        )
         with unchanged(model):
             replica = make_replica(state)
             with _tried(replica, batch), on_shard(replica, batch, plan) as shard, watching():
                 compute = partial(_computed, replica, shard, loss, training=training)
                 found, first = written_in(replica, compute, known)
                 computed.append(first)
+                if training:
+                    by_rows = state.optimizer.kept_by_rows(first.gradients)
+                    found = found._replace(by_rows=by_rows)
                 if training and known.covers(found):  # once more, on the same replica
                     last = compute()
                     named = doubts(replica, computed[0], last, shard)
@@ -108,7 +121,7 @@ def probed(
             for doubt in history_doubts(replica.model, kept_at_first, used, new):
                 notes.doubt(doubt)
         forget_cached(model)  # what was made of other parameters
-    for line in written_text(model, known.trained):
+    for line in (*written_text(model, known.trained), *texts_of(computed[-1].gradients)):
         say(line)
     return state
 
@@ -211,5 +224,6 @@ def _computed(replica: Replica, shard: Shard, loss: Loss, *, training: bool = Tr
     shard_sum = work(shard.data, shard.rows, shard.stream, shard.seed)
     # What forward writes is not carried as long as it is not known; it is in the gradient.
     result = result_of(shard_sum, with_buffers=False)
+    gradients = gradients_of(replica, shard_sum)
     replica.recycle(shard_sum)
-    return Computed(result, before, kept(replica.model, loss))
+    return Computed(result, before, kept(replica.model, loss), gradients)

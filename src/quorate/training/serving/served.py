@@ -15,6 +15,7 @@ import torch
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.sparse.found import Found, no_rows
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.extent import Mean, Whole
 from quorate.training.optimizing.lent_states import LentStates
@@ -54,6 +55,16 @@ class ServedOptimizer(FlatOptimizer):
         self._is_ours = False  # whether this code itself is at the state of ``inner``
         self._is_lent = False  # whether user code has been given the state
         self.inner.state = LentStates(self._state_of, self._lend)
+
+    def kept_by_rows(self, found: Found) -> frozenset[str]:
+        """Return none: servers have slices of vectors.
+
+        Raises:
+            SettingError: there is one whose optimizer wants it by rows.
+        """
+        if kept := super().kept_by_rows(found):
+            raise no_rows("servers", "some", min(kept))
+        return kept
 
     def begin(self, servers: Servers) -> None:
         """Give the servers what there is. Blocks."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 
-from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment, require
 from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
@@ -25,13 +24,18 @@ from quorate.replica.flat import Flat, Layout, Memory
 from quorate.replica.model import bind, trainable
 from quorate.replica.snapshots import Vectors
 from quorate.replica.witness import writes
+from quorate.transports.processes.layouts import (
+    compare,
+    described,
+    is_channels_last,
+    layout_of,
+)
 from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
 _TICKET = struct.Struct("<q")
 MOST_IN_RUNS = 1 << 24  # bytes of a gradient; of a larger one no shard is short
 _AHEAD = struct.Struct("<qqq")  # whether anything, step, shard
-_Description = list[list[Any]]
 Image = np.ndarray[tuple[int], np.dtype[np.uint8]]  # bytes as they lie in a segment
 
 
@@ -94,7 +98,7 @@ class Arena:
         self._ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
         self._slots_at = _up(self._ahead_at + workers * _AHEAD.size, _PAGE)
         self._written_at = _up(  # within a slot
-            _up(parameters.layout.nbytes, 64) + 8 * floats + integer_buffers, 64
+            _up(_room(parameters, snapshots).nbytes, 64) + 8 * floats + integer_buffers, 64
         )
         self.slot_bytes = _up(self._written_at + self._writes.nbytes, _PAGE)
         nbytes = self._slots_at + slots * self.slot_bytes
@@ -149,10 +153,10 @@ class Arena:
         levels = (results - 1).bit_length()
         snapshots = workers + 1 if on_snapshots else 0
         used = min(results + workers, workers * (levels + 2)) * (1 + again) + snapshots
-        slot_bytes = parameters.layout.nbytes + 8 * floats.numel() + integer_buffers.numel()
-        slot_bytes += writes.layout(parameters.views, written).nbytes
-        require(
-            layout.nbytes + (used + 1) * slot_bytes,  # and one for parameters at the start
+        slot_bytes = _room(parameters, snapshots).nbytes + 8 * floats.numel()
+        slot_bytes += integer_buffers.numel() + writes.layout(parameters.views, written).nbytes
+        require(  # and one for parameters at the start
+            layout.nbytes + used * slot_bytes + max(slot_bytes, parameters.layout.nbytes),
             f"gradients of {results} shards on {workers} workers",
             "use fewer workers, or engine='towers'",
         )
@@ -198,8 +202,9 @@ class Arena:
         fds = [segment.fd for segment in segments if segment is not None]
         assert len(fds) == len(segments)
         return {
-            "parameters": _described(self.parameters.layout),
-            "frozen": _described(self.frozen.layout),
+            "parameters": described(self.parameters.layout),
+            "by_rows": sorted(self.parameters.layout.by_rows),
+            "frozen": described(self.frozen.layout),
             "mutable_frozen": sorted(self.mutable_frozen),
             "written": sorted(self.written),
             **self._sizes,
@@ -215,8 +220,9 @@ class Arena:
 
     def kept(self, buffers: Buffers) -> Segment:
         """Return a copy of the parameters, and of the coordinator's buffers, as they are now."""
-        segment = Segment(self.slot_bytes)
-        values = self.slot_in(segment)
+        beside = _up(self.parameters.layout.nbytes, 64) + self._buffers_bytes
+        segment = Segment(max(self.slot_bytes, beside))
+        values = self.slot_in(segment, of_parameters=True)
         values.flat.copy_(self.parameters)
         values.take_buffers(buffers)
         return segment
@@ -251,15 +257,15 @@ class Arena:
             UserError: this process made another model.
         """
         parameters, frozen = description.pop("parameters"), description.pop("frozen")
-        _compare(parameters, _described(Layout(trainable(model).items())))
-        own = _frozen(model, description["mutable_frozen"], _layout(parameters))
-        _compare(frozen, _described(Layout(own.items())))
+        layout = layout_of(parameters, by_rows := description.pop("by_rows"))
+        compare(parameters, described(Layout(trainable(model).items(), by_rows)))
+        own = _frozen(model, description["mutable_frozen"], layout)
+        compare(frozen, described(Layout(own.items())))
         first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
-        layout = _layout(parameters)
-        if any(_is_channels_last(*entry) for entry in parameters):
+        if any(is_channels_last(*entry) for entry in parameters):
             set_format(model, torch.channels_last)  # buffers too, which have a format of their own
         average = layout.over(more[0]) if more else None
-        frozen_there = _layout(frozen).over(second)
+        frozen_there = layout_of(frozen).over(second)
         arena = cls(layout.over(first), average, frozen_there, **description, segment=rest)
         arena._bind_frozen(model)
         return arena
@@ -275,7 +281,8 @@ class Arena:
             average: whether parameters are averaged.
         """
         rest = dict(description)
-        parameters, frozen = _layout(rest.pop("parameters")), _layout(rest.pop("frozen"))
+        parameters = layout_of(rest.pop("parameters"), rest.pop("by_rows"))
+        frozen = layout_of(rest.pop("frozen"))
         mean = parameters.shared() if average else None
         return cls(parameters.shared(), mean, frozen.shared(), **rest)
 
@@ -324,17 +331,21 @@ class Arena:
         return self._slots[number]
 
     def _slot(self, number: int) -> Vectors:
-        return self.slot_in(self._segment, self._slots_at + number * self.slot_bytes)
+        start, of_parameters = self._slots_at + number * self.slot_bytes, number in self.snapshots
+        return self.slot_in(self._segment, start, of_parameters=of_parameters)
 
-    def slot_in(self, memory: Memory, start: int = 0) -> Vectors:
-        """Return a slot that lies in memory, from byte ``start`` on."""
-        floats_at = start + _up(self.parameters.layout.nbytes, 64)
+    def slot_in(self, memory: Memory, start: int = 0, *, of_parameters: bool = False) -> Vectors:
+        """Return a slot that lies in memory, from byte ``start`` on: of parameters or gradients."""
+        layout = self.parameters.layout if of_parameters else self.parameters.layout.gradients
+        floats_at = start + _up(layout.nbytes, 64)
         floats, integer_buffers = self.current.floats.numel(), self.current.integer_buffers.numel()
         return Vectors(
-            self.parameters.layout.over(memory, start),
+            layout.over(memory, start),
             memory.tensor(torch.float64, floats, floats_at),
             memory.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
-            self._writes.over(memory, start + self._written_at) if self.written else None,
+            self._writes.over(memory, start + self._written_at)
+            if self.written and not of_parameters
+            else None,
         )
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
@@ -342,7 +353,12 @@ class Arena:
 
 
 def _may_run(parameters: Flat) -> bool:
-    return parameters.layout.nbytes <= MOST_IN_RUNS
+    return parameters.layout.gradients.nbytes <= MOST_IN_RUNS
+
+
+def _room(parameters: Flat, snapshots: int) -> Layout:
+    """Return what every slot has room for: a gradient, or all parameters."""
+    return parameters.layout if snapshots else parameters.layout.gradients
 
 
 def _frozen(
@@ -353,43 +369,6 @@ def _frozen(
         for number, (name, parameter) in enumerate(model.named_parameters())
         if name not in trained.sections and number not in mutable_frozen
     }
-
-
-def _described(layout: Layout) -> _Description:
-    return [
-        [s.name, str(layout.dtypes[s.vector]).removeprefix("torch."), list(s.shape), list(s.stride)]
-        for s in layout.sections.values()
-    ]
-
-
-def _layout(description: _Description) -> Layout:
-    def tensors() -> Iterable[tuple[str, torch.Tensor]]:
-        for name, dtype, shape, stride in description:
-            dtype = getattr(torch, dtype)
-            yield name, torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-
-    return Layout(tensors())
-
-
-def _is_channels_last(_name: str, _dtype: str, shape: list[int], stride: list[int]) -> bool:
-    # Not is_contiguous(): a tensor of one channel is contiguous in both formats.
-    return len(shape) == 4 and tuple(stride) != torch.empty(shape, device="meta").stride()
-
-
-def _compare(coordinators: _Description, own: _Description) -> None:
-    """Refuse another model. Strides do not count: the coordinator chose the memory format."""
-    for expected, got in zip(coordinators, own, strict=False):
-        if expected[:3] != got[:3]:
-            raise UserError(_another_model(f"parameter {got[:3]}", f"{expected[:3]}"))
-    if len(coordinators) != len(own):
-        raise UserError(_another_model(f"{len(own)} parameters", f"{len(coordinators)}"))
-
-
-def _another_model(got: str, expected: str) -> str:
-    return (
-        f"a worker that ran the script again made another model: got {got}, expected {expected} as "
-        "in the coordinator; make the script repeatable, or use engine='towers'"
-    )
 
 
 def _or_empty(values: torch.Tensor | None) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.outputs.parcel import unpacked
 from quorate.replica.outputs.rows import Piece
@@ -37,11 +38,25 @@ def result_of(
 
     Args:
         ticket: worker, step and shard.
+
+    Raises:
+        WorkerError: it said what cannot be a row of a gradient.
     """
     worker, step, shard = ticket
     slot = None if number is None else arena.slot(number)
     missing = message["missing"]
     gradient = None if slot is None else slot.flat
+    if gradient is not None and arena.parameters.layout.by_rows:
+        gradient.rows = message.get("rows", {})
+        for name, rows in gradient.rows.items():
+            parameter = arena.parameters.views.get(name)
+            if (
+                fault := "nobody has it" if parameter is None else rows.fault(parameter)
+            ) is not None:
+                raise WorkerError(
+                    f"worker {worker} said of step {step}, shard {shard}, gradient of {name!r}: "
+                    f"{fault}; this is a damaged message: please report it"
+                )
     if message.get("is_held"):
         gradient = Held(step, message["ticket"])
     outputs = list[Piece]()

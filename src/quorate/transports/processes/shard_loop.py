@@ -153,7 +153,7 @@ class ShardLoop:
     def _gradient(self, start: int, source: Source, stream: Stream) -> str:
         """Compute what this worker is compared by, from parameters as they were at the start."""
         segment = Segment(os.fstat(start).st_size, start)
-        values = self._arena.slot_in(segment)
+        values = self._arena.slot_in(segment, of_parameters=True)
         self._replica.pull(values.flat, version=segment, set_buffers=values.set)
         try:
             return probe_fingerprint(self._replica, source, stream)

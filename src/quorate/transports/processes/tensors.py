@@ -1,4 +1,4 @@
-"""Tensors in messages: what shards represent, and gradients, in the bytes behind a message's JSON.
+"""Tensors in messages: what shards represent, and rows of gradients, in bytes behind the JSON.
 
 Their sizes are the user's and show only when a shard is computed, so that no place of the arena is
 kept for them. A wire copies them: 1 MB takes about as long as ten small messages.
@@ -14,8 +14,11 @@ import torch
 from quorate.machine.shared_memory import Segment
 from quorate.replica.outputs import parcel
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.sparse.rows import Rows
 from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.transports.processes.records import Message
+
+_WHICH = "which "  # before a table's name: the indices of its rows; no name has a blank in it
 
 
 def packed(shards: Sequence[Mapping[str, torch.Tensor]]) -> Message:
@@ -52,7 +55,7 @@ def unpacked(message: Message) -> list[Tensors]:
 
 
 def by_row(results: Sequence[ShardSum]) -> tuple[Message, Segment | None]:
-    """Return what is said of the rows of a run: what they represent, or what came out for them.
+    """Return what of a run goes as it is: what rows represent, what came out, rows of gradients.
 
     Returns:
         Fields of a message, none if there is nothing, and the memory that goes with them.
@@ -60,6 +63,9 @@ def by_row(results: Sequence[ShardSum]) -> tuple[Message, Segment | None]:
     each = [represented for result in results for represented in result.represented]
     if each:
         return {"kinds": [one.kind for one in each], **packed([one.tensors for one in each])}, None
+    gradients = [result.gradient for result in results if result.gradient is not None]
+    if any(gradient.rows for gradient in gradients):
+        return {"has_rows": True, **packed([_in_pairs(each.rows) for each in gradients])}, None
     if not results or not results[0].outputs:
         return {}, None
     (piece,) = results[0].outputs  # evaluations and predictions are never dealt in runs
@@ -68,9 +74,20 @@ def by_row(results: Sequence[ShardSum]) -> tuple[Message, Segment | None]:
 
 
 def deal_out(message: Message) -> None:
-    """Give what was said of the rows of a run to the parts of the message about its shards."""
+    """Give what goes as it is to the parts of the message about the shards of a run."""
+    parts = (message, *message.get("more", ()))
+    if "has_rows" in message:
+        for part, tensors in zip(parts, unpacked(message), strict=True):
+            names = [name for name in tensors if not name.startswith(_WHICH)]
+            part["rows"] = {name: Rows(tensors[_WHICH + name], tensors[name]) for name in names}
     if "kinds" not in message:
         return
-    parts = (message, *message.get("more", ()))
     for part, kind, tensors in zip(parts, message["kinds"], unpacked(message), strict=True):
         part["represented"] = [Represented(kind, tensors)]
+
+
+def _in_pairs(by_name: Mapping[str, Rows]) -> Tensors:
+    pairs: Tensors = {}
+    for name, rows in by_name.items():
+        pairs |= {_WHICH + name: rows.which, name: rows.values}
+    return pairs

@@ -1,0 +1,54 @@
+"""Which gradients come by rows: found by trying a shard, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+
+from quorate.errors import SettingError
+from quorate.replica.flat import Flat
+
+
+class Found(NamedTuple):
+    """The parameters whose gradient was seen, by name."""
+
+    by_rows: frozenset[str] = frozenset()
+    dense: frozenset[str] = frozenset()
+
+
+def found_in(model: torch.nn.Module, gradient: Flat | None, missing: Collection[str]) -> Found:
+    """Return how gradients came: all of them in a layout that keeps none by rows, or the others.
+
+    A table that this shard has not read counts by what its module was told.
+
+    Args:
+        gradient: of a shard; None: there was no backward.
+        missing: names of parameters without one.
+    """
+    if gradient is None:
+        return Found()
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, kinds) and m.sparse}
+    named = dict(model.named_parameters())
+    unread = {name for name in missing if id(named.get(name)) in tables}
+    by_rows = (gradient.made_dense.keys() | unread) & gradient.views.keys()
+    return Found(frozenset(by_rows), frozenset(gradient.views.keys() - by_rows - {*missing}))
+
+
+def dense_text(names: Collection[str]) -> str:
+    """Return what to say of gradients that come by rows, and are made dense for an optimizer."""
+    listed = ", ".join(map(repr, sorted(names)[:3])) + (" and others" if len(names) > 3 else "")
+    return (
+        f"the gradient of {listed} comes by rows (sparse=True) and is made dense: the optimizer "
+        "keeps a momentum for it, which moves rows that a batch does not read; without momentum, "
+        "or with Adagrad or SparseAdam, it stays by rows"
+    )
+
+
+def no_rows(setting: str, got: str, name: str) -> SettingError:
+    """Return the error of what hands over whole vectors alone, where a gradient is by rows."""
+    expected = f"one that hands over the gradient of {name!r} by rows (sparse=True)"
+    fix = "use engine='towers' or 'processes'; or leave sparse=True out"
+    return SettingError(setting, got, expected, fix)

@@ -1,0 +1,88 @@
+"""Rows of a gradient: those that are not zero, each once, in their order.
+
+A table of a million rows has a gradient in the few that a shard reads. So these alone are weighted,
+handed over, added up and divided; what is added to what follows the tree of shards, as for vectors.
+
+Legend: n rows of the table, k of them here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Rows(NamedTuple):
+    """The rows of a gradient that are not zero."""
+
+    which: torch.Tensor  # (k,) int64, ascending, each once
+    values: torch.Tensor  # (k, ...), of the dtype of the parameter
+
+    def add(self, right: Rows) -> Rows:
+        """Return self + right: rows that both have are added, the others are as they are.
+
+        Two numbers give the same sum in either order, so that none is kept here.
+        """
+        if torch.equal(self.which, right.which):  # a small table, or padded ones
+            return Rows(self.which, self.values + right.values)
+        index, values = torch.cat([self.which, right.which]), torch.cat([self.values, right.values])
+        return _coalesced(index, values)
+
+    def on(self, device: torch.device) -> Rows:
+        """Return these rows on a device. Blocks until they are there."""
+        return Rows(self.which.to(device), self.values.to(device))
+
+    def like(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of a parameter as optimizers of torch take it: sparse, coalesced."""
+        index, values, shape = self.which[None], self.values, parameter.shape
+        return torch.sparse_coo_tensor(
+            index, values, shape, is_coalesced=True, check_invariants=False
+        )
+
+    def fault(self, parameter: torch.Tensor) -> str | None:
+        """Return why rows that came from elsewhere cannot be a parameter's; None: they can."""
+        index, values = self
+        if index.dtype != torch.int64 or index.dim() != 1:
+            return f"indices are {index.dtype} of {tuple(index.shape)}"
+        if values.dtype != parameter.dtype or values.shape != (len(index), *parameter.shape[1:]):
+            return f"values are {values.dtype} of {tuple(values.shape)}"
+        if not len(index):
+            return None
+        if not (int(index[0]) >= 0 and int(index[-1]) < len(parameter)):
+            return f"rows are {int(index[0])} to {int(index[-1])}"
+        return None if bool((index[1:] > index[:-1]).all()) else "rows are in no order"
+
+
+def is_by_rows(gradient: torch.Tensor) -> bool:
+    """Whether a gradient has rows, which ``rows_of`` takes as they are."""
+    return gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1
+
+
+@torch.no_grad()
+def rows_of(
+    gradient: torch.Tensor, dtype: torch.dtype, device: torch.device, factor: float
+) -> Rows:
+    """Return a gradient multiplied by a factor, as rows of this dtype on this device.
+
+    Rows that a shard reads several times are added up in the order in which torch's ``coalesce``
+    adds them. That depends on their indices alone, and it is what torch's optimizers see.
+
+    Args:
+        gradient: sparse; or dense, as where a shard reads a table in another way: all rows, then.
+    """
+    if not is_by_rows(gradient):
+        values = gradient.to_dense() if gradient.is_sparse else gradient
+        found = Rows(torch.arange(len(values), device=values.device), values)
+    else:
+        # In the dtype of the sum: bfloat16 would lose more with each addition.
+        whole = (gradient if gradient.dtype == dtype else gradient.to(dtype)).coalesce()
+        found = Rows(whole.indices()[0], whole.values())
+    # A copy in any case: what user code keeps of its gradient is not written.
+    return Rows(found.which, (found.values.to(dtype) * factor).contiguous()).on(device)
+
+
+def _coalesced(index: torch.Tensor, values: torch.Tensor) -> Rows:
+    shape = (int(index.max()) + 1, *values.shape[1:])
+    whole = torch.sparse_coo_tensor(index[None], values, shape, check_invariants=False).coalesce()
+    return Rows(whole.indices()[0], whole.values())
