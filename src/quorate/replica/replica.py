@@ -127,9 +127,13 @@ class Replica:
         self._version: object = None
         self._graphs: ShardGraphs | None = None
         # A loss that is scaled may have to be scaled anew, which is found out on the host.
-        # What forward writes lies elsewhere for each shard.
+        # What forward writes lies elsewhere for each shard. Numbers of ``at`` would be recorded.
         may_record = not (
-            spread or computing.precision.is_scaled or written or self._turn.has_phases
+            spread
+            or computing.precision.is_scaled
+            or written
+            or self._turn.has_phases
+            or self.called.asks_for_at
         )
         if computing.compile and self.device.type == "cuda" and may_record:
             buffers = self.model.buffers
