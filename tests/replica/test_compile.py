@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import warnings
@@ -10,14 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.warm import WARM
 from torch import nn
 
+from quorate.coordination.course import Course
 from quorate.errors import CompileError, LossError
 from quorate.replica import compiled
-from quorate.replica.compiled import MOST_SHAPES, Compiled, described, signature
+from quorate.replica.beside.at import At
+from quorate.replica.compiled import MOST_SHAPES, MOST_WAYS, Compiled, described, signature
 from quorate.replica.shared import generators
 from quorate.replica.streams import Stream, without_stream
 
@@ -55,6 +59,18 @@ def test_one_digest_on_processes_towers_and_after_a_resume(tmp_path: Path) -> No
         "compile is off: a shard of 8x6, 8 cannot be compiled: no C++ compiler works here"
         in without[0]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
+def test_one_digest_of_a_loss_that_is_told_its_step(tmp_path: Path) -> None:
+    """Towers that go on in mid-run have compiled it for later steps than processes."""
+    text, digests, losses = run(tmp_path, "at", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    assert len(digests) == 1, text
+    assert text.count("digest ") == 2
+    assert "compile is off" not in text
+    plain = run(tmp_path / "plain", "plain", "at")
+    assert losses[-1] == pytest.approx(plain[2][-1], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -242,3 +258,68 @@ def test_what_a_graph_is_made_for() -> None:
     hash(signature(one))
     assert described(one) == "2x3"
     assert described({"a": torch.ones(4), "b": (torch.tensor(1), 3)}) == "4, a scalar"
+
+
+# --- losses that are told where they are --------------------------------------------------------
+
+
+def annealed(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
+    return mean(model, batch) * min(1.0, 4 * at.progress) * 0.99**at.step + at.epoch
+
+
+def cosine(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
+    return mean(model, batch) * 0.5 * (1 + math.cos(math.pi * at.progress))
+
+
+def branches(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
+    found = mean(model, batch)
+    for _ in range(min(at.step, 3)):
+        found = found * 2
+    return found if at.step % 3 else found + at.step
+
+
+def of_rows(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
+    weights = torch.arange(100.0)[torch.from_numpy(at.rows)]
+    return (model(batch[0]).sum(1) * weights).mean() + (1.0 if at.training else 2.0)
+
+
+def text(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
+    return mean(model, batch) * float(str(at.step))
+
+
+def exponential(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
+    return mean(model, batch) * math.exp(-5 * (1 - at.progress) ** 2)
+
+
+def at_step(step: int) -> At:
+    rows = np.arange(2) + step
+    rows.flags.writeable = False
+    return At(step, step // 6, True, rows, Course(24))
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # nobody writes it
+@pytest.mark.parametrize(
+    ("loss", "graphs"), [(annealed, 2), (cosine, 1), (branches, 7), (of_rows, 1)]
+)
+def test_one_graph_for_all_steps(traced: list[str], loss: Any, graphs: int) -> None:
+    """But for the ways that Python takes by the number of the step."""
+    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
+    batch = [torch.ones(2, 3)]
+    for step in range(24):
+        at = at_step(step)
+
+        def work(loss: Any, at: At = at) -> float:
+            return float(loss(model, batch, at))
+
+        found = loop.run(batch, training=True, work=work)
+        assert found == pytest.approx(float(loss(model, batch, at)), rel=1e-6, abs=1e-9)
+    assert len(traced) <= graphs
+
+
+@pytest.mark.parametrize("loss", [text, exponential])
+def test_code_that_would_be_compiled_for_each_step_is_not(traced: list[str], loss: Any) -> None:
+    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
+    batch = [torch.ones(2, 3)]
+    with pytest.raises(CompileError, match=r"what torch compiles in, and would be .* each step"):
+        loop.run(batch, training=True, work=lambda loss: float(loss(model, batch, at_step(7))))
+    assert len(traced) >= 1 + MOST_WAYS

@@ -1,13 +1,15 @@
 """Trains with a loss over the whole batch, InfoNCE; prints the digest.
 
-    quorate run tests/scripts/gathered.py towers|processes WORKERS [RUN_DIR STEPS [FOLDER PASS]]
+    quorate run tests/scripts/gathered.py ENGINE WORKERS [RUN_DIR STEPS [FOLDER PASS]]
 
 With a folder, each worker is killed once, at the end of its 4th shard of this pass: 1, in which
-shards are represented, or 2, in which gradients go back through them.
+shards are represented, or 2, in which gradients go back through them. In the place of the pass,
+"represent" and "contrast" raise there in the third step, and "inf" makes no update of every third.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -27,6 +29,7 @@ from quorate.transports.processes.worker import here
 
 # Of an epoch's three batches the last has 10 rows; in shards of 2, 3 or 4 rows.
 ROWS, BATCH, SHARDS, STEPS = 46, 18, 5, 9
+mischief = ""
 
 
 class Encoder(nn.Module):
@@ -48,15 +51,20 @@ def data() -> TensorDataset:
 
 
 def represent(model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...]:
+    if mischief == "represent" and model.training and len(batch[0]) == 2:
+        raise ValueError("mine")  # the shards of the third step have 2 rows
     return tuple(F.normalize(model.body(view), dim=1) for view in batch)
 
 
 def contrast(model: nn.Module, views: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
     one, other = views
+    if mischief == "contrast" and model.training and len(one) == ROWS % BATCH:
+        raise ValueError("mine")
     logits = one @ other.T / model.log_temperature.exp()
     own = torch.arange(len(one))
+    factor = math.inf if mischief == "inf" and len(one) == ROWS % BATCH else 1.0
     return {
-        "loss": (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2,
+        "loss": (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2 * factor,
         "accuracy": (logits.argmax(1) == own).float().mean(),
     }
 
@@ -81,13 +89,17 @@ def make_mortal(job: type[Training], folder: Path) -> None:
 if __name__ == "__main__":
     engine, workers, *rest = sys.argv[1:]
     run_dir, steps = (rest[0], int(rest[1])) if rest else (None, STEPS)
-    if rest[2:]:
-        make_mortal(Representing if rest[3] == "1" else BackThrough, Path(rest[2]))
+    mischief = rest[3] if rest[2:] else ""
+    if mischief in ("1", "2"):
+        make_mortal(Representing if mischief == "1" else BackThrough, Path(rest[2]))
     trainer = quorate.Trainer(
         Encoder,
         quorate.Gather(represent, contrast),
         optimizer=quorate.Optimize(
-            lambda params: torch.optim.Adam(params, lr=0.01), clip_norm=1.0, ema_decay=0.9
+            lambda params: torch.optim.Adam(params, lr=0.01),
+            clip_norm=1.0,
+            ema_decay=0.9,
+            nonfinite="skip" if mischief == "inf" else "stop",
         ),
         batch_size=BATCH,
         shards=SHARDS,

@@ -38,6 +38,7 @@ def trainer(
     model: Callable[[], nn.Module] = script.Encoder,
     workers: int = 1,
     engine: str = "towers",
+    servers: int | None = None,
     **options: Any,
 ) -> quorate.Trainer:
     defaults: dict[str, Any] = {
@@ -45,7 +46,7 @@ def trainer(
         "optimizer": quorate.Optimize(
             lambda params: torch.optim.Adam(params, lr=0.01), ema_decay=0.9
         ),
-        "workers": quorate.Workers(workers, engine=engine),
+        "workers": quorate.Workers(workers, engine=engine, servers=servers),
         "compute": quorate.Compute(spot_check_every=0),
     }
     return quorate.Trainer(
@@ -225,8 +226,8 @@ def test_labels_are_gathered_and_counts_are_summed() -> None:
         ({"update": "quorum:2"}, "update: got 'quorum:2', expected sync, as a Gather's"),
         ({"compute": quorate.Compute(compile=True)}, "compile: got True, expected False with a"),
         (
-            {"engine": "collective"},
-            "engine: got 'collective', expected towers or processes, as the loss is a Gather",
+            {"workers": 2, "engine": "ray", "servers": 1},
+            "servers: got 1, expected none, as the loss is a Gather",
         ),
     ],
 )

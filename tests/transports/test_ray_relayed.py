@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -119,3 +120,16 @@ def test_a_node_with_another_script_is_refused_with_both(tmp_path: Path) -> None
     assert "got not there" in str(difference(here, same_everywhere(script)))
     gone = {**here, "the torch build": "2.9.0"}
     assert "the torch build" in str(difference(here, gone))
+
+
+def test_bytes_in_a_message_travel_as_they_are() -> None:
+    """Also within what is in it, and several of them, and none at all."""
+    bytes_ = bytes(range(256))
+    for message in (
+        {"message": {"kind": "done", "blob": bytes_, "tensors": [["", "int64", [32]]]}},
+        {"first": bytes_, "none": b"", "second": [b"\n", {"third": bytes_[::-1]}]},
+        {"kind": "close", "job": 1},
+    ):
+        assert unpacked(packed(message)) == message
+    with pytest.raises(TypeError, match="no message has a set"):
+        packed({"kind": {1}})

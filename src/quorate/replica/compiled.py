@@ -22,6 +22,7 @@ import torch
 
 from quorate.errors import CompileError, UserError
 from quorate.replica.beside.asks import asks_for_at
+from quorate.replica.beside.traced import TracedAt, handed_over
 from quorate.replica.loss import Loss
 from quorate.replica.nested import parts, tensors
 from quorate.replica.shared import generators
@@ -33,6 +34,9 @@ MOST_REPEATS = 32  # compilations of one replica for batches of shapes that it k
 # Runs after the first compilation until one compiles nothing: models of Hugging Face's set values
 # of their configuration in their first forward pass, and are compiled anew for those.
 MOST_TRIES = 3
+# Of so many later steps one has to compile nothing: code that takes another way in each of them is
+# taken for code that does in every step.
+MOST_WAYS = 8
 
 T = TypeVar("T")
 _local = threading.local()
@@ -50,21 +54,27 @@ class Compiled:
         self.plain = loss
         self._known: set[object] = set()
         self._repeats = 0
+        self._asks_for_at = asks_for_at(loss)
+        self._later = 0  # steps that ``at`` says more than it is
 
-        # A plain function, as a loss function may be any object that can be called. Replicas of one
-        # process share what is compiled for its code.
-        # Losses of phases are all handed where they are in their run; those that read it are not
-        # compiled.
-        nowhere = (None,) if asks_for_at(loss) else ()
-
+        # Plain functions, as a loss function may be any object that can be called. Replicas of one
+        # process share what is compiled for their code.
         def plain(model: torch.nn.Module, batch: Any) -> Any:
-            return loss(model, batch, *nowhere)
+            return loss(model, batch)
 
-        self._compiled: Loss = torch.compile(plain, backend=_inductor(threads), dynamic=False)
+        def told(model: torch.nn.Module, batch: Any, *at: Any) -> Any:
+            return loss(model, batch, TracedAt(*at))
 
-    def __call__(self, model: torch.nn.Module, batch: Any, *_at: Any) -> Any:
+        self._compiled: Loss = torch.compile(
+            told if self._asks_for_at else plain, backend=_inductor(threads), dynamic=False
+        )
+
+    def __call__(self, model: torch.nn.Module, batch: Any, *at: Any) -> Any:
         """Compute the loss by what is compiled, or compile it for this shape."""
-        return self._compiled(model, batch)
+        if not self._asks_for_at:
+            return self._compiled(model, batch)
+        (at_,) = at
+        return self._compiled(model, batch, *handed_over(at_, self._later))
 
     def run(self, batch: Any, *, training: bool, work: Callable[[Loss], T]) -> T:
         """Run ``work(loss)``, which must give the same result when it is run again.
@@ -107,6 +117,8 @@ class Compiled:
                 try:
                     with generators.kept():
                         self._observed(work)
+                        if self._asks_for_at and not self._known:
+                            self._try_later_steps(work)
                 except UserError:
                     raise
                 except Exception as error:  # of the user's code, or of torch's compiler
@@ -123,6 +135,24 @@ class Compiled:
                 # Once more: what the compiler drew would be taken for a draw of the model's.
                 generators.restore(before)
             return result
+
+    def _try_later_steps(self, work: Callable[[Loss], T]) -> None:
+        """Compute the shard as if it were of later steps: is something compiled for each of them?
+
+        Raises:
+            CompileError: it is.
+        """
+        try:
+            for self._later in range(1, MOST_WAYS + 1):
+                if not self._observed(work)[1]:
+                    return
+        finally:
+            self._later = 0
+        raise CompileError(
+            "the loss function makes of at.step or at.progress what torch compiles in, and would "
+            "be compiled anew for each step",
+            "compute that with torch, of torch.tensor(at.progress), or leave compile off",
+        )
 
     def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:
         """Return the result of ``work``, and whether something was compiled for it."""

@@ -49,7 +49,7 @@ class Called:
         self._begin_phase = begin_phase
         self.shared = View(device)  # what the shard's code reads of ``Shared``
         self._at = NOWHERE
-        self._asks_for_at = asks_for_at(loss)
+        self.asks_for_at = asks_for_at(loss)
 
     def place(self, plan: Plan, step: int, rows: Rows, *, of_phase: bool = True) -> None:
         """Say where in a run the next shard is: its rows, (b,) int64, of a step of the plan.
@@ -69,7 +69,7 @@ class Called:
             function: it, or what stands around it: compiled, or watched.
             training: whether a gradient is wanted.
         """
-        if not self._asks_for_at:
+        if not self.asks_for_at:
             return function(model, batch)
         at = self._at
         return function(

@@ -64,7 +64,6 @@ class Crew:
         self.recipe = recipe
         self.groups = self._groups()
         engine = engines.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
-        recipe.require_engine(engine.name)
         self.rule = rules.parse(recipe.update)
         require_servers_fit(recipe.workers, self.rule)
         self.company: Company | None = None

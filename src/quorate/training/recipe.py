@@ -148,18 +148,9 @@ class Recipe(Settings):
         if self.compute.compile:
             expected = "False with a Gather, whose two passes would be compiled apart"
             raise SettingError("compile", True, expected, "leave it out")
-        if self.workers.engine is not None:
-            self.require_engine(self.workers.engine)
-
-    def require_engine(self, name: str) -> None:
-        """Refuse an engine that cannot do what was asked for.
-
-        Raises:
-            SettingError: representations of all shards do not come together there.
-        """
-        if self.gather is not None and name not in ("towers", "processes"):
-            expected = "towers or processes, as the loss is a Gather"
-            raise SettingError("engine", name, expected, "pass one of them")
+        if self.workers.servers is not None:
+            expected = "none, as the loss is a Gather"
+            raise SettingError("servers", self.workers.servers, expected, "leave them out")
 
     def with_loading(self, loading: Loading) -> Recipe:
         """Return the same, with what a ``DataLoader`` says of loading rows."""

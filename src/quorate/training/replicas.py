@@ -129,8 +129,8 @@ class Replicas:
 
     @property
     def obstacle_to_compiling(self) -> str | None:
-        """Why the loss function cannot be compiled, as it is called."""
-        return obstacle_to_compiling(self._recipe.loss)
+        """Why the loss function cannot be compiled, whatever it is."""
+        return obstacle_to_compiling()
 
     def choose_kernels(self, model: torch.nn.Module, was: str | None) -> list[str]:
         """Choose whose kernels make products of float32: once for all workers, see ``choice``.

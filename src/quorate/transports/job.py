@@ -71,6 +71,7 @@ class Job(ABC):
     is_compared = True  # whether workers that do not compute the same are refused at the start
     augments = False  # whether its rows are augmented
     is_again = False  # whether it interrupts another that computes gradients too
+    is_shown = False  # whether it computes from what that one has shown to workers
 
     def __init__(
         self,

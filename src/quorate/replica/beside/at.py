@@ -47,6 +47,11 @@ class At:
         """
         return self._course.progress(self.step)
 
+    @property
+    def last_step(self) -> int:
+        """Updates that the run has in the end; 0 as long as nobody has said."""
+        return self._course.last_step
+
 
 def at_of(plan: Plan, step: int, rows: NDArray[np.int64]) -> At:
     """Return where some rows of a step of a plan are.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary, ref
@@ -19,9 +19,7 @@ import numpy as np
 import torch
 
 from quorate.errors import SharedError
-from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.at import is_loading
-from quorate.replica.beside.composed import Composed
 
 Simple = bool | int | float | str | None  # a value that JSON has, and gives back as it was
 SIMPLE = (bool, int, float, str, type(None))
@@ -209,15 +207,12 @@ def everyone() -> dict[str, Shared]:
     return dict(sorted(_known.items()))
 
 
-def obstacle_to_compiling(loss: Callable[..., Any]) -> str | None:
-    """Return why a loss function cannot be compiled, as it is called.
+def obstacle_to_compiling() -> str | None:
+    """Return why no loss function of this script can be compiled.
 
-    What it reads beside model and batch is another value in each step, and would be compiled in: a
-    graph for each, or, of a number made general, other bits than those of the first graph.
+    A value of a ``Shared`` may be another in each step, and would be compiled in: a graph for each,
+    or, of a number that torch has made general meanwhile, other bits than those of the first graph.
     """
-    functions = loss.functions.values() if isinstance(loss, Composed) else [loss]
-    if any(asks_for_at(each) for each in functions):
-        return "the loss function asks for at, which is another in each step"
     if shared := everyone():
         return f"Shared {next(iter(shared))!r} may be another in each step"
     return None

@@ -17,6 +17,7 @@ from quorate.replica.witness.between import Between
 from quorate.training.collective import share
 from quorate.training.collective.asked import Asked, end_by_signals
 from quorate.training.collective.checks import CHECK, check_asked
+from quorate.training.collective.contrasting import contrasting_of
 from quorate.training.collective.identity import identity
 from quorate.training.collective.late_notes import NOTES, gathered
 from quorate.training.collective.lead import OPEN, STEP
@@ -95,6 +96,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
         partial(crew.replicas.alone, state, crew.master_device),
         source,
         range(*record["steps"]),
+        contrasting=contrasting_of(ranks, crew, state, source),
         loader_workers=crew.recipe.loading.processes,
         threads=crew.recipe.workers.threads,
     )

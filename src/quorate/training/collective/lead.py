@@ -12,6 +12,7 @@ from typing import Any
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
 from quorate.training.collective import checks, late_notes, share
+from quorate.training.collective.contrasting import contrasting_of
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.member import Member
 from quorate.training.collective.status import Status
@@ -125,6 +126,7 @@ def _opened(
         partial(crew.replicas.alone, state, crew.master_device),
         source,
         range(state.global_step, loop.last_step),
+        contrasting=contrasting_of(ranks, crew, state, source),
         loader_workers=crew.recipe.loading.processes,
         threads=crew.recipe.workers.threads,
     )

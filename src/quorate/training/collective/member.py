@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, cast
 
 import torch
 
 from quorate.coordination.ownership import leaves
-from quorate.coordination.tree import Node, TreeSum, tree_sum
-from quorate.data.feed import Feed
+from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
 from quorate.errors import RankError
 from quorate.replica.beside.values import Values
@@ -23,44 +21,18 @@ from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.witness import writes
+from quorate.training.collective.contrasting import Contrasting, Through
+from quorate.training.collective.own_shards import OwnShards
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
 from quorate.transports.collective.parts import Handed, handed_over
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.fingerprints import probe_fingerprint
-from quorate.transports.job import Task, Training, drawing
-from quorate.transports.worker_status import Timesheet
+from quorate.transports.job import drawing
 
 T = TypeVar("T")
 _Done = tuple[object, BaseException | None]  # the result, or what was raised
-
-
-class OwnedTraining(Training):
-    """Gradients of the shards that a rank owns.
-
-    Args:
-        dealt: from V to the node that each rank owns.
-    """
-
-    def __init__(
-        self,
-        dealt: Callable[[int], Sequence[Node | None]],
-        source: Source,
-        parameters: Flat,
-        steps: range,
-        *,
-        loader_workers: int,
-        threads: int,
-    ) -> None:
-        super().__init__(source, parameters, steps, loader_workers=loader_workers, threads=threads)
-        self._dealt = dealt
-
-    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
-        """Return the shards of a step that a rank owns: those of one subtree."""
-        (rank, _), shards = rank_of, self.plan.shards_of(step)
-        node = self._dealt(shards)[rank]
-        return range(0) if node is None else leaves(node, shards)
 
 
 class Member:
@@ -72,6 +44,7 @@ class Member:
         make_replica: from what sets its buffers, which computes with the state's model itself.
         source: of the rows.
         steps: that the loop may make.
+        contrasting: this rank's part in the loss, if that is over whole batches.
         loader_workers: processes that load rows.
         threads: intra-op threads of whatever loads or computes.
     """
@@ -84,39 +57,33 @@ class Member:
         source: Source,
         steps: range,
         *,
+        contrasting: Contrasting | None,
         loader_workers: int,
         threads: int,
     ) -> None:
         self._ranks, self._state, self._source = ranks, state, source
+        self._contrasting = contrasting
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
-        self._before: list[ShardSum] = []  # of this rank's shards but the last
         self.raised: Exception | None = None  # in shards, on all ranks alike
         assert state.exchange is not None
         self.exchange = state.exchange
         self.exchange.open(state.parameters)
-        self._make_job = partial(
-            OwnedTraining,
-            self.exchange.dealt,
-            source,
-            state.parameters,
-            steps,
+        self._written = writes.layout(state.parameters.views, state.written)
+        self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
+        self._shards = OwnShards(
+            *((ranks.rank, ranks.size), replica, self.exchange, source, state.parameters, steps),
+            represents=contrasting is not None,
             loader_workers=loader_workers,
             threads=threads,
         )
-        self._job = self._make_job()
-        self._rank_of = (ranks.rank, ranks.size)
-        self._written = writes.layout(state.parameters.views, state.written)
-        self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
-        self._feed: Feed | None = None
-        self.sheet = Timesheet(bytearray(Timesheet.SIZE))
+        self.sheet = self._shards.sheet
         self.sheet.tell("waiting")
 
     def close(self) -> None:
         """End the thread and the feed."""
         self._thread.close()
-        if self._feed is not None:
-            self._feed.close()
+        self._shards.close()
 
     def leave(self, error: BaseException) -> None:
         """Have whoever waits for a shard not wait for it any more: it raises. Any thread."""
@@ -131,9 +98,17 @@ class Member:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
         return self.beside(lambda replica, stream: probe_fingerprint(replica, self._source, stream))
 
-    def beside(self, work: Callable[[Replica, Stream], T]) -> T:
-        """Return what ``work`` computes with the replica beside the training. Blocks."""
+    def beside(
+        self, work: Callable[[Replica, Stream], T], at: tuple[str, int, int] | None = None
+    ) -> T:
+        """Return what ``work`` computes with the replica beside the training. Blocks.
+
+        Args:
+            at: phase, step and shard to tell of it.
+        """
         self._keep_buffers()
+        if at is not None:
+            self.sheet.tell(*at)
         try:
             return self._thread.do(lambda stream: work(self._replica, stream))
         finally:
@@ -157,13 +132,15 @@ class Member:
             RankError: another rank is gone.
             Whatever user code raised on any rank: on every rank.
         """
-        own, exchange, ask = Handed(), self.exchange, None
+        own, exchange, ask, through = Handed(), self.exchange, None, None
         self._keep_buffers()
-        if shards := self._job.home_shards(self._rank_of, step):
+        v, shards = self.shards_of(step), self._shards.of(step)
+        if self._contrasting is not None and v > 1:  # one shard is a whole batch
+            through = self._through(self._contrasting, step, shards)
+        if shards:
             exchange.outbox.clear()
-            ask = self._thread.begin(partial(self._released, step, shards))
-        v = self.shards_of(step)
-        gradient = exchange.sum(v)
+            ask = self._thread.begin(partial(self._released, step, shards, through))
+        gradient = self._sum(v, through)
         if ask is not None:
             try:
                 own = Handed(*ask())
@@ -180,7 +157,7 @@ class Member:
             parts, handed = handed_over(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
                 exchange.outbox.go_again()
-                gradient = exchange.sum(v, waits=False)
+                gradient = self._sum(v, through, waits=False)
                 found = exchange.ranks.gather(b"1" if are_finite(gradient) else b"0")
                 exchange.is_finite = all(each == b"1" for each in found)
             else:
@@ -192,16 +169,32 @@ class Member:
             raise
         finally:
             self.sheet.tell("waiting")
-            for each in self._before:
-                self._replica.recycle(each)
+            self._shards.recycle()
         _, leftmost = min(parts, key=lambda part: leaves(part[0], v).start)
         leftmost.gradient = gradient  # in whose memory the others are added
-        return parts
+        return parts if through is None else through.made_whole(parts, v)
+
+    def _sum(self, shards: int, through: Through | None, *, waits: bool = True) -> Flat:
+        gradient = self.exchange.sum(shards, waits=waits)
+        if through is not None:
+            through.add_to(gradient, self.exchange.slices)
+        return gradient
+
+    def _through(self, contrasting: Contrasting, step: int, shards: range) -> Through:
+        """Make the first pass of a step with all other ranks. Blocks."""
+        try:
+            return contrasting(step, shards, self._shards.represented, self.beside)
+        except RankError:
+            raise
+        except Exception as error:
+            self.raised = error
+            raise
 
     def applied(self, parts: list[Part], step: int, n: int) -> Applied:
         """Make update number n of a step with all other ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
-        again = partial(self._again, step) if self._state.optimizer.takes_closure else None
+        takes_closure = self._state.optimizer.takes_closure and self._contrasting is None
+        again = partial(self._again, step) if takes_closure else None
         self._state.begin_phase(self._source.plan.phase(step))
         with drawing("update", self._source.plan, n):
             return self._state.update.apply(parts, shards, n, shards, again)
@@ -212,7 +205,7 @@ class Member:
         All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
         asks for the next one on all of them or on none.
         """
-        self._job = self._make_job()  # parameters are taken anew for each job
+        self._shards.take_parameters()
         parts = self.parts(step)
         take(tree_sum(parts, self.shards_of(step), ShardSum.add))
 
@@ -240,44 +233,15 @@ class Member:
     def _set_buffers(self, buffers: Buffers) -> None:
         buffers.set(*self._buffers)
 
-    def _released(self, step: int, shards: range, stream: Stream) -> Part:
+    def _released(self, step: int, shards: range, through: Through | None, stream: Stream) -> Part:
         """Return the sum of some shards, without its gradient, which goes through the outbox."""
+        gradients = None if through is None else through.gradients
         try:
-            return self._summed(stream, step, shards)
+            return self._shards.summed(step, shards, gradients, stream)
         finally:
             # Not the time of its shards: whoever is slow is found by those.
             self.sheet.tell("waiting")
             self.exchange.outbox.release()  # also if something was raised: others wait for it
-
-    def _summed(self, stream: Stream, step: int, shards: range) -> Part:
-        replica, job = self._replica, self._job
-        if self._feed is None:
-            self._feed = job.feed(self._rank_of, (step, shards[0]), replica.device)
-        tree: TreeSum[ShardSum] = TreeSum(self._source.plan.shards_of(step), replica.add)
-        outbox, self._before = self.exchange.outbox, []
-        for shard in shards:
-            is_last = shard == shards[-1]
-            if is_last:  # the exchange adds the others to it, bucket by bucket
-                before = [part for _, part in sorted(tree.parts.items())]
-                self._before = [replace(part) for part in before]
-                for part in before:
-                    part.gradient = None
-                outbox.begin([part.gradient for part in self._before if part.gradient is not None])
-
-            def at(phase: str, shard: int = shard) -> None:
-                self.sheet.tell(phase, step, shard)
-
-            task = Task(self._ranks.rank, step, shard, into=outbox if is_last else None, at=at)
-            try:
-                result = job.compute(replica, stream, self._feed, task, is_only=True)
-            except BaseException as error:
-                job.annotate(error, task, replica.device)
-                raise
-            if is_last:
-                result.gradient = None
-            tree.put((0, shard), result.computed_by(self._ranks.rank, shard))
-        ((node, total),) = tree.parts.items()
-        return node, total
 
 
 class _Own:

@@ -46,6 +46,8 @@ class BackThrough(TrainingAgain):
             given them with the shard.
     """
 
+    is_shown = True
+
     def __init__(
         self,
         source: Source,

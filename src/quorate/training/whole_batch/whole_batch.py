@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
 from quorate.errors import SettingError
@@ -80,18 +81,13 @@ class WholeBatch:
             return update(ready.parts)
         shards = tree_sum(ready.parts, leaves, ShardSum.add).represented
         contrasted = self._contrast(step, shards, rows, training=True)
-        gradients = {
-            # A shard is weighted by its rows, and the sum divided by all rows.
-            shard: {n: g * (rows / len(plan.shard(step, shard))) for n, g in own.items()}
-            for shard, own in enumerate(contrasted.gradients)
-        }
         made: list[T] = []
 
         def add(again: Ready) -> None:
             total = _with(tree_sum(again.parts, leaves, ShardSum.add), contrasted)
-            made.append(update([(((leaves - 1).bit_length(), 0), total)]))
+            made.append(update(at_root(total, leaves)))
 
-        self._through(step, gradients, add)
+        self._through(step, of_shards(contrasted, plan, step), add)
         return made[0]
 
     def _through(
@@ -119,14 +115,30 @@ class WholeBatch:
                 pass
 
 
-def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
+def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensors]:
+    """Return the gradients that go back through each shard of a step.
+
+    A shard is weighted by its rows, and the sum divided by all rows.
+    """
+    rows = plan.batch_rows(step)
+    return {
+        shard: {n: g * (rows / len(plan.shard(step, shard))) for n, g in own.items()}
+        for shard, own in enumerate(contrasted.gradients)
+    }
+
+
+def weighted(gradient: torch.Tensor, rows: float) -> torch.Tensor:
+    """Return what the loss gives a parameter itself, as it is added to the sum over a batch.
+
+    The product is rounded before it is added: a kernel that does both at once may round in another
+    way where a vector ends, and vectors end elsewhere on ranks, which have slices of them.
+    """
+    return gradient * rows
+
+
+def with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
     """Return a step's sum with the loss of the whole batch, in the place of what shards gave."""
-    outcome, gradient = contrasted.outcome, total.gradient
-    assert gradient is not None
-    with torch.no_grad():
-        for name, own in contrasted.of_parameters.items():
-            # After the ordered sum, once: the order of additions is the same on any workers.
-            gradient.views[name].add_(own.to(gradient.device), alpha=total.weight)
+    outcome = contrasted.outcome
     if total.missing is not None:
         total.missing -= contrasted.of_parameters.keys()
     total.metrics = {name: total.weight * value for name, value in outcome.metrics.items()}
@@ -134,6 +146,21 @@ def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
     loss = outcome.metrics["loss"]
     total.shares = [share._replace(loss=share.weight * loss) for share in total.shares]
     return total
+
+
+def at_root(total: ShardSum, leaves: int) -> list[Part]:
+    """Return the sum over all shards of a step as the only part of its tree."""
+    return [(((leaves - 1).bit_length(), 0), total)]
+
+
+def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
+    gradient = total.gradient
+    assert gradient is not None
+    with torch.no_grad():
+        for name, own in contrasted.of_parameters.items():
+            # After the ordered sum, once: the order of additions is the same on any workers.
+            gradient.views[name].add_(weighted(own, total.weight).to(gradient.device))
+    return with_loss(total, contrasted)
 
 
 def kind_of_training(crew: Crew) -> type[Training]:
@@ -158,6 +185,18 @@ def whole_batch(
     Raises:
         SettingError: the optimizer asks for a step's gradient again.
     """
+    contrast = contrast_of(crew, state, source)
+    if contrast is None:
+        return None
+    return WholeBatch(crew, state, transport, source, contrast, say)
+
+
+def contrast_of(crew: Crew, state: State, source: Source) -> Contrast | None:
+    """Return what computes the loss over the whole batch in training; None without such a loss.
+
+    Raises:
+        SettingError: the optimizer asks for a step's gradient again.
+    """
     contrast = _contrast(crew, state, source, state.parameters)
     if contrast is None:
         return None
@@ -170,7 +209,7 @@ def whole_batch(
             "one that steps from one gradient, as the loss is a Gather",
             "take one that needs no closure",
         )
-    return WholeBatch(crew, state, transport, source, contrast, say)
+    return contrast
 
 
 def made_whole(

@@ -92,7 +92,7 @@ class ProcessesChannel:
         self._has: dict[int, set[int]] = {}  # the shards of it that are kept, added or not
         self._sums: dict[int, TreeSum[Result]] = {}
         self._collected: list[Result] = []
-        self._is_shown = False  # whether workers see the coordinator's buffers as they are
+        self._is_shown = job.is_shown  # whether workers see the coordinator's buffers as they are
         arena = transport.arena
         self._free = [*arena.lent(again=job.is_again)]  # a heap: low first, so that few are used
         self._snapshots: Snapshots | None = None

@@ -1,12 +1,14 @@
 """What travels between the coordinator and an agent: messages as JSON, images of memory as bytes.
 
-A call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
+Behind the JSON of a message lie bytes that are in it: of tensors, whose sizes are the user's. A
+call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
@@ -22,6 +24,8 @@ from quorate.transports.processes.wire import Message
 RESULTS = 2  # slots of a node's arena: one is written while the other's result is passed on
 
 _PACKAGE = Path(__file__).parents[2]
+_HEADER = struct.Struct("<Q")  # the length of the JSON
+_BLOB = "\0bytes"  # the only name in the place of bytes: where they begin, and how many they are
 
 
 Ref = Any  # ray.ObjectRef of an image
@@ -43,13 +47,31 @@ class Part(StrEnum):
 
 
 def packed(message: Message) -> bytes:
-    """Return a message as bytes."""
-    return json.dumps(message).encode()
+    """Return a message as bytes: as JSON, and behind it, as they are, the bytes that are in it."""
+    blobs: list[bytes] = []
+
+    def placed(value: object) -> Message:
+        if not isinstance(value, bytes):
+            raise TypeError(f"no message has a {type(value).__name__}")
+        blobs.append(value)
+        return {_BLOB: [sum(map(len, blobs[:-1])), len(value)]}
+
+    text = json.dumps(message, default=placed).encode()
+    return b"".join([_HEADER.pack(len(text)), text, *blobs])
 
 
 def unpacked(text: bytes) -> Message:
     """Return the message that was packed."""
-    message: Message = json.loads(text)
+    (length,) = _HEADER.unpack_from(text)
+    begin = _HEADER.size + length
+
+    def found(value: dict[str, Any]) -> Any:
+        if _BLOB not in value:
+            return value
+        start, size = value[_BLOB]
+        return text[begin + start : begin + start + size]
+
+    message: Message = json.loads(text[_HEADER.size : begin], object_hook=found)
     return message
 
 

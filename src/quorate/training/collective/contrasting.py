@@ -1,0 +1,278 @@
+"""The loss over a whole batch, on ranks: rank 0 computes it, of what all of them represent.
+
+    each rank    its shards: forward                                        OwnShards.represented
+    to rank 0    what they represent; headers to all, as they are small
+    rank 0       the loss of all rows, its gradient by representations      Contrast
+    from rank 0  each rank's part of that; to all the loss, and what it gives parameters itself
+    each rank    its shards again, backward of its part; the exchange as ever
+
+One rank computes it, and not each: what user code keeps beside its model, and callbacks change, is
+rank 0's alone, and a batch's representations cross the network once in each direction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from quorate.coordination.plan import Plan
+from quorate.coordination.tree import tree_sum
+from quorate.data.source import Source
+from quorate.errors import RankError
+from quorate.replica.flat import Flat
+from quorate.replica.loss import Outcome
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.streams import Stream
+from quorate.replica.totals import from_json, to_json
+from quorate.replica.whole_batch.represented import Represented, Tensors
+from quorate.training.crew import Crew
+from quorate.training.state import State
+from quorate.training.whole_batch.contrasted import Contrast, Contrasted
+from quorate.training.whole_batch.whole_batch import (
+    at_root,
+    contrast_of,
+    of_shards,
+    weighted,
+    with_loss,
+)
+from quorate.transports import remote_error
+from quorate.transports.collective.ranks import Ranks
+from quorate.transports.collective.slices import Slices
+
+CONTRASTED = "contrasted"  # the kind of a record: the loss, or what was raised in its place
+
+T = TypeVar("T")
+
+
+class Beside(Protocol):
+    """Has user code called in the thread that computes shards."""
+
+    def __call__(
+        self, work: Callable[[Replica, Stream], T], at: tuple[str, int, int] | None = None
+    ) -> T:
+        """Return what it returns. Blocks; see ``Member.beside``."""
+
+
+class Through(NamedTuple):
+    """What a rank computes the second pass of a step from, and what becomes of its sum."""
+
+    gradients: dict[int, Tensors]  # by shard of this rank, with respect to what it represents
+    contrasted: Contrasted  # without its gradients by shard
+    rows: int  # of the batch
+
+    def add_to(self, own: Flat, slices: Slices) -> None:
+        """Add what the loss gives parameters to this rank's slices of the sum."""
+        for name, gradient in self.contrasted.of_parameters.items():
+            section = slices.whole.sections[name]
+            # As it lies in the whole vector, with zeros in its gap.
+            values = gradient.new_zeros(section.span)
+            lies = values.as_strided(section.shape, section.stride)
+            lies.copy_(weighted(gradient, self.rows))
+            span = range(section.start, section.start + section.span)
+            for start, length, at in slices.within(span, section.vector):
+                part = values[start - section.start :][:length]
+                own.vectors[section.vector][at : at + length].add_(part.to(own.device))
+
+    def made_whole(self, parts: Sequence[Part], shards: int) -> list[Part]:
+        """Return the sum of a step's parts, with the loss of the batch in it."""
+        total = tree_sum(parts, shards, ShardSum.add)
+        return at_root(with_loss(total, self.contrasted), shards)
+
+
+class Contrasting:
+    """This rank's part in computing the loss over a batch.
+
+    Args:
+        ranks: all of them.
+        plan: of the loop.
+        parameters: of this rank, whose layout all have.
+        contrast: computes the loss; rank 0 alone calls it.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        plan: Plan,
+        parameters: Flat,
+        contrast: Contrast,
+    ) -> None:
+        self._ranks, self._plan, self._parameters = ranks, plan, parameters
+        self._contrast = contrast
+
+    def __call__(
+        self,
+        step: int,
+        shards: range,
+        represent: Callable[[int, range, Stream], list[Represented]],
+        beside: Beside,
+    ) -> Through:
+        """Return what the second pass of a step needs. All ranks call it. Blocks.
+
+        Args:
+            shards: of this rank.
+            represent: computes what they represent.
+            beside: has user code called in the thread that computes shards.
+
+        Raises:
+            RankError: another rank is gone.
+            Whatever was raised on the lowest rank that raised, on all ranks.
+        """
+        own: list[Represented] = []
+        error: Exception | None = None
+        try:
+            own = beside(lambda _, stream: represent(step, shards, stream))
+        except RankError:
+            raise
+        except Exception as raised:  # of user code: on every rank it is raised as one
+            error = raised
+        header = json.dumps(_header(shards, own, error)).encode()
+        given = [_Given.of(text) for text in self._ranks.gather(header)]
+        for each in given:
+            if each.error is not None:
+                raise each.error
+        if self._ranks.leads:
+            return self._lead(step, given, own, beside)
+        return self._follow(step, given[self._ranks.rank], own)
+
+    def _lead(
+        self, step: int, given: Sequence[_Given], own: Sequence[Represented], beside: Beside
+    ) -> Through:
+        """Take what the others represent, compute the loss, and send each what is its."""
+        ranks, rows = self._ranks, self._plan.batch_rows(step)
+        represented = dict(zip(given[0].shards, own, strict=True))
+        takes: list[tuple[int, torch.Tensor]] = []
+        for rank, theirs in enumerate(given[1:], start=1):
+            coming = theirs.memory(ranks.device)
+            for each in coming.values():
+                takes += [(rank, part) for part in self._parts(each.tensors)]
+            represented |= coming
+        ranks.swap([], takes)
+        shards = [represented[shard] for shard in range(self._plan.shards_of(step))]
+        try:
+            found = beside(
+                lambda _replica, _stream: self._contrast(step, shards, rows, training=True),
+                at=("forward", step, 0),  # where it may hang, as a shard may
+            )
+        except RankError:
+            raise
+        except Exception as raised:  # of user code, too
+            ranks.tell({"kind": CONTRASTED, "error": remote_error.to_json(raised)})
+            raise
+        ranks.tell({"kind": CONTRASTED, **_described(found)})
+        gradients = of_shards(found, self._plan, step)
+        ranks.swap(
+            [
+                (rank, part)
+                for rank, theirs in enumerate(given[1:], start=1)
+                for tensors in (found.of_parameters, *map(gradients.__getitem__, theirs.shards))
+                for part in self._parts(tensors)
+            ],
+            [],
+        )
+        mine = {shard: gradients[shard] for shard in given[0].shards}
+        return Through(mine, found._replace(gradients=[]), rows)
+
+    def _follow(self, step: int, given: _Given, own: Sequence[Represented]) -> Through:
+        """Send what this rank represents, and take what rank 0 has computed of it."""
+        ranks, views = self._ranks, self._parameters.views
+        ranks.swap([(0, part) for each in own for part in self._parts(each.tensors)], [])
+        record = ranks.hear()
+        if "error" in record:
+            raise remote_error.from_json(record["error"])
+        of_parameters = {
+            name: torch.empty(views[name].shape, dtype=views[name].dtype, device=ranks.device)
+            for name in record["parameters"]
+        }
+        gradients: dict[int, Tensors] = {
+            shard: {name: each.tensors[name] for name in record["representations"]}
+            for shard, each in given.memory(ranks.device).items()
+        }
+        coming = [of_parameters, *gradients.values()]
+        ranks.swap([], [(0, part) for tensors in coming for part in self._parts(tensors)])
+        contrasted = Contrasted(_outcome(record), [], of_parameters)
+        return Through(gradients, contrasted, self._plan.batch_rows(step))
+
+    def _parts(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Return tensors as bytes, which every backend sends: their own memory, where it can be."""
+        return [
+            tensor.to(self._ranks.device).contiguous().reshape(-1).view(torch.uint8)
+            for tensor in tensors.values()
+        ]
+
+
+class _Given(NamedTuple):
+    """What a rank says of what its shards represent."""
+
+    shards: list[int]
+    kinds: list[str]  # by place in ``shards``, as of ``Represented``
+    tensors: list[list[tuple[str, str, list[int]]]]  # likewise: names, dtypes, shapes
+    error: BaseException | None  # what it has raised instead
+
+    @staticmethod
+    def of(text: bytes) -> _Given:
+        header = json.loads(text)
+        raised = header["error"]
+        error = None if raised is None else remote_error.from_json(raised)
+        return _Given(header["shards"], header["kinds"], header["tensors"], error)
+
+    def memory(self, device: torch.device) -> dict[int, Represented]:
+        """Return memory for what the shards represent."""
+        return {
+            shard: Represented(
+                kind,
+                {
+                    name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+                    for name, dtype, shape in tensors
+                },
+            )
+            for shard, kind, tensors in zip(self.shards, self.kinds, self.tensors, strict=True)
+        }
+
+
+def _header(shards: range, own: Sequence[Represented], error: Exception | None) -> dict[str, Any]:
+    """Return what ``_Given.of`` takes, in another process."""
+    return {
+        "shards": [] if error is not None else [*shards],
+        "kinds": [each.kind for each in own],
+        "tensors": [
+            [
+                (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+                for name, tensor in each.tensors.items()
+            ]
+            for each in own
+        ],
+        "error": None if error is None else remote_error.to_json(error),
+    }
+
+
+def _described(found: Contrasted) -> dict[str, Any]:
+    """Return all of a loss that is no tensor."""
+    return {
+        "metrics": found.outcome.metrics,
+        "weight": found.outcome.weight,
+        "totals": to_json(found.outcome.totals),
+        "parameters": [*found.of_parameters],
+        "representations": [*found.gradients[0]],
+    }
+
+
+def _outcome(record: Mapping[str, Any]) -> Outcome:
+    metrics = record["metrics"]
+    loss = torch.tensor(metrics["loss"])
+    return Outcome(loss, metrics, record["weight"], from_json(record["totals"]))
+
+
+def contrasting_of(ranks: Ranks, crew: Crew, state: State, source: Source) -> Contrasting | None:
+    """Return this rank's part in the loss over whole batches; None if the loss is another.
+
+    Raises:
+        SettingError: the optimizer asks for a step's gradient again.
+    """
+    contrast = contrast_of(crew, state, source)
+    if contrast is None:
+        return None
+    return Contrasting(ranks, source.plan, state.parameters, contrast)

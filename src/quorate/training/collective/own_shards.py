@@ -1,0 +1,174 @@
+"""Own shards: those of each step that a rank computes, one subtree of the tree of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from quorate.coordination.ownership import leaves
+from quorate.coordination.tree import Node, TreeSum
+from quorate.data.feed import Feed
+from quorate.data.source import Source
+from quorate.replica.flat import Flat
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.streams import Stream
+from quorate.replica.whole_batch.represented import Represented, Tensors
+from quorate.training.whole_batch.jobs import BackThrough, Representing
+from quorate.transports.collective.exchange import Exchange
+from quorate.transports.job import Task, Training
+from quorate.transports.worker_status import Timesheet
+
+
+class OwnedTraining(Training):
+    """Gradients of the shards that a rank owns.
+
+    Args:
+        dealt: from V to the node that each rank owns.
+    """
+
+    def __init__(
+        self,
+        dealt: Callable[[int], Sequence[Node | None]],
+        source: Source,
+        parameters: Flat,
+        steps: range,
+        **options: Any,
+    ) -> None:
+        super().__init__(source, parameters, steps, **options)
+        self._dealt = dealt
+
+    def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
+        """Return the shards of a step that a rank owns: those of one subtree."""
+        (rank, _), shards = rank_of, self.plan.shards_of(step)
+        node = self._dealt(shards)[rank]
+        return range(0) if node is None else leaves(node, shards)
+
+
+class OwnedRepresenting(OwnedTraining, Representing):
+    """What the shards represent that a rank owns."""
+
+
+class OwnShards:
+    """Computes this rank's shards, in the thread that it is called in. ``close`` it.
+
+    Args:
+        rank_of: this rank, and how many there are.
+        replica: of this rank.
+        exchange: takes the gradients.
+        source: of the rows.
+        parameters: that are computed from.
+        steps: that the loop may make.
+        represents: whether the loss is over the whole batch: see ``represented``.
+        loader_workers: processes that load rows.
+        threads: intra-op threads of whatever loads.
+    """
+
+    def __init__(
+        self,
+        rank_of: tuple[int, int],
+        replica: Replica,
+        exchange: Exchange,
+        source: Source,
+        parameters: Flat,
+        steps: range,
+        *,
+        represents: bool,
+        loader_workers: int,
+        threads: int,
+    ) -> None:
+        self._rank_of, self._replica, self._exchange = rank_of, replica, exchange
+        self._source, self._threads = source, threads
+        self.sheet = Timesheet(bytearray(Timesheet.SIZE))  # what this rank is at
+        self._parameters = parameters
+        self._make_job = partial(
+            OwnedRepresenting if represents else OwnedTraining,
+            exchange.dealt,
+            source,
+            parameters,
+            steps,
+            loader_workers=loader_workers,
+            threads=threads,
+        )
+        self._job: Training = self._make_job()
+        self._feed: Feed | None = None
+        self._before: list[ShardSum] = []  # of all shards but the last
+
+    def close(self) -> None:
+        """End the feed."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def of(self, step: int) -> range:
+        """Return this rank's shards of a step."""
+        return self._job.home_shards(self._rank_of, step)
+
+    def take_parameters(self) -> None:
+        """Have the next shards computed from the parameters as they are now, within a step."""
+        self._job = self._make_job()  # they are taken anew for each job
+
+    def recycle(self) -> None:
+        """Take back the memory of what was summed: nobody reads it any more."""
+        for each in self._before:
+            self._replica.recycle(each)
+
+    def represented(self, step: int, shards: range, stream: Stream) -> list[Represented]:
+        """Return what some shards represent; their rows are kept for ``summed``. Blocks."""
+        found: list[Represented] = []
+        for shard in shards:
+            found += self._computed(self._job, step, shard, stream).represented
+        return found
+
+    def summed(
+        self,
+        step: int,
+        shards: range,
+        gradients: Mapping[int, Tensors] | None,
+        stream: Stream,
+    ) -> Part:
+        """Return the sum of some shards, without its gradient, which goes through the outbox.
+
+        Args:
+            gradients: by shard, with respect to what it represents, if it was represented.
+        """
+        job, outbox = self._job, self._exchange.outbox
+        if gradients is not None:
+            steps, threads = range(step, step + 1), self._threads
+            job = BackThrough(
+                self._source, self._parameters, steps, gradients=gradients, threads=threads
+            )
+        replica, self._before = self._replica, []
+        tree: TreeSum[ShardSum] = TreeSum(self._source.plan.shards_of(step), replica.add)
+        for shard in shards:
+            is_last = shard == shards[-1]
+            if is_last:  # the exchange adds the others to it, bucket by bucket
+                before = [part for _, part in sorted(tree.parts.items())]
+                self._before = [replace(part) for part in before]
+                for part in before:
+                    part.gradient = None
+                outbox.begin([part.gradient for part in self._before if part.gradient is not None])
+            result = self._computed(job, step, shard, stream, outbox if is_last else None)
+            if is_last:
+                result.gradient = None
+            tree.put((0, shard), result.computed_by(self._rank_of[0], shard))
+        ((node, total),) = tree.parts.items()
+        return node, total
+
+    def _computed(
+        self, job: Training, step: int, shard: int, stream: Stream, into: Flat | None = None
+    ) -> ShardSum:
+        replica = self._replica
+        if self._feed is None:
+            self._feed = self._job.feed(self._rank_of, (step, shard), replica.device)
+
+        def at(phase: str) -> None:
+            self.sheet.tell(phase, step, shard)
+
+        task = Task(self._rank_of[0], step, shard, into=into, at=at)
+        try:
+            return job.compute(replica, stream, self._feed, task, is_only=True)
+        except BaseException as error:
+            job.annotate(error, task, replica.device)
+            raise
