@@ -27,6 +27,7 @@ SCRIPTS = Path(__file__).parents[1]
 SCRIPT = SCRIPTS / "scripts" / "verified.py"
 STRANGER = SCRIPTS / "strangers" / "stranger.py"
 LIMIT_S = 100
+COMPILES_S = 600  # a run that compiles: both workers do, each shape, beside all that is tried
 EVERY = int(os.environ.get("QUORATE_TEST_STRANGERS", "9"))  # of so many further cases one; 1: all
 
 # --- the verdict over made records ----------------------------------------------------------------
@@ -174,7 +175,8 @@ def verify(
         is_done: Callable[[], bool],
     ) -> int:
         line = ["run", *as_typed(options), "--", script, *arguments]
-        code, out, err = WARM.run(line, dict(os.environ), LIMIT_S)
+        limit_s = COMPILES_S if options.get("compile") else LIMIT_S
+        code, out, err = WARM.run(line, dict(os.environ), limit_s)
         output.write((out + err).encode())
         assert code or is_done()
         return code
@@ -366,3 +368,20 @@ def test_also_sound(name: str, verify: Verify) -> None:
     words = ("--workers", "1,2", "--updates", "3", *FEW, str(STRANGER), "--", name)
     code, said = verify(*words)
     assert code == 0, said
+
+
+# With nothing compiled before, and then from the compiler's cache.
+COMPILED = ("gpt2_like", "bert_like", "vae", "gan", "ddpm", "diffusion")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED[::EVERY])
+def test_also_sound_when_it_is_compiled(
+    name: str, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    words = ("--compile", "--workers", "1,2", "--updates", "3", *FEW, str(STRANGER), "--", name)
+    for _ in range(2):
+        code, said = verify(*words)
+        assert code == 0, said
+    assert any((tmp_path / "compiled").iterdir())
