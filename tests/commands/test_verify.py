@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.warm import WARM
 from torch import nn
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from quorate.commands.main import main
 from quorate.commands.options import as_typed
@@ -32,7 +32,7 @@ from quorate.commands.verify.records import (
     TwiceRecord,
     UpdateRecord,
 )
-from quorate.commands.verify.twice import twice
+from quorate.commands.verify.twice import loaded_again, twice
 from quorate.commands.verify.verdict import Run, verdict
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Compute, Done, Joined, Left
@@ -372,7 +372,8 @@ def computed_twice(how: str, collate: Any = None) -> TwiceRecord:
         notes=Notes(),
     )
     with Stream() as stream:
-        return twice(0, replica, source, stream, (1, 2), seed=7)
+        trained_on = source.load((1, 2)).samples
+        return twice(0, replica, source, stream, (1, 2), seed=7, trained_on=trained_on)
 
 
 def test_dropout_and_batch_norm_are_repeatable() -> None:
@@ -425,6 +426,38 @@ def test_rows_that_depend_on_how_often_they_are_asked_for() -> None:
     found = computed_twice("asked")
     assert len(found.rows) == 6
     assert found.differs == []  # both were computed from the rows as they came first
+
+
+class Remembers(Dataset[Any]):
+    """Numbers; other ones where they were given before, or the same, as a cache does."""
+
+    def __init__(self, again: float) -> None:
+        self.again, self.given = again, dict[int, torch.Tensor]()
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        if row in self.given:
+            return self.given[row] * self.again
+        self.given[row] = torch.full((3,), float(1 + row))
+        return self.given[row]
+
+
+@pytest.mark.parametrize("again", [2.0, 1.0])
+def test_rows_that_are_others_once_they_were_given(again: float) -> None:
+    dataset = Remembers(again)
+    source = Source(dataset, Plan(rows=24, batch_size=8, shards=2, shuffle=False)).hashing()
+    dataset[8]  # given before, as to whoever looks at some rows first
+    batch = source.load((1, 0))
+    found = loaded_again(3, "cpu", source, (1, 0), batch)
+    if again == 1:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.worker, found.step, found.shard, found.rows) == (3, 1, 0, [9, 10, 11])
+    assert "rows 9, 10, 11 of the dataset had other content" in words.twice(found)[1]
+    assert loaded_again(3, "cpu", source, (1, 0), source.load((1, 0))) is None  # from then on not
 
 
 def test_a_batch_that_is_another_each_time_it_is_made() -> None:

@@ -27,6 +27,7 @@ SCRIPTS = Path(__file__).parents[1]
 SCRIPT = SCRIPTS / "scripts" / "verified.py"
 STRANGER = SCRIPTS / "strangers" / "stranger.py"
 LIMIT_S = 100
+COMPILES_S = 600  # a run that compiles: both workers do, each shape, beside all that is tried
 EVERY = int(os.environ.get("QUORATE_TEST_STRANGERS", "9"))  # of so many further cases one; 1: all
 
 # --- the verdict over made records ----------------------------------------------------------------
@@ -174,7 +175,8 @@ def verify(
         is_done: Callable[[], bool],
     ) -> int:
         line = ["run", *as_typed(options), "--", script, *arguments]
-        code, out, err = WARM.run(line, dict(os.environ), LIMIT_S)
+        limit_s = COMPILES_S if options.get("compile") else LIMIT_S
+        code, out, err = WARM.run(line, dict(os.environ), limit_s)
         output.write((out + err).encode())
         assert code or is_done()
         return code
@@ -255,6 +257,11 @@ FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "dataset_with_own_generator": (STRANGER, FEW, ("row 0 of the dataset has other content",)),
+    "dataset_that_gives_each_row_once": (
+        STRANGER,
+        FEW,
+        ("rows 4, 5, 6, 7 of the dataset had other content the second time", "remembers what it"),
+    ),
     "global_counter_in_loss": (STRANGER, FEW, ("because 'counter' that the loss function closes",)),
     "own_numpy_generator_in_loss": (STRANGER, FEW, ("* float(generator.uniform(",)),
     "counter_attribute": (STRANGER, FEW, ("because calls (Counting, state.py:",)),
@@ -326,12 +333,15 @@ ALSO_FOUND = (
     *("running_maximum", "teacher_follows_every_fourth_step", "dataset_that_counts_its_reads"),
     *("dataset_with_a_clock", "dataset_with_a_generator_of_its_own", "global_dict_annealed"),
     *("dataset_that_mixes_with_the_last_row", "collate_with_a_running_mean"),
+    *("dataset_scaled_by_its_first_rows", "dataset_that_repeats_a_row_that_was_given"),
+    "dataset_that_writes_its_rows",
 )
 ALSO_SOUND = (
     *("gan", "ddpm", "bert_like", "gpt2_like", "plain_mlp", "cnn_batchnorm", "lstm", "gru"),
     *("transformer", "rotary_cache", "tied_weights", "new_weight_norm", "orthogonal"),
     *("gradient_penalty", "checkpointed", "vmapped_per_sample", "lora_frozen_base"),
     *("clipped_and_scheduled", "double_precision", "python_random_jitter", "dict_batches"),
+    "dataset_that_remembers_rows",
 )
 
 
@@ -358,3 +368,20 @@ def test_also_sound(name: str, verify: Verify) -> None:
     words = ("--workers", "1,2", "--updates", "3", *FEW, str(STRANGER), "--", name)
     code, said = verify(*words)
     assert code == 0, said
+
+
+# With nothing compiled before, and then from the compiler's cache.
+COMPILED = ("gpt2_like", "bert_like", "vae", "gan", "ddpm", "diffusion")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED[::EVERY])
+def test_also_sound_when_it_is_compiled(
+    name: str, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    words = ("--compile", "--workers", "1,2", "--updates", "3", *FEW, str(STRANGER), "--", name)
+    for _ in range(2):
+        code, said = verify(*words)
+        assert code == 0, said
+    assert any((tmp_path / "compiled").iterdir())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
+import importlib.util
 import io
 import json
 import os
@@ -18,7 +21,15 @@ import pytest
 from support.runs import LIMIT_S, command, digests, last_json, run, run_all, started
 
 KINDS = ("sampled", "loader", "lines", "stream")
+HUGGING_FACE = ("hf-json", "hf-csv", "hf-parquet")  # of its streaming data sets
 UPDATES = 14  # in the third or fourth epoch
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Hugging Face's datasets ask nobody, and leave nothing behind."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hugging-face"))
 
 
 def lines(folder: Path) -> Path:
@@ -30,6 +41,33 @@ def lines(folder: Path) -> Path:
         (folder / f"{number}.jsonl").write_text("".join(f"{row}\n" for row in rows))
         row = rows.stop
     return folder
+
+
+def parts(folder: Path, kind: str) -> Path:
+    """Write the same rows as Hugging Face's loaders of JSON, CSV or Parquet expect them."""
+    if importlib.util.find_spec("datasets") is None:
+        pytest.skip("datasets is not installed")
+    folder.mkdir()
+    row = 0
+    for number in range(5):
+        rows = [{"row": row + n, "text": f"line {row + n}"} for n in range(70 + number)]
+        path = folder / f"part-{number}"
+        if kind == "hf-json":
+            path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        elif kind == "hf-csv":
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, ["row", "text"])
+                writer.writeheader()
+                writer.writerows(rows)
+        else:
+            table = importlib.import_module("pyarrow").Table.from_pylist(rows)
+            importlib.import_module("pyarrow.parquet").write_table(table, path, row_group_size=16)
+        row += len(rows)
+    return folder
+
+
+def files_of(kind: str, folder: Path) -> Path:
+    return parts(folder, kind) if kind in HUGGING_FACE else lines(folder)
 
 
 def tars(folder: Path, rows: int, files: int) -> Path:
@@ -64,15 +102,20 @@ def found(words: Mapping[str, list[str]]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, HUGGING_FACE[0]])
 def test_rows_are_the_same_on_every_engine(tmp_path: Path, kind: str) -> None:
     ways = [("towers", 1), ("towers", 3), ("processes", 2), ("collective", 2)]
-    folders = {way: lines(tmp_path / f"{way[0]}-{way[1]}") for way in ways}
+    folders = {way: files_of(kind, tmp_path / f"{way[0]}-{way[1]}") for way in ways}
     results = found(
         {str(way): fed(kind, folders[way], UPDATES, *way) for way in ways}
         | {
             "loading": fed(
-                kind, lines(tmp_path / "loading"), UPDATES, "processes", 2, loader_workers=2
+                kind,
+                files_of(kind, tmp_path / "loading"),
+                UPDATES,
+                "processes",
+                2,
+                loader_workers=2,
             )
         }
     )
@@ -82,12 +125,12 @@ def test_rows_are_the_same_on_every_engine(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *HUGGING_FACE])
 def test_a_run_that_is_killed_in_an_epoch_ends_elsewhere_with_the_same_bits(
     tmp_path: Path, kind: str
 ) -> None:
     """On three processes, all of which end with the coordinator; then on two, then on one tower."""
-    folder, run_dir = lines(tmp_path / "rows"), tmp_path / "run"
+    folder, run_dir = files_of(kind, tmp_path / "rows"), tmp_path / "run"
     whole = found({"whole": fed(kind, folder, UPDATES, "towers", 1)})["whole"]
     options = {"run_dir": run_dir, "save_every_steps": 1}
     words = fed(kind, folder, UPDATES, "processes", 3, 0.3, **options)

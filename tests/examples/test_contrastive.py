@@ -72,7 +72,7 @@ def test_it_runs_and_has_one_digest_on_one_and_two_workers(tmp_path: Path) -> No
     data.mkdir()
     generator = np.random.default_rng(0)
     for images_name, labels_name, rows in (
-        (TRAIN_IMAGES, TRAIN_LABELS, 300),
+        (TRAIN_IMAGES, TRAIN_LABELS, 600),
         (TEST_IMAGES, TEST_LABELS, 60),
     ):
         drawn = generator.integers(0, 255, (rows, 28, 28), dtype=np.uint8)
@@ -87,12 +87,12 @@ def test_it_runs_and_has_one_digest_on_one_and_two_workers(tmp_path: Path) -> No
             [
                 *("run", "--devices", "cpu", "--workers", workers, str(EXAMPLE)),
                 *("--data", str(data), "--run-dir", str(where)),
-                *("--batch-size", "64", "--shards", "4", "--epochs", "1", "--target", "0"),
+                *("--epochs", "1", "--target", "0"),
             ],
             dict(os.environ),
             200,
         )
         assert code == 0, out + err
-        assert out.splitlines()[-1].endswith("of the test images are found among 64")
+        assert out.splitlines()[-1].endswith("of the test images are found among 512")
         digests.append(inspected(where)["digest"])
     assert digests[0] == digests[1]

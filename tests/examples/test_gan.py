@@ -37,7 +37,7 @@ def test_it_trains_both_and_says_how_far_it_is(data: Path, tmp_path: Path) -> No
     found = {}
     for workers, target, code in (("1", "0.01", 1), ("2", "2.0", 0)):
         run_dir = tmp_path / workers
-        script = [str(EXAMPLE), "--data", str(data), "--steps", "6", "--target", target]
+        script = [str(EXAMPLE), "--data", str(data), "--epochs", "2", "--target", target]
         where = ["--run-dir", str(run_dir)]
         words = ["run", "--devices", "cpu", "--workers", workers, *where, *script]
         ended, out, err = WARM.run(words, os.environ, 120)

@@ -3,10 +3,11 @@
     quorate run --devices cpu --workers 2 --run-dir RUN tests/scripts/fed.py KIND FOLDER STEPS PACE
 
 KIND: sampled (rows drawn by their classes), loader (a DataLoader with a weighted sampler), tar,
-lines or stream (of files in FOLDER, whose row r holds r). STEPS: updates in all. PACE: seconds that
-each takes at least; may be left out. FOLDER/seen-EPOCH.npy gets how often each row was, over all
-runs that end by themselves. The last line is JSON: the digest, what was validated, and updates per
-epoch.
+lines or stream (of files in FOLDER, whose row r holds r), hf-json, hf-csv or hf-parquet (streamed
+by Hugging Face's datasets from the files part-* in FOLDER). STEPS: updates in all. PACE: seconds
+that each takes at least; may be left out. FOLDER/seen-EPOCH.npy gets how often each row was, over
+all runs that end by themselves. The last line is JSON: the digest, what was validated, and updates
+per epoch.
 """
 
 from __future__ import annotations
@@ -83,6 +84,19 @@ elif kind == "lines":
 elif kind == "stream":
     files = sorted(folder.glob("*.jsonl"))
     data = Stream(files, lines_of, decode=sample, window=40, files_at_once=2)
+elif kind.startswith("hf-"):
+    from datasets import load_dataset
+
+    files = [str(path) for path in sorted(folder.glob("part-*"))]
+    ds = load_dataset(kind.removeprefix("hf-"), data_files=files, split="train", streaming=True)
+    data = Stream(
+        range(ds.num_shards),
+        lambda i, start: ds.shard(ds.num_shards, i).skip(start),
+        decode=lambda found: sample(found["row"]),
+        window=40,
+        files_at_once=2,
+        skips=True,
+    )
 number = len(data.dataset if kind == "loader" else data)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import importlib.util
 import io
 import os
 import pickle
 import tarfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quorate.data.streams import TarDataset
@@ -63,10 +68,90 @@ def test_names_that_are_no_utf_8_and_folders(tmp_path: Path) -> None:
         tar.addfile(info, io.BytesIO(b"1"))
         tar.addfile(tarfile.TarInfo("plain"))
     rows = TarDataset(tmp_path / "a.tar")
-    assert [rows[0], rows[1]] == [
-        {"__key__": "some/\udcff", "x.y": b"1"},
-        {"__key__": "plain", "": b""},
-    ]
+    assert rows_of(rows) == [{"__key__": "some/\udcff", "x.y": b"1"}]
+
+
+NAMES = (
+    *("0001.jpg", "0001.CLS", "0001.seg.png", "a.b/0001.jpg", "a.b/0001.txt", "a/b/x.y.z"),
+    *("0001.jpg", "README", "a/README", "__info__/about.json", "__info__.json", ".hidden", "._0.x"),
+    *(
+        "a/.hidden",
+        "a/._1.jpg",
+        "b.c/.x",
+        "odd..dots",
+        "end.",
+        "a/end.",
+        "./0002.txt",
+        "./0002.Jpg",
+    ),
+    *("Upper.JSON", "line\nbreak/1.jpg", "space in/a b.txt", "\u00fc.t\u00c4xt"),
+)
+FOUND = [  # by webdataset 1.0.2: keys, and the length of each member
+    {"__key__": "0001", "jpg": 0, "cls": 1, "seg.png": 2},
+    {"__key__": "a.b/0001", "jpg": 3, "txt": 4},
+    {"__key__": "a/b/x", "y.z": 5},
+    {"__key__": "0001", "jpg": 6},
+    {"__key__": "__info__", "json": 10},
+    {"__key__": "a/", "hidden": 13, "_1.jpg": 14},
+    {"__key__": "odd", ".dots": 16},
+    {"__key__": "end", "": 17},
+    {"__key__": "a/end", "": 18},
+    {"__key__": "./0002", "txt": 19, "jpg": 20},
+    {"__key__": "Upper", "json": 21},
+    {"__key__": "line\nbreak/1", "jpg": 22},
+    {"__key__": "space in/a b", "txt": 23},
+    {"__key__": "\u00fc", "t\u00e4xt": 24},
+]
+
+
+def rows_of(data: TarDataset) -> list[Any]:
+    return [data[row] for row in range(len(data))]
+
+
+def with_names(path: Path) -> Path:
+    """Write members of those names, each one byte longer than the last."""
+    with tarfile.open(path, "w") as tar:
+        for number, name in enumerate(NAMES):
+            info = tarfile.TarInfo(name)
+            info.size = number
+            tar.addfile(info, io.BytesIO(bytes(number)))
+    return path
+
+
+def test_rows_are_those_that_webdataset_finds(tmp_path: Path) -> None:
+    data = TarDataset(with_names(tmp_path / "a.tar"))
+    found = [{k: v if k == "__key__" else len(v) for k, v in row.items()} for row in rows_of(data)]
+    assert found == FOUND
+
+
+@pytest.mark.skipif(importlib.util.find_spec("webdataset") is None, reason="no webdataset")
+def test_files_that_webdataset_writes_and_reads(tmp_path: Path) -> None:
+    webdataset = importlib.import_module("webdataset")
+    generator = np.random.default_rng(0)
+    with webdataset.ShardWriter(str(tmp_path / "%03d.tar"), maxcount=7, verbose=0) as shards:
+        for row in range(20):
+            pixels = generator.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            shards.write(
+                {
+                    "__key__": f"some.folder/{row:04d}",
+                    "png": pixels,
+                    "cls": row % 3,
+                    "meta.json": {"row": row},
+                    "TXT": f"row {row}",
+                    "npy": pixels,
+                }
+            )
+    with_names(tmp_path / "names.tar")
+    files = sorted(tmp_path.glob("*.tar"))
+    assert len(files) == 4
+    about = ("__url__", "__local_path__")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # its reader closes no file
+        theirs = webdataset.WebDataset([str(file) for file in files], shardshuffle=False)
+        expected = [{k: v for k, v in row.items() if k not in about} for row in theirs]
+        del theirs
+        gc.collect()
+    assert rows_of(TarDataset(files)) == expected
 
 
 def test_the_index_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Training that is recorded: of each shard its rows, what modules return, and its gradient.
 
 A worker's shards of the first step are computed twice before, so that what is not repeatable is
-found.
+found. Of each later step one is loaded twice: rows may have been repeatable as long as none came
+for the second time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.commands.verify.records import ShardRecord, note
-from quorate.commands.verify.twice import twice
+from quorate.commands.verify.twice import loaded_again, twice
 from quorate.data.feed import Feed
 from quorate.data.source import Batch, Source
 from quorate.replica.fingerprint import fingerprint
@@ -47,6 +48,7 @@ class RecordedTraining(Training):
         self._folder = Path(folder)
         self._tried: Counter[int] = Counter()  # shards that a replica has computed twice
         self._twice_in = steps.start
+        self._again_in: dict[int, int] = {}  # the last step that a replica has loaded rows of twice
 
     def options(self) -> dict[str, Any]:
         """Return what a worker process needs to make the same job, the folder among it."""
@@ -59,7 +61,9 @@ class RecordedTraining(Training):
             self._tried[id(replica)] += 1
             seed = shard_seed(self.plan, step, shard)
             before = value_hash(self.parameters.vectors)
-            twice_record = twice(worker, replica, self.source, stream, (step, shard), seed)
+            twice_record = twice(
+                worker, replica, self.source, stream, (step, shard), seed, batch.samples
+            )
             if value_hash(self.parameters.vectors) != before:
                 # Another worker was faster with this shard, and the update is made: the word that
                 # it is not wanted is on its way. Or the model writes its parameters itself.
@@ -90,7 +94,18 @@ class RecordedTraining(Training):
             buffers=value_hash((result.buffers, result.integer_buffers)),
         )
         note(self._folder, writer, record)
+        self._look_at_rows(replica, batch, task)
         return result
+
+    def _look_at_rows(self, replica: Replica, batch: Batch, task: Task) -> None:
+        """Load the first shard that a replica computes of a later step once more."""
+        if task.step == self._twice_in or self._again_in.get(id(replica)) == task.step:
+            return
+        self._again_in[id(replica)] = task.step
+        ticket = (task.step, task.shard)
+        found = loaded_again(task.worker, str(replica.device), self.source, ticket, batch)
+        if found is not None:
+            note(self._folder, f"worker-{task.worker}", found)
 
 
 class RecordedRepresenting(Representing):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quorate.commands.verify.records import TwiceRecord
-from quorate.data.source import Source, Ticket
+from quorate.data.source import Batch, Source, Ticket
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
@@ -12,7 +14,13 @@ from quorate.replica.witness.operator_trace import traced
 
 
 def twice(
-    worker: int, replica: Replica, source: Source, stream: Stream, ticket: Ticket, seed: int
+    worker: int,
+    replica: Replica,
+    source: Source,
+    stream: Stream,
+    ticket: Ticket,
+    seed: int,
+    trained_on: Sequence[str],
 ) -> TwiceRecord:
     """Load a shard twice, and compute it twice from the same rows. The replica is as before.
 
@@ -20,11 +28,12 @@ def twice(
         source: hashes samples.
         stream: the calling thread's.
         seed: of the shard.
+        trained_on: hashes of the rows as they were loaded for training, after another shard as a
+            rule: a dataset that remembers what it gave is the same from its second answer on.
     """
     batches = [source.load(ticket) for _ in range(2)]
-    rows = batches[0].rows.tolist()
-    pairs = zip(rows, *(batch.samples for batch in batches), strict=True)
-    changed = [row for row, text, again in pairs if text != again]
+    loads = [trained_on, *(batch.samples for batch in batches)]
+    changed = changed_rows(batches[0].rows.tolist(), loads)
     hashes = [fingerprint(batch.data) for batch in batches]
     (calls, once), (calls_again, again) = (
         traced(replica, batches[0].data, stream, seed, fill) for fill in range(2)
@@ -43,3 +52,28 @@ def twice(
         results=once,
         batch_differs=not changed and hashes[0] != hashes[1],
     )
+
+
+def loaded_again(
+    worker: int, device: str, source: Source, ticket: Ticket, batch: Batch
+) -> TwiceRecord | None:
+    """Load a shard of a later step once more, after it was computed; None if its rows are the same.
+
+    Args:
+        batch: what was computed; its rows were loaded when others had been asked for.
+    """
+    loads = [batch.samples, source.load(ticket).samples]
+    rows = changed_rows(batch.rows.tolist(), loads)
+    if not rows:
+        return None
+    step, shard = ticket
+    return TwiceRecord(worker, device, step, shard, rows, operators=0, differs=[], call=None)
+
+
+def changed_rows(rows: Sequence[int], loads: Sequence[Sequence[str]]) -> list[int]:
+    """Return the rows whose content was not the same in all loads of a shard.
+
+    Args:
+        loads: hashes of the rows, in their order, of each load.
+    """
+    return [row for row, *texts in zip(rows, *loads, strict=True) if len(set(texts)) > 1]

@@ -105,8 +105,8 @@ def twice(record: TwiceRecord) -> list[str]:
         lines += [
             f"rows are not repeatable: loaded twice {where}:",
             f"  row{many} {rows} of the dataset had other content the second time: it draws from a "
-            "generator of its own, reads the clock, counts how often it is asked, or changes what "
-            "it holds",
+            "generator of its own, reads the clock, counts how often it is asked, remembers what "
+            "it gave, or changes what it holds",
         ]
     if record.batch_differs:
         lines += [

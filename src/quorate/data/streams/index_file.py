@@ -31,7 +31,7 @@ from quorate.machine.regular_file import open_regular
 
 # Magic; the file's size and time of change; bytes of the header; CRC-32C of all that follows.
 _TOP = struct.Struct("<16sqqqI")
-_MAGIC = b"quorate-arrays1\n"
+_MAGIC = b"quorate-arrays2\n"
 _ALIGNMENT = 64
 _PIECE_BYTES = 1 << 22
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -122,6 +123,9 @@ class Stream(Dataset[Any]):
         self._pid = os.getpid()
         self._there: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()  # windows
         self._open: OrderedDict[int, tuple[int, Iterator[Any]]] = OrderedDict()  # at which row
+        # Generators that are open when the interpreter ends are closed after the modules that they
+        # need are gone, and complain (pyarrow's, of Parquet): these are closed before.
+        weakref.finalize(self, self._open.clear)
         self._asked, self._read, self._loads = 0, 0, 0
 
     def _window_of(self, file: int, window: int) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,10 @@ KIND = "a tar file"  # its second word is in the name of the index
 BLOCK = 512
 KEY = "__key__"
 _LISTED = "\0"  # between the ends of names, in which there is none
+# What WebDataset takes for the key and the kind of a member, and what it passes over: members
+# without a kind, and what its writers note about a whole file.
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_ABOUT_ALL = re.compile(r"__[^/]*__($|/)")
 
 Members = dict[str, Any]
 
@@ -26,7 +31,9 @@ class TarDataset(IndexedFiles):
     """The rows of one or several tar files, in their order, as WebDataset lays them out.
 
     Members that follow each other and have one name up to the first dot of their last part are a
-    row: ``a/0001.jpg`` and ``a/0001.cls`` are two entries of row ``a/0001``.
+    row: ``a/0001.jpg`` and ``a/0001.cls`` are two entries of row ``a/0001``. As there, what comes
+    after that dot is in lower case, and members whose name has no such dot, or begins with
+    ``__name__``, are in no row.
 
     Where members begin is found out once, by going from header to header, and kept beside the file;
     so that any row can be read by its number, with one read for each of its members.
@@ -102,9 +109,10 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
                         offset=member.offset_data,
                         fix="the file was cut: get it again",
                     )
-                folder, slash, last = member.name.rpartition("/")
-                stem, _, kind = last.partition(".")
-                key = os.fsencode(f"{folder}{slash}{stem}")
+                parted = _NAME.fullmatch(member.name)
+                if parted is None or _ABOUT_ALL.match(member.name):
+                    continue
+                key, kind = os.fsencode(parted[1]), parted[2].lower()
                 if not keys or key != keys[-1]:
                     firsts.append(len(offsets))
                     keys.append(key)
