@@ -78,22 +78,26 @@ class Comparison:
             return False
         others, digests = 0, {}
         for one, other in zip(TOKEN.finditer(shown), TOKEN.finditer(printed), strict=True):
-            if TIMED.match(shown) or TIME.match(shown[one.end() :]):
+            is_time = TIME.match(shown[one.end() :]) or shown[: one.start()].endswith(":")
+            if TIMED.match(shown) or is_time:
                 continue
             if len(one[0]) == 64:
                 if {**self.digests, **digests}.setdefault(one[0], other[0]) != other[0]:
                     return False
                 digests[one[0]] = other[0]
-            elif one[0] != other[0]:
-                if "." not in one[0] or not _is_near(float(one[0]), float(other[0])):
-                    return False
+            elif one[0] != other[0] and not _is_near(one[0], other[0]):
+                return False
             others += one[0] != other[0]
         self.digests |= digests
         self.others += others
         return True
 
 
-def _is_near(one: float, other: float) -> bool:
+def _is_near(shown: str, printed: str) -> bool:
+    """Whether another processor may compute it; whole numbers are counts."""
+    if "." not in shown:
+        return False
+    one, other = (float(number.replace(",", "")) for number in (shown, printed))
     return abs(one - other) <= TOLERANCE * max(1.0, abs(one))
 
 

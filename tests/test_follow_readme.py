@@ -1,4 +1,4 @@
-"""README.md, followed to the letter: how output is compared; and that what needs no data is true."""
+"""README.md, followed to the letter: how output is compared, and what needs no data is true."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SAME = {
         0,
     ),
     "when it was killed": (
-        ["resumed step 136 (epoch 1, 58%) from runs/b/checkpoints/step-000136"],
-        ["resumed step 90 (epoch 1, 30%) from runs/b/checkpoints/step-000090"],
+        ["resumed step 136 (epoch 1, 58%) from runs/b/step-000136"],
+        ["resumed step 90 (epoch 1, 30%) from runs/b/step-000090"],
         0,
     ),
     "another processor": ([f"digest  {A}", "loss 0.4443"], [f"digest  {B}", "loss 0.4451"], 2),
