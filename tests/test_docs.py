@@ -86,7 +86,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_keywords_that_are_shown_exist(page: Path) -> None:
-    if page.name == "CHANGELOG.md":
+    if page.name in ("CHANGELOG.md", "mistakes-in-scripts.md"):  # what was, and what is wrong
         return
     text = page.read_text()
     theirs = page.parent.name == "coming-from"  # other projects have a Trainer and a fit too

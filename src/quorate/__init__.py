@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quorate.training.callbacks import Callback
     from quorate.training.optimizing.optimize import Optimize
     from quorate.training.validation import Validation
+    from quorate.transports.as_worker.role import is_worker
     from quorate.transports.workers import Workers
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "UserError",
     "Validation",
     "Workers",
+    "is_worker",
     "load_weights",
 ]
 __version__ = "0.1.0"
@@ -67,6 +69,7 @@ _MODULES = {
     "UserError": "errors",
     "Validation": "training.validation",
     "Workers": "transports.workers",
+    "is_worker": "transports.as_worker.role",
     "load_weights": "services.checkpoints.weights",
 }
 

@@ -12,6 +12,7 @@
     │   │   ├── OutputError      what the function of a prediction returned, or a metric collects
     │   │   ├── CompileError     what torch.compile cannot compile
     │   │   ├── SharedError      a Shared: its names and values, or where it is read and set
+    │   │   ├── InputError       a worker process that reads standard input
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
     │   │       └── MisfitError  one that is sound, and of another run
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
@@ -126,6 +127,10 @@ class CompileError(UserError):
 
 class SharedError(UserError):
     """A ``Shared`` has a name or a value that cannot be, or is read or set where it cannot be."""
+
+
+class InputError(UserError, EOFError):
+    """A worker process reads standard input, of which it has none: an end of file, and why."""
 
 
 class CheckpointError(UserError):

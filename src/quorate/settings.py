@@ -20,7 +20,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, UserError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -151,6 +151,9 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         code = function.__code__
         known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+        unnamed = code.co_argcount - 1  # that may be given without a name
+        parameters = [signature(function).parameters[name] for name in known]
+        required = [p.name for p in parameters if p.default is p.empty]
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -162,6 +165,16 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
                 near = difflib.get_close_matches(name, [*known, *places], n=1)
                 fix = f"did you mean {near[0]}?" if near else "see help(quorate.Trainer)"
                 raise SettingError(name, value, "a keyword that there is", fix)
+            if len(args) - 1 > unnamed:
+                those = ", ".join(known[:unnamed])
+                raise UserError(
+                    f"{function.__name__.removeprefix('__init__') or 'Trainer'}: got "
+                    f"{len(args) - 1} arguments without a name, expected at most {unnamed} "
+                    f"({those}); pass the others by name"
+                )
+            for name in required[len(args) - 1 :]:
+                if name not in kwargs:
+                    raise UserError(f"{name}: got nothing; pass it, see help(quorate.Trainer)")
             return function(*args, **kwargs)
 
         return checked

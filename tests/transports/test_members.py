@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorate.errors import UserError, WorkerError
+from quorate.transports.as_worker.raised import Raised
 from quorate.transports.processes import decisions, ending, member, members, restarts
 from quorate.transports.processes.decisions import (
     Ask,
@@ -514,6 +515,33 @@ def test_a_mistake_of_the_script_ends_the_run_only_before_it_has_worked() -> Non
     crew.refuse(0)
     crew.exit(0, 1)
     assert crew.lines == ["worker 0 (cpu:0) another dataset; the run goes on without it"]
+
+
+def test_what_the_script_raises_twice_ends_the_run_before_it_has_worked() -> None:
+    errors = [ValueError("no such file") for _ in range(3)]
+    crew = Crew(3)
+    for number, text in ((0, "ValueError: a"), (1, "ValueError: b"), (2, "ValueError: a")):
+        crew.members[number].raised(Raised(errors[number], text))
+        crew.exit(number, 1)
+    assert crew.lines == [
+        "worker 0 (cpu:0) raised ValueError: a while starting; another is starting",
+        "worker 1 (cpu:1) raised ValueError: b while starting; another is starting",
+    ]
+    assert crew.error is errors[2]
+
+
+def test_what_the_script_raises_later_is_said_and_the_run_goes_on() -> None:
+    crew = Crew(2)
+    crew.done(1)
+    for _ in range(3):
+        crew.members[0].raised(Raised(ValueError("a"), "ValueError: a"))
+        crew.exit(0, 1)
+        crew.pass_time(5.0)
+        if 0 in crew.to_start:
+            crew.start(0)
+    assert crew.lines[-1] == (
+        "worker 0 (cpu:0) raised ValueError: a while starting; the run goes on without it"
+    )
 
 
 # --- who is waited for, and how long --------------------------------------------------------------

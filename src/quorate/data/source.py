@@ -59,6 +59,10 @@ def length(dataset: Any, name: str = "the dataset") -> int:
     is_none = isinstance(dataset, (str, bytes, type))
     if not hasattr(dataset, "__getitem__") or is_none:
         raise DataError(name, got=type(dataset).__name__, expected=map_style)
+    if _is_columns(dataset):
+        got = f"a {type(dataset).__name__} of {len(dataset)} columns, each of all rows"
+        fix = "torch.utils.data.TensorDataset(*tensors) is one"
+        raise DataError(name, got=got, expected="a dataset whose item i is row i", fix=fix)
     try:
         rows = len(dataset)
     except (TypeError, NotImplementedError):
@@ -70,6 +74,21 @@ def length(dataset: Any, name: str = "the dataset") -> int:
     if rows == 0:
         raise DataError(name, got="0 rows", expected="at least one row")
     return rows
+
+
+def _is_columns(dataset: Any) -> bool:
+    """Whether these are tensors of all rows, and not rows: a dict of them, or a few of one length.
+
+    Taken for a dataset they would be one of two rows, say, each of which is a whole tensor.
+    """
+    if isinstance(dataset, dict):
+        return bool(dataset) and 0 not in dataset
+    if not isinstance(dataset, tuple) or not all(
+        isinstance(each, torch.Tensor | np.ndarray) and each.ndim for each in dataset
+    ):
+        return False
+    lengths = {len(each) for each in dataset}
+    return len(lengths) == 1 and len(dataset) <= 8 and min(lengths) > len(dataset)
 
 
 class Source:
@@ -186,9 +205,10 @@ class Source:
         try:
             return self._collate(samples), hashes
         except Exception as error:
-            error.add_note(
-                f"quorate: while making a batch of rows {abridged(self.plan.shard(*ticket))}"
-            )
+            of = f"rows {abridged(self.plan.shard(*ticket))}"
+            if self._collate is default_collate and isinstance(error, (RuntimeError, TypeError)):
+                raise _no_batch(of, error) from error
+            error.add_note(f"quorate: while making a batch of {of}")
             raise
 
     def _hashes(self, samples: Callable[[], Iterable[Any]]) -> Sequence[str]:
@@ -200,6 +220,16 @@ class Source:
             return None
         samples: list[Any] = fetch(rows)
         return samples
+
+
+def _no_batch(of: str, error: Exception) -> DataError:
+    """Return the error of rows that torch's own collate makes no batch of."""
+    why = " ".join(str(error).split())
+    expected = "rows alike: tensors of one shape, numbers, or lists, tuples and dicts of such"
+    fix = "Loading(collate=) takes a function from a list of rows to a batch"
+    return DataError(
+        "the dataset", got=f"{of}, of which no batch is made ({why})", expected=expected, fix=fix
+    )
 
 
 def _split(tensor: torch.Tensor, rows: Sequence[Rows]) -> Sequence[torch.Tensor]:

@@ -52,6 +52,20 @@ def _become(descriptor: int, like: os.stat_result) -> None:
     os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
 
 
+def folder_beside(parent: Path, prefix: str) -> Path:
+    """Make an empty folder, to be renamed to what it is to be, and return it.
+
+    Its mode is what the umask leaves of 0777: one of ``tempfile`` would be the user's alone, and
+    would stay so under its new name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = parent / f"{prefix}{secrets.token_hex(8)}"
+    path.mkdir()
+    return path
+
+
 def flush_folder(path: Path) -> None:
     """Bring the names in a folder to the disk: a rename alone may not outlast a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

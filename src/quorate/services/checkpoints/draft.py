@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.machine.atomic_file import flush_folder, write_atomically
+from quorate.machine.atomic_file import flush_folder, folder_beside, write_atomically
 from quorate.services.checkpoints import record as records
 from quorate.services.checkpoints import tensor_file
 from quorate.services.checkpoints.files import (
@@ -98,7 +97,7 @@ class Draft:
         with self._one_that_fails_is_dropped():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             _clear(self._checkpoints)  # what a kill in an earlier save left
-            self.folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self._checkpoints))
+            self.folder = folder_beside(self._checkpoints, TEMPORARY)
             self._record = {"format": records.FORMAT, **saved.record, "saved_at": time.time()}
             metadata = {"format": "pt", RECORD_SHA256: records.body_sha256(self._record)}
             for name, part in saved.files.items():
@@ -123,7 +122,7 @@ class Draft:
             write_atomically(self.folder / RECORD, text)
             # 2. In its place, as a whole.
             if self._final.exists():  # damaged, or of a run that was passed over: out of the way
-                aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self._checkpoints))
+                aside = folder_beside(self._checkpoints, TEMPORARY)
                 self._final.rename(aside / "replaced")
             self.folder.rename(self._final)
             flush_folder(self._checkpoints)

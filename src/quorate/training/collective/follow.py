@@ -106,6 +106,8 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
         ranks.gather(json.dumps(identity(member, source, crew)).encode())
         saves = state.save_with(ranks)
         if (worker := here()) is not None:
+            for line in worker.found():
+                crew.replicas.notes.add(line)
             worker.show()  # before, whoever started it shows what it said, if it ends
         state.user_changes.settle()
         between = crew.replicas.between(state)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import RawIOBase
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 
 from quorate.errors import OutputError, SettingError
-from quorate.machine.atomic_file import flush_folder, write_atomically
+from quorate.machine.atomic_file import flush_folder, folder_beside, write_atomically
 from quorate.training.predicting import columns
 from quorate.training.predicting.columns import Column, Columns
 
@@ -56,7 +55,7 @@ class Files:
             )  # fmt: skip
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=".quorate-", dir=to.parent))
+            self._folder = folder_beside(to.parent, ".quorate-")
         except OSError as error:
             reason = error.strerror or str(error)
             fix = f"{reason}; choose another"
@@ -91,8 +90,7 @@ class Files:
         files = self._columns.finish()
         manifest = {"format": 1, "rows": self._rows, "outputs": files, **about}
         write_atomically(self._folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-        self._folder.chmod(0o777 & ~_umask())
-        aside = Path(tempfile.mkdtemp(prefix=".quorate-", dir=self._to.parent))
+        aside = folder_beside(self._to.parent, ".quorate-")
         try:
             if self._to.exists():
                 self._to.rename(aside / "replaced")
@@ -212,9 +210,3 @@ class _Lines:
 
 def _is_ours(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
-
-
-def _umask() -> int:
-    mask = os.umask(0)  # there is no other way to ask
-    os.umask(mask)
-    return mask

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from quorate.machine.container import oom_kills
+from quorate.transports.as_worker.raised import RAISED, raised_in
 from quorate.transports.collective.board import FileBoard
 from quorate.transports.collective.place import Place
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.starter import new_starter
+from quorate.transports.processes.wire import Message
 from quorate.transports.processes.worker_process import WorkerProcess
 
 GRACE_S = 5.0  # that ranks have to end
@@ -42,6 +44,8 @@ class Launched:
         self.place = Place(0, size, 0, meet, board=str(board))
         self._starter = new_starter(script, size, threads=threads)
         self._processes: list[WorkerProcess] = []
+        # By rank and kind, what it told while it ran the script, before the ranks had met.
+        self._messages: dict[int, dict[str, Message]] = {}
         self._oom_kills = oom_kills()  # before these
         try:
             for rank in range(1, size):
@@ -72,10 +76,19 @@ class Launched:
 
     def refused(self) -> str | None:
         """Return what a rank said that has ended for a mistake of the user's, if one has."""
-        gone = (process for process in self._processes if process.has_ended())
+        gone = [process for process in self._processes if process.has_ended()]
+        told = (self._told(process).get("refuses") for process in gone)
+        if (refusal := next((each for each in told if each is not None), None)) is not None:
+            return str(refusal["message"])
         said = (ending.output for ending in (p.ending() for p in gone) if ending.code == 2)
         lines = (line for text in said for line in text.splitlines())
         return next((line[9:] for line in lines if line.startswith("quorate: ")), None)
+
+    def _told(self, process: WorkerProcess) -> dict[str, Message]:
+        """Return what a rank that has ended had told by its wire."""
+        messages = self._messages.setdefault(process.number, {})
+        messages.update((message["kind"], message) for message in process.arrived())
+        return messages
 
     def _endings(self) -> list[tuple[bool, str]]:
         """Return whether it was its own doing, and in words: first those that were not."""
@@ -85,7 +98,10 @@ class Launched:
                 ending = process.ending()
                 if ending.is_kill and oom_kills() > self._oom_kills:
                     ending = ending._replace(is_out_of_memory=True)
-                text = f"rank {process.number} {ending.text(had_joined=False)}"
+                how = ending.text(had_joined=False)
+                if (raised := self._told(process).get(RAISED)) is not None:
+                    how = f"raised {raised_in(process.number, raised).text} while starting"
+                text = f"rank {process.number} {how}"
                 found.append((ending.code in (0, 1), process.number, text))
         return [(is_own, text) for is_own, _, text in sorted(found)]
 

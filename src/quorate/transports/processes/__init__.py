@@ -16,7 +16,7 @@ starter         how it is started: a new interpreter, or a fork of the fork serv
 
 On the worker's side:
 fork_server     has imported torch, and forks into workers
-worker          runs the script up to its training loop, and serves there
+worker          runs the script up to its training loop (../as_worker), and serves there
 program         what the script made, to compute with
 shard_loop      computes shards
 

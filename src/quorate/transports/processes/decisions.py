@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quorate.errors import UserError, WorkerError
-
 
 @dataclass(frozen=True)
 class Start:
@@ -90,7 +88,7 @@ class Say:
 class Fail:
     """End the run with an error."""
 
-    error: UserError | WorkerError
+    error: BaseException
 
 
 Decision = Start | Welcome | Ask | Close | Join | Leave | Kill | AwaitEnd | Release | Say | Fail

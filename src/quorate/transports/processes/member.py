@@ -22,11 +22,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from quorate.transports.processes.decisions import AwaitEnd, Decision, Kill, Start
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.restarts import Restarts
 from quorate.transports.worker_status import Doing
+
+if TYPE_CHECKING:  # what it is made of imports torch
+    from quorate.transports.as_worker.raised import Raised
 
 # How long a process may take that has closed its wire: it is ending, with torch to tear down.
 SILENT_S = 5.0
@@ -62,6 +66,7 @@ class Attempt:
     silent_since: float | None = None
     kill_reason: str | None = None  # why the coordinator killed it
     refusal: str | None = None  # why it cannot take part: a mistake of the script
+    raised: Raised | None = None  # by the script, before its training loop
     leaves: str | None = None  # why it is to go, though it does well: "left host, which ..."
     has_handed_over: bool = False  # and has nothing more to do
 
@@ -79,6 +84,8 @@ class Attempt:
             reason = self.refusal
         elif self.kill_reason is not None:
             reason = self.kill_reason
+        elif self.raised is not None:
+            reason = f"raised {self.raised.text} while starting"
         if not self.joined:
             return f"{reason} while starting" if self.is_victim(ending) else reason
         if doing.phase in ("starting", "waiting"):
@@ -177,6 +184,11 @@ class Member:
         """Note that it cannot take part."""
         if self.attempt is not None:
             self.attempt.refusal = reason
+
+    def raised(self, raised: Raised) -> None:
+        """Note that the script raised in it."""
+        if self.attempt is not None:
+            self.attempt.raised = raised
 
     def computed(self) -> None:
         """Note that it has computed a shard."""

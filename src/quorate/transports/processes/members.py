@@ -61,6 +61,7 @@ class Members:
         self._growth = growth
         self._short_since: float | None = None  # since when there are too few to go on
         self._said_short = False
+        self._raised: set[str] = set()  # by the script, in workers that were starting
 
     def __getitem__(self, number: int) -> Member:
         return self._members[number]
@@ -173,10 +174,14 @@ class Members:
         what = f"worker {number} ({member.devices}) {attempt.end_text(ending, doing, now)}"
         member.attempt = None
         decisions: list[Decision] = [Release(number)]
-        if attempt.refusal is not None and not any(
-            m.restarts.computed_in_all for m in self._members
-        ):
-            return [*decisions, Fail(UserError(attempt.refusal))]
+        if not any(m.restarts.computed_in_all for m in self._members):
+            if attempt.refusal is not None:
+                return [*decisions, Fail(UserError(attempt.refusal))]
+            if attempt.raised is not None:
+                # Twice the same is no accident: the script does not run in workers.
+                if attempt.raised.text in self._raised:
+                    return [*decisions, Fail(attempt.raised.error)]
+                self._raised.add(attempt.raised.text)
         decisions += [Leave(number, job, what, not killed) for job in sorted(attempt.joined)]
         can_restart = attempt.refusal is None
         # What ran out of memory is likely to do so again.

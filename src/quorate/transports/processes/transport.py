@@ -24,6 +24,7 @@ from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
+from quorate.transports.as_worker.raised import RAISED, raised_in
 from quorate.transports.job import UNCHANGED, Job, Original, Training
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.alarm import Alarm
@@ -360,6 +361,8 @@ class Processes:
                 self._notes.put(Note(message["text"], message["is_doubt"]))
             case "refuses":
                 member.refused(message["message"])
+            case raised if raised == RAISED:
+                member.raised(raised_in(number, message))
             case "ready":
                 agreed = process.agreed
                 if channel is None or self._agreement.check(channel.job, agreed, message, number):

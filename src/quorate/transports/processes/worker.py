@@ -29,6 +29,8 @@ from quorate.replica.replica import Replica
 from quorate.replica.shared.sharing import Sharing
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
+from quorate.transports.as_worker import written_files
+from quorate.transports.as_worker.run import run_script
 from quorate.transports.collective.place import Place, take
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
@@ -65,7 +67,7 @@ def run(*, wire: int, output: int) -> None:
         take(Place(**start["place"]))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a rank is asked to end as any other is
     with steady():  # also while it is hidden: a full disk for temporary files is no news
-        Script(**start["script"]).run()
+        run_script(Script(**start["script"]), start["own"], end.send)
     sys.exit("the script came to its end without a training loop")
 
 
@@ -130,6 +132,9 @@ class Worker:
         # has no bound but worker_timeout_s; the answer holds descriptors of the shared memory.
         if device.type == "cpu":
             program.model.to(device)
+        for line in self.found():
+            self._notes.add(line)
+        self._send_notes()
         self._wire.send({"kind": "here"})
         answer = self._wire.receive()
         if answer is None:
@@ -162,8 +167,15 @@ class Worker:
             arena.tell(self.number, "waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
                 loop.handle(message, stream)
-                for note in self._notes.take():
-                    self._wire.send({"kind": "note", **note._asdict()})
+                self._send_notes()
+
+    def found(self) -> list[str]:
+        """Return what the script did that only its own process should have, a line each; once."""
+        return written_files.found()
+
+    def _send_notes(self) -> None:
+        for note in self._notes.take():
+            self._wire.send({"kind": "note", **note._asdict()})
 
     def show(self) -> None:
         """Have what is printed from now on reach whoever started the coordinator."""

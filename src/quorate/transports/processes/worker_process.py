@@ -9,6 +9,7 @@ from selectors import EVENT_READ, BaseSelector
 from typing import IO
 
 from quorate.machine.descriptors import require_descriptors
+from quorate.transports.as_worker import own_process
 from quorate.transports.collective.place import Place
 from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.script import Script
@@ -49,7 +50,8 @@ class WorkerProcess(Hand):
             theirs.close()
         self._selector: BaseSelector | None = None
         given = None if place is None else asdict(place)
-        self.post({"number": number, "script": asdict(script), "place": given})
+        told = {"number": number, "script": asdict(script), "place": given}
+        self.post({**told, "own": own_process.facts()})
 
     def watch(
         self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]

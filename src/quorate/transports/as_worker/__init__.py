@@ -1,0 +1,1 @@
+"""A script as a worker runs it: what it is told, cannot read, and should not write."""

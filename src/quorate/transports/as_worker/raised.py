@@ -1,0 +1,40 @@
+"""What a script raised in a worker before its training loop: sent there, and told here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quorate.errors import WorkerError
+from quorate.transports import remote_error
+from quorate.transports.as_worker.users_line import line_of_error
+
+RAISED = "raised"  # the kind of a worker's message
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception of the script's, as a worker ran it."""
+
+    error: BaseException  # to be raised again
+    text: str  # "ValueError: no such file (train.py:12)"
+
+
+def message_of(error: Exception) -> dict[str, Any]:
+    """Return the message by which a worker tells of it."""
+    line = line_of_error(error)
+    return {"kind": RAISED, "error": remote_error.to_json(error), "line": line}
+
+
+def raised_in(worker: int, message: Mapping[str, Any]) -> Raised:
+    """Return what a worker has told."""
+    error = remote_error.from_json(message["error"])
+    named = "" if isinstance(error, WorkerError) else type(error).__name__  # else its text does
+    said = (str(error).splitlines() or [""])[0]
+    text = f"{': '.join(part for part in (named, said) if part)} ({message['line']})"
+    error.add_note(
+        f"quorate: worker {worker} raised it, which runs the script up to fit(); the script's own "
+        "process did not. What is to be done once belongs where quorate.is_worker() is False"
+    )
+    return Raised(error, text)

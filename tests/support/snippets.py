@@ -1,0 +1,109 @@
+"""Snippets of the documents: how they are found, and what those in Python are run with.
+
+The fences of a page that say ``python`` run in their order, in one namespace, in an empty folder.
+It begins with the names that the pages use without saying what they are: ``names`` below. What a
+fence needs besides stands in a comment right above it, which no reader sees::
+
+    <!-- before:
+    labels = torch.zeros(512)
+    -->
+
+One that cannot run says why instead: ``<!-- not run: TensorFlow 1 -->``. What it needs and may not
+be installed: ``<!-- needs: sklearn -->``; both may stand above one fence.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+
+_FENCE = re.compile(
+    r"(?P<comments>(?:<!--(?:(?!-->).)*-->\n+)*)```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_COMMENT = re.compile(r"<!-- ?(not run|before|needs):\s*(.*?)\s*-->", re.DOTALL)
+
+
+class Snippet(NamedTuple):
+    """A fence of a page."""
+
+    language: str
+    text: str
+    line: int  # of the page, that the text begins below
+    not_run: str  # why; empty: it is run
+    before: str  # code
+    needs: list[str]  # modules
+
+
+def snippets(page: Path) -> Iterator[Snippet]:
+    """Yield all fences of a page, in their order."""
+    text = page.read_text()
+    for match in _FENCE.finditer(text):
+        told = dict(_COMMENT.findall(match["comments"]))
+        line = text[: match.start("text")].count("\n")
+        needs = told.get("needs", "").split()
+        about = told.get("not run", ""), told.get("before", ""), needs
+        yield Snippet(match["language"], match["text"], line, *about)
+
+
+class Net(nn.Module):
+    """A network for small pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, 3)
+        self.last = nn.Linear(144, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(self.conv1(images).relu().flatten(1))
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the cross-entropy, and the accuracy."""
+    images, labels = batch
+    logits = model(images)
+    right = (logits.argmax(1) == labels).float().mean()
+    return {"loss": F.cross_entropy(logits, labels), "accuracy": right}
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """Return an optimizer."""
+    return torch.optim.Adam(parameters, lr=1e-3)
+
+
+def names() -> dict[str, Any]:
+    """Return what the snippets of a page begin with."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 512
+    images = torch.rand(rows, 1, 8, 8, generator=generator)
+    labels = torch.randint(10, (rows,), generator=generator)
+    train_set, test_set = TensorDataset(images, labels), TensorDataset(images[:64], labels[:64])
+    return {
+        "__name__": "__main__",
+        "torch": torch,
+        "nn": nn,
+        "F": F,
+        "json": json,
+        "gzip": gzip,
+        "Path": Path,
+        "quorate": quorate,
+        "Net": Net,
+        "loss": loss,
+        "adam": adam,
+        "train_set": train_set,
+        "test_set": test_set,
+        "valid_set": test_set,
+        "labels": labels,
+        "trainer": quorate.Trainer(Net, loss, optimizer=adam, batch_size=256, shards=4),
+    }

@@ -1,0 +1,40 @@
+"""The page of mistakes in scripts: each is made, and what is said of it is the line of the page."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = Path(__file__).parents[1] / "docs" / "mistakes.py"
+
+
+def _module() -> Any:
+    spec = importlib.util.spec_from_file_location("mistakes_of_docs", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MISTAKES = {mistake.what: mistake for mistake in _module().mistakes()}
+LATE = "No number from the first update on"  # it takes an update to find it
+FAST = ("No mean over the rows", "Columns in a dict", "No batch size", "A schedule that is none")
+
+
+def test_there_are_enough_and_each_has_a_line() -> None:
+    assert len(MISTAKES) >= 40
+    for mistake in MISTAKES.values():
+        assert mistake.line.startswith("quorate: "), mistake.what
+    assert MISTAKES.keys() >= {LATE, *FAST}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [what if what in FAST else pytest.param(what, marks=pytest.mark.slow) for what in MISTAKES],
+)
+def test_a_mistake_is_told_in_the_line_of_the_page(what: str) -> None:
+    assert MISTAKES[what].made() == (MISTAKES[what].line, 1 if what == LATE else 2)
