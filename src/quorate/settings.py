@@ -7,7 +7,6 @@ comparison at a resume and the answers to former names are made from the same fi
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, cure
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -159,8 +158,7 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
                     continue
                 if name in places:
                     raise SettingError(name, value, places[name], "it has moved there")
-                near = difflib.get_close_matches(name, [*known, *places], n=1)
-                fix = f"did you mean {near[0]}?" if near else "see help(quorate.Trainer)"
+                fix = cure(name, [*known, *places], "see help(quorate.Trainer)")
                 raise SettingError(name, value, "a keyword that there is", fix)
             return function(*args, **kwargs)
 
@@ -232,7 +230,7 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
         SettingError: it is none of these.
     """
     if value not in choices:
-        raise SettingError(name, value, " or ".join(choices), "choose one of them")
+        raise SettingError(name, value, " or ".join(choices), cure(value, choices))
     return value
 
 
