@@ -70,13 +70,15 @@ class Settings:
     """Base of a group of settings, which checks itself."""
 
     def __post_init__(self) -> None:
+        typed = _overrides.get({})
         optional = {f.name for f in fields(self) if str(f.type).endswith("| None")}
         for field, option in options(type(self)).items():
             value = getattr(self, field)
             if option.check is None or (value is None and field in optional):
                 continue
-            # A plain value of the first field stands for the group, under the option's name.
-            is_known = field == option.name or field == fields(self)[0].name
+            # A plain value of the first field stands for the group, under the option's name; and
+            # what was typed at the command is called what it is called there.
+            is_known = field == option.name or field == fields(self)[0].name or option.name in typed
             label = option.name if is_known else f"{type(self).__name__}.{field}"
             object.__setattr__(self, field, option.check(label, value))
 
@@ -214,7 +216,9 @@ def real(name: str, value: object, *, above: float, below: float = float("inf"))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SettingError(name, value, expected, f"pass {name} as a float")
     if not above < value < below:
-        raise SettingError(name, value, expected, "choose one between the bounds")
+        fix = "choose a larger one" if value <= above else "choose a smaller one"
+        fix = "it is no number: pass one" if value != value else fix
+        raise SettingError(name, value, expected, fix)
     return float(value)
 
 

@@ -36,6 +36,14 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.context_settings = {**HELP, **self.context_settings}
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read a command line; whatever is wrong with it is this command's."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, in groups where they have some."""
         write_groups(self.get_params(ctx), ctx, formatter)
