@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import inspected
+from support.typed_mistakes import SCRIPT
 
 from quorate.commands import child_run, run
 from quorate.commands.bench import command as bench
@@ -146,6 +148,28 @@ def test_a_module_runs_as_python_would_run_it(tmp_path: Path) -> None:
     plain = subprocess.run([sys.executable, *words], check=True, **options)
     ours = subprocess.run([*QUORATE, "run", *words], check=True, **options)
     assert ours.stdout == plain.stdout
+
+
+@pytest.mark.slow
+def test_a_module_has_the_same_bits_on_worker_processes_as_its_file_on_a_tower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "beside.py").write_text("RATE = 0.1\n")
+    (package / "train.py").write_text(
+        SCRIPT.replace("import quorate\n", "import quorate\nfrom pkg.beside import RATE\n")
+        .replace("lr=0.1", "lr=RATE")
+        .replace("batch_size=8", "batch_size=8, shards=2")
+    )
+    monkeypatch.chdir(tmp_path)
+    ended("run", "-m", "pkg.train", "--devices", "cpu", "--workers", "2", "--run-dir", "two")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    one = ["run", "--devices", "cpu", "--workers", "1", "--run-dir", "one", "pkg/train.py"]
+    assert main(one) == 0
+    found = [inspected(tmp_path / name) for name in ("one", "two")]
+    assert found[0]["digest"] == found[1]["digest"]
+    assert (found[1]["engine"], found[1]["workers"]) == ("processes", 2)
 
 
 def test_a_value_that_looks_like_an_option_is_a_value() -> None:

@@ -121,7 +121,9 @@ def test_a_run_that_goes_on_and_is_killed_and_one_that_is_stopped(
 ) -> None:
     for name, number in (("a", signal.SIGKILL), ("b", signal.SIGTERM)):
         run_dir = str(tmp_path / name)
-        words = command("lasting.py", "5000", "0.02", options=("--workers", "1", "--run-dir", run_dir))
+        words = command(
+            "lasting.py", "5000", "0.02", options=("--workers", "1", "--run-dir", run_dir)
+        )
         with started(tmp_path, words) as (process, _):
             wait_for(process, "step ")
             assert by_name(listed(tmp_path, capsys))[name]["state"] == "running"
