@@ -19,11 +19,13 @@ from quorate.commands.help_text import (
     HelpContext,
     write_columns,
     write_groups,
+    write_to_copy,
 )
 from quorate.commands.namesakes import say_namesakes
 from quorate.errors import nearest
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+TO_COPY = "Completion of commands and options"  # a section of commands, which are not broken
 IN_ITS_PLACE = "module"  # the option that names a module in the place of a script
 
 
@@ -174,7 +176,10 @@ class Commands(click.Group):
         """Write the sections that the help ends with."""
         for title, rows in self._sections.items():
             with formatter.section(title):
-                write_columns(formatter, rows)
+                if title == TO_COPY:
+                    write_to_copy(formatter, rows)
+                else:
+                    write_columns(formatter, rows)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the names, in the order of the help."""

@@ -74,6 +74,13 @@ def write_columns(
     formatter.write_dl(rows, col_max=bound, col_spacing=2 + wanted - own)
 
 
+def write_to_copy(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
+    """Write terms with commands, each on one line, however narrow the terminal is."""
+    widest = max(len(term) for term, _ in rows)
+    for term, command in rows:
+        formatter.write(f"{'':{formatter.current_indent}}{term:{widest}}  {command}\n")
+
+
 def _term(parameter: click.Parameter, term: str) -> str:
     """Return ``--[no-]compile`` for a switch, whose two names fill a line otherwise."""
     if parameter.secondary_opts and len(parameter.opts) == 1:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import click
 
 import quorate
-from quorate.commands.command import Commands, usage_line
+from quorate.commands.command import TO_COPY, Commands, usage_line
 from quorate.errors import OneLineError
 from quorate.machine.environment import wants_full_tracebacks
 from quorate.machine.standard_streams import steady
@@ -24,7 +24,7 @@ SECTIONS = {
         ("2", "a mistake of the user, told in one line"),
         ("130", "ended by Ctrl-C, 143 by SIGTERM: the run has saved its state"),
     ],
-    "Completion of commands and options": [
+    TO_COPY: [
         ("bash", 'eval "$(_QUORATE_COMPLETE=bash_source quorate)"'),
         ("zsh", 'eval "$(_QUORATE_COMPLETE=zsh_source quorate)"'),
         ("fish", "_QUORATE_COMPLETE=fish_source quorate | source"),

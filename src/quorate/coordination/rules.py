@@ -136,7 +136,7 @@ def parse(text: str) -> Rule:
                 raise _no_rule(text, f"{rule.form} with a whole number: {error}") from None
     forms = {rule.form.partition(":")[0]: rule.form for rule in RULES}
     meant = nearest(name, forms)
-    if meant is None or (meant == name and colon == forms[meant].partition(":")[1]):
+    if meant is None:
         raise _no_rule(text, "choose one of them")
     has_number = ":" in forms[meant]
     form = f"{meant}:{number}" if has_number and number.strip().isdecimal() else forms[meant]

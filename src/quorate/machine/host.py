@@ -64,8 +64,9 @@ class Host:
             return None
         whose = "of the machine" if free == self.memory_free_bytes else "to the container"
         return Shortage(
-            f"{free / MIB:,.0f} MiB are left {whose}, and {workers} workers take "
-            f"{need / MIB:,.0f} MiB with the smallest of models",
+            f"{free / MIB:,.0f} MiB are left {whose}, and a run with {workers} "
+            f"worker{'' if workers == 1 else 's'} takes {need / MIB:,.0f} MiB with the smallest of "
+            "models",
             "end other programs, raise the container's limit, or fewer --workers",
         )
 
