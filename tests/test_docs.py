@@ -13,6 +13,7 @@ import pytest
 from support.warm import WARM
 
 import quorate
+from quorate.commands.options import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -39,6 +40,12 @@ def name(page: Path) -> str:
 
 def test_the_map_of_files_is_what_the_modules_say() -> None:
     command = [sys.executable, str(DOCS / "map_of_files.py"), "--check"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_page_of_mistakes_is_what_the_tests_type() -> None:
+    command = [sys.executable, str(DOCS / "page_of_mistakes.py"), "--check"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
 
@@ -118,8 +125,7 @@ def test_the_first_script_does_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_the_page_of_run_has_every_option() -> None:
-    recipe = pytest.importorskip("quorate.training.recipe")
     page = (DOCS / "run.md").read_text()
-    for option in recipe.OPTIONS.values():
+    for option in OPTIONS.values():
         if option.kind is not None:
             assert f"| `--{option.name.replace('_', '-')}" in page, option.name

@@ -32,6 +32,7 @@ code, under ``quorate run`` and as a plain script alike. What else ends a progra
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -193,6 +194,19 @@ def shown(value: object) -> str:
     if len(text) <= MOST_SHOWN:
         return text
     return f"{text[:MOST_SHOWN]}... ({len(text) - MOST_SHOWN:,} characters more)"
+
+
+def nearest(word: object, known: Iterable[str]) -> str | None:
+    """Return the one of some words that somebody meant who wrote another; None if none is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else None
+
+
+def cure(word: object, known: Iterable[str], otherwise: str = "choose one of them") -> str:
+    """Return what to do about a word that is none of those known: ``did you mean sync?``."""
+    near = nearest(word, known)
+    return otherwise if near is None else f"did you mean {near}?"
 
 
 def cut(text: str) -> str:

@@ -7,7 +7,6 @@ comparison at a resume and the answers to former names are made from the same fi
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from quorate.errors import SettingError, UserError
+from quorate.errors import SettingError, UserError, cure
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -71,13 +70,15 @@ class Settings:
     """Base of a group of settings, which checks itself."""
 
     def __post_init__(self) -> None:
+        typed = _overrides.get({})
         optional = {f.name for f in fields(self) if str(f.type).endswith("| None")}
         for field, option in options(type(self)).items():
             value = getattr(self, field)
             if option.check is None or (value is None and field in optional):
                 continue
-            # A plain value of the first field stands for the group, under the option's name.
-            is_known = field == option.name or field == fields(self)[0].name
+            # A plain value of the first field stands for the group, under the option's name; and
+            # what was typed at the command is called what it is called there.
+            is_known = field == option.name or field == fields(self)[0].name or option.name in typed
             label = option.name if is_known else f"{type(self).__name__}.{field}"
             object.__setattr__(self, field, option.check(label, value))
 
@@ -162,8 +163,7 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
                     continue
                 if name in places:
                     raise SettingError(name, value, places[name], "it has moved there")
-                near = difflib.get_close_matches(name, [*known, *places], n=1)
-                fix = f"did you mean {near[0]}?" if near else "see help(quorate.Trainer)"
+                fix = cure(name, [*known, *places], "see help(quorate.Trainer)")
                 raise SettingError(name, value, "a keyword that there is", fix)
             if len(args) - 1 > unnamed:
                 those = ", ".join(known[:unnamed])
@@ -229,7 +229,9 @@ def real(name: str, value: object, *, above: float, below: float = float("inf"))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SettingError(name, value, expected, f"pass {name} as a float")
     if not above < value < below:
-        raise SettingError(name, value, expected, "choose one between the bounds")
+        fix = "choose a larger one" if value <= above else "choose a smaller one"
+        fix = "it is no number: pass one" if value != value else fix
+        raise SettingError(name, value, expected, fix)
     return float(value)
 
 
@@ -245,7 +247,7 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
         SettingError: it is none of these.
     """
     if value not in choices:
-        raise SettingError(name, value, " or ".join(choices), "choose one of them")
+        raise SettingError(name, value, " or ".join(choices), cure(value, choices))
     return value
 
 

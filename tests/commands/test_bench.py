@@ -338,6 +338,18 @@ def test_a_bench_names_a_made_straggler_and_shows_the_same_bits(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_json_is_what_is_in_the_file(tmp_path: Path) -> None:
+    words = ["--workers", "1", "--repeats", "1", "--seconds", "0.3", "--json", "--out"]
+    code, shown, error = WARM.run(
+        ["bench", str(SCRIPT), *words, str(tmp_path), "straggler"], os.environ, 120
+    )
+    assert code == 0, error
+    assert json.loads(shown) == json.loads((tmp_path / "results.json").read_text())
+    assert error.startswith("run 1 of 1: 1 worker, ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_ends_the_bench_in_one_line(tmp_path: Path) -> None:
     script, out = tmp_path / "wrong.py", tmp_path / "out"
     script.write_text("raise RuntimeError('no such thing')\n")
@@ -370,7 +382,10 @@ def test_ctrl_c_leaves_no_process_and_no_file(
     try:
         with pytest.raises(KeyboardInterrupt):
             runs.run(
-                runs.Program(str(script), (), {}, 1.0), Contender(None, 1), None, tmp_path / "log"
+                runs.Program(str(script), None, (), {}, 1.0),
+                Contender(None, 1),
+                None,
+                tmp_path / "log",
             )
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import inspected
+from support.typed_mistakes import SCRIPT
 
 from quorate.commands import child_run, run
 from quorate.commands.bench import command as bench
 from quorate.commands.command import ScriptCommand
 from quorate.commands.main import main
-from quorate.commands.options import as_typed, flag
+from quorate.commands.options import GROUPS, as_typed, flag
+from quorate.commands.options import OPTIONS as ALL_OPTIONS
 from quorate.commands.verify import command as verify
 from quorate.training.recipe import OPTIONS
 
-COMMANDS = ("run", "inspect", "verify", "bench", "doctor", "convert")
+COMMANDS = ("run", "runs", "inspect", "verify", "bench", "doctor", "convert")
 QUORATE = [sys.executable, "-m", "quorate"]
 
 
@@ -56,10 +59,12 @@ def parsed(command: ScriptCommand, *typed: str) -> tuple[Any, Any, tuple[str, ..
         (("--workers=2", "a.py", "--epochs", "3"), 2, ("--epochs", "3")),
         (("a.py", "--workers", "2"), 2, ()),
         (("a.py", "--workers=2", "--epochs", "3"), 2, ("--epochs", "3")),
-        # The first word that is none of ours ends ours.
-        (("--workers", "2", "a.py", "--epochs", "3", "--workers", "9"), 2, None),
-        (("--workers", "2", "a.py", "b", "--workers", "9"), 2, None),
-        (("--workers", "2", "a.py", "-", "--workers", "9"), 2, None),
+        # Words of the script's may stand between ours, and before them.
+        (("a.py", "--epochs", "3", "--workers", "2"), 2, ("--epochs", "3")),
+        (("a.py", "--workers=2", "b", "--no-compile", "c"), 2, ("b", "c")),
+        (("a.py", "-", "--workers", "2"), 2, ("-",)),
+        # The script's own short options, -m too; a module has ours behind it as well.
+        (("a.py", "-m", "x", "--workers", "2", "-n"), 2, ("-m", "x", "-n")),
         # Both: the last one holds.
         (("--workers", "1", "a.py", "--workers", "2", "b"), 2, ("b",)),
         # Switches take no value.
@@ -69,23 +74,102 @@ def parsed(command: ScriptCommand, *typed: str) -> tuple[Any, Any, tuple[str, ..
         (("--workers", "2", "--", "a.py", "--workers", "9"), 2, ("--workers", "9")),
         (("--workers", "2", "a.py", "--", "--workers", "9"), 2, ("--workers", "9")),
         (("a.py", "--workers", "2", "--", "--", "b"), 2, ("--", "b")),
-        (("--workers", "2", "a.py", "b", "--", "c"), 2, ("b", "--", "c")),
+        (("--workers", "2", "a.py", "b", "--", "c"), 2, ("b", "c")),
+        (("a.py", "b", "--workers", "2", "--", "--workers", "9"), 2, ("b", "--workers", "9")),
         # A script has a help of its own.
         (("--workers", "2", "a.py", "--help"), 2, ("--help",)),
     ],
 )
-def test_options_stand_before_the_script_or_right_behind_it(
+def test_options_stand_before_the_script_or_behind_it(
     command: ScriptCommand,
     typed: Sequence[str],
     workers: int | None,
-    arguments: Sequence[str] | None,
+    arguments: Sequence[str],
 ) -> None:
-    if arguments is None:  # all that follows the script
-        arguments = tuple(typed[typed.index("a.py") + 1 :])
     found, script, rest = parsed(command, *typed)
     if workers is not None or command is run.command:  # others have a default
         assert found == (None if workers is None else str(workers))
     assert (script, rest) == ("a.py", arguments)
+
+
+@pytest.mark.parametrize(
+    ("typed", "arguments"),
+    [
+        (("-m", "pkg.a", "b", "--workers", "2"), ("b",)),
+        (("--workers", "2", "-m", "pkg.a", "-m", "b"), ("-m", "b")),
+        (("--workers", "2", "-mpkg.a"), ()),
+        (("--workers", "2", "-m", "pkg.a", "--", "--workers", "9"), ("--workers", "9")),
+    ],
+)
+def test_a_module_stands_in_the_place_of_the_script(
+    typed: Sequence[str], arguments: Sequence[str]
+) -> None:
+    assert parsed(run.command, *typed) == ("2", "pkg.a", arguments)
+    with run.command.make_context("quorate", list(typed)) as ctx:
+        assert ctx.params["module"] == "pkg.a"
+
+
+def test_what_a_script_has_too_is_said_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import argparse, sys\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--seed', type=int, default=7)\n"
+        "print(parser.parse_args(sys.argv[1:]))\n"
+        "sys.exit(3)\n"
+    )
+    for typed, value, said in (
+        (("--seed", "1"), 7, True),
+        (("--shards", "4"), 7, False),
+        (("--", "--seed", "1"), 1, False),
+    ):
+        with pytest.raises(SystemExit):
+            main(["run", str(script), *typed])
+        shown = capsys.readouterr()
+        assert shown.out == f"Namespace(seed={value})\n"
+        line = (
+            f"quorate: --seed behind {script} is taken as quorate run's, and {script} names one "
+            "too: its own stands behind --\n"
+        )
+        assert shown.err == (line if said else "")
+
+
+def test_a_module_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    package = tmp_path / "pkg" / "sub"  # without an __init__.py: as many have it
+    package.mkdir(parents=True)
+    (package / "beside.py").write_text("x = 5\n")
+    (package / "tool.py").write_text(
+        "import sys\nfrom pkg.sub.beside import x\nprint(__name__, __package__, sys.argv, x)\n"
+    )
+    words = ("-m", "pkg.sub.tool", "a", "--b")
+    options = {"capture_output": True, "text": True, "cwd": tmp_path}
+    plain = subprocess.run([sys.executable, *words], check=True, **options)
+    ours = subprocess.run([*QUORATE, "run", *words], check=True, **options)
+    assert ours.stdout == plain.stdout
+
+
+@pytest.mark.slow
+def test_a_module_has_the_same_bits_on_worker_processes_as_its_file_on_a_tower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "beside.py").write_text("RATE = 0.1\n")
+    (package / "train.py").write_text(
+        SCRIPT.replace("import quorate\n", "import quorate\nfrom pkg.beside import RATE\n")
+        .replace("lr=0.1", "lr=RATE")
+        .replace("batch_size=8", "batch_size=8, shards=2")
+    )
+    monkeypatch.chdir(tmp_path)
+    ended("run", "-m", "pkg.train", "--devices", "cpu", "--workers", "2", "--run-dir", "two")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    one = ["run", "--devices", "cpu", "--workers", "1", "--run-dir", "one", "pkg/train.py"]
+    assert main(one) == 0
+    found = [inspected(tmp_path / name) for name in ("one", "two")]
+    assert found[0]["digest"] == found[1]["digest"]
+    assert (found[1]["engine"], found[1]["workers"]) == ("processes", 2)
 
 
 def test_a_value_that_looks_like_an_option_is_a_value() -> None:
@@ -105,9 +189,11 @@ def test_what_follows_a_script_in_a_child_run_is_the_scripts(tmp_path: Path) -> 
     script.write_text("import sys\nprint(sys.argv[1:])\n")
     with said.open("wb") as output:
         code = child_run.child_run(
-            {"workers": 1, "shards": None}, str(script), ["--workers", "9"], output, lambda: False
+            {"workers": 1}, str(script), None, ["--workers", "9"], output, lambda: False
         )
-    assert (code, said.read_text()) == (0, "['--workers', '9']\n")
+    lines = said.read_text().splitlines()
+    assert (code, lines[0]) == (0, "['--workers', '9']")
+    assert lines[1:] == [run.UNUSED.format(script)]
 
 
 # --- mistakes -------------------------------------------------------------------------------------
@@ -121,6 +207,11 @@ def test_what_follows_a_script_in_a_child_run_is_the_scripts(tmp_path: Path) -> 
         (
             ["mend"],
             f"quorate: no such command: mend; expected {', '.join(COMMANDS)}; see quorate --help",
+        ),
+        (
+            ["train.py", "--workers", "2"],
+            "quorate: no such command: train.py; did you mean quorate run train.py? "
+            "see quorate --help",
         ),
         (
             ["--verson"],
@@ -160,7 +251,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        ("pass", 0),
+        ("import sys; sys.exit()", 0),
         ("import sys; sys.exit(7)", 7),
         ("raise EOFError('the end')", 1),
         ("import quorate; raise quorate.UserError('a mistake')", 2),
@@ -185,9 +276,10 @@ def test_exit_codes_and_completion_are_in_the_help(capsys: pytest.CaptureFixture
         "  1    the run failed",
         "  130  ended by Ctrl-C, 143 by SIGTERM",
         "_QUORATE_COMPLETE",
+        "  NO_COLOR ",
     ):
         assert line in shown
-    assert [line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines()[:6]] == list(
+    assert [line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines()[:7]] == list(
         COMMANDS
     )
 
@@ -230,12 +322,36 @@ def test_the_help_of_run_names_each_option_once_and_where_it_is_in_a_script(
     flags = [line.split()[0] for line in shown.splitlines() if line.startswith("  -")]
     for name, option in OPTIONS.items():
         if option.kind is not None:
-            assert flags.count(flag(name)) == 1
+            names = (flag(name), f"--[no-]{flag(name)[2:]}")
+            assert sum(map(flags.count, names)) == 1
             assert f"[{option.place}]" in shown
     for hidden in ("--dies-with",):
         assert hidden not in shown
     for visible in ("--profile FILE", "--record FOLDER"):
         assert visible in shown
+
+
+def test_every_option_stands_in_one_group_of_the_help() -> None:
+    listed = [name for members in GROUPS.values() for name in members]
+    assert sorted(listed) == sorted(n for n, o in ALL_OPTIONS.items() if o.kind is not None)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("typed", [[], *([name] for name in COMMANDS)])
+def test_the_help_fits_the_terminal(
+    width: int,
+    typed: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([*typed, "--help"]) == 0
+    shown = capsys.readouterr().out
+    long = [line for line in shown.splitlines() if len(line) > min(width, 100)]
+    assert [line for line in long if "_QUORATE_COMPLETE" not in line] == []
+    if not typed:  # what is to be copied is not broken
+        assert '  bash  eval "$(_QUORATE_COMPLETE=bash_source quorate)"\n' in shown
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

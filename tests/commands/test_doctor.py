@@ -91,7 +91,7 @@ def test_few_descriptors_one_core_hidden_gpus_and_a_driver_that_hangs(tmp_path: 
     assert files["cure"]
     (cores, waiting) = [v for v in found["verdicts"] if v["subject"] == "cores"]
     assert f"may run on 1 of {os.cpu_count()} cores (affinity" in cores["what"]
-    assert "8 workers x 1 threads on 1 cores" in waiting["what"]
+    assert "8 workers x 1 thread on 1 core" in waiting["what"]
     gpus = about(found, "GPUs")
     assert gpus["level"] == BEWARE
     assert "CUDA_VISIBLE_DEVICES='-1': '-1' is negative, which hides every GPU" in gpus["what"]

@@ -191,12 +191,16 @@ CASES: dict[str, tuple[Facts, dict[str, Any], str, str, list[str]]] = {
     "no memory": (
         host(memory_free_bytes=300 * MIB),
         {"workers": 2},
-        *(FAILS, "memory", ["300 MiB are left of the machine", "2 workers take 384 MiB"]),
+        *(
+            FAILS,
+            "memory",
+            ["300 MiB are left of the machine", "a run with 2 workers takes 384 MiB"],
+        ),
     ),
     "no memory in the container": (
         host(container_free_bytes=100 * MIB),
         {},
-        *(FAILS, "memory", ["100 MiB are left to the container", "8 workers take 768"]),
+        *(FAILS, "memory", ["100 MiB are left to the container", "a run with 8 workers takes 768"]),
     ),
     "few addresses": (
         limited(address_bytes=4 * GIB),

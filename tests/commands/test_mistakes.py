@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.runs import command, run
+from support.typed_mistakes import MISTAKES, make
 
 from quorate.commands.main import main
 
@@ -150,6 +152,27 @@ def test_a_mistake_at_the_command(
     assert main(["run", *option, BROKEN, "nothing"]) == 2
     line = the_line(capsys)
     assert all(part in line for part in AT_THE_COMMAND[option]), line
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [row for rows in MISTAKES.values() for row in rows],
+    ids=lambda text: text[:60],
+)
+def test_a_mistake_ends_in_the_line_that_the_docs_have(
+    typed: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    there = sorted(tmp_path.rglob("*"))
+    assert main(shlex.split(typed)[1:]) == 2
+    assert the_line(capsys) == line
+    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == there
 
 
 def test_more_shards_than_rows_of_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:

@@ -645,10 +645,12 @@ def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def child_run(
         options: Mapping[str, Any],
         script: str,
+        module: str | None,
         arguments: Sequence[str],
         output: IO[bytes],
         is_done: Callable[[], bool],
     ) -> int:
+        assert module is None
         line = ["run", *as_typed(options), "--", script, *arguments]
         code, out, err = WARM.run(line, dict(os.environ), LIMIT_S)
         output.write((out + err).encode())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -170,10 +172,12 @@ def verify(
     def child_run(
         options: Mapping[str, Any],
         script: str,
+        module: str | None,
         arguments: Sequence[str],
         output: IO[bytes],
         is_done: Callable[[], bool],
     ) -> int:
+        assert module is None
         line = ["run", *as_typed(options), "--", script, *arguments]
         limit_s = COMPILES_S if options.get("compile") else LIMIT_S
         code, out, err = WARM.run(line, dict(os.environ), limit_s)
@@ -206,6 +210,46 @@ def test_a_sound_script_in_all_ways(verify: Verify) -> None:
         "2 workers with one killed: 4 updates of 2 shards",
     ):
         assert line in said
+
+
+@pytest.mark.slow
+def test_what_the_limit_cuts_off_is_said_and_what_was_compared_stays(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([None, None])  # that are within the limit: of the two plain runs
+
+    def require_time(self: verify_runs.Limit) -> None:
+        if next(looks, self) is self:
+            raise verify_runs.OverLimitError
+
+    monkeypatch.setattr(verify_runs.Limit, "require_time", require_time)
+    words = ("--updates", "3", "--workers", "1,2", "--limit", "50", "--json", str(SCRIPT), "clean")
+    assert main(["verify", *words]) == 2
+    shown = capfd.readouterr()
+    record = json.loads(shown.out)
+    assert (record["same_bits"], record["is_complete"]) == (True, False)
+    assert [run["run"] for run in record["runs"]] == ["1 worker", "2 workers"]
+    assert record["lines"][0] == "same bits on 1 worker and 2 workers, after each of 3 updates"
+    assert shown.err.splitlines()[:2] == [
+        "2 workers: 3 updates of 2 shards",
+        "1 worker: 3 updates of 2 shards",
+    ]
+    assert shown.err.splitlines()[-1] == (
+        "quorate: the limit of 50 s was over in the run on 2 towers stopped after update 2: "
+        "nothing is said of it, nor of those after it; raise --limit, or lower --updates"
+    )
+
+
+def test_a_limit_that_is_over_at_once_ends_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["verify", "--limit", "1e-6", "--workers", "1,2", str(SCRIPT), "clean"]) == 2
+    assert capfd.readouterr().err == (
+        "quorate: the limit of 1e-06 s was over in the run on 2 workers, before two runs could be "
+        "compared; raise --limit, or lower --updates\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

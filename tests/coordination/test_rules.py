@@ -60,12 +60,14 @@ def test_a_rule_that_may_leave_something_out_or_reorder_does_not_keep_the_bits(
     ("text", "cure"),
     [
         ("", "choose one of them"),
-        ("Sync", "choose one of them"),
-        ("sync:1", "choose one of them"),
-        ("async:", "choose one of them"),
+        ("Sync", "did you mean sync?"),
+        ("sync:1", "did you mean sync?"),
+        ("async:", "did you mean async?"),
         ("hogwild", "choose one of them"),
-        ("quorum", "choose one of them"),
-        ("bounded", "choose one of them"),
+        ("quorum", "did you mean quorum:R?"),
+        ("bounded", "did you mean bounded:K?"),
+        ("qurom:3", "did you mean quorum:3?"),
+        ("bonded", "did you mean bounded:K?"),
         ("quorum:", "quorum:R with a whole number: "),
         ("quorum:all", "quorum:R with a whole number: "),
         ("quorum:2.5", "quorum:R with a whole number: "),
@@ -87,5 +89,5 @@ def test_another_text_is_a_mistake_in_one_line_that_names_all_rules(text: str, c
 
 @pytest.mark.parametrize("value", [None, 3, ["sync"]])
 def test_what_is_not_a_text_is_a_mistake_too(value: object) -> None:
-    with pytest.raises(SettingError, match="choose one of them"):
+    with pytest.raises(SettingError, match=r"choose one of them|did you mean sync"):
         rules.parse(value)  # type: ignore[arg-type]

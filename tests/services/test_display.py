@@ -15,7 +15,8 @@ import pytest
 
 from quorate.services.device_use import DeviceUse
 from quorate.services.display import display as progress
-from quorate.services.display.display import Bar, Lines, clock, display
+from quorate.services.display.display import Bar, Lines, display
+from quorate.services.display.shown import clock
 from quorate.services.display.worker_rows import WorkerRows, plain
 from quorate.services.report import Report
 from quorate.transports.worker_status import PHASES, WorkerStatus

@@ -26,6 +26,7 @@ NO_SAVES_S = 1e9
 def child_run(
     options: Mapping[str, Any],
     script: str,
+    module: str | None,
     arguments: Sequence[str],
     output: IO[bytes],
     is_done: Callable[[], bool],
@@ -35,9 +36,11 @@ def child_run(
     Args:
         options: of ``quorate run``, by name, as in ``memory_fraction``; None: not given.
         script: as a user types it.
+        module: in the place of the script; None: there is none.
         arguments: of the script.
         output: where all that it prints is written.
-        is_done: whether it has done its part. If it goes on it is told to end, then killed.
+        is_done: whether it has done its part. If it goes on it is told to end, then killed; so it
+            is where this raises.
 
     Raises:
         OSError: no process can be started.
@@ -45,9 +48,11 @@ def child_run(
     # -P: without it the folder one is in would be searched for modules before all others.
     command = [sys.executable, "-P", "-m", "quorate", "run", "--dies-with", str(os.getpid())]
     command += as_typed(options)
+    # Behind -- also those that are named as ours are the script's.
+    command += ["--", script] if module is None else ["-m", module, "--"]
     # In a session of its own: a terminal's Ctrl-C reaches this process alone, which ends the other.
     process = subprocess.Popen(
-        [*command, "--", script, *arguments],  # also those that are named as ours
+        [*command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -6,23 +6,49 @@ reading yields a call, which ``main`` makes when click is done.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
+from quorate.commands.help_text import (
+    UNNAMED,
+    GroupedOption,
+    HelpContext,
+    write_columns,
+    write_groups,
+    write_to_copy,
+)
+from quorate.commands.namesakes import say_namesakes
+from quorate.errors import nearest
+
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+TO_COPY = "Completion of commands and options"  # a section of commands, which are not broken
+IN_ITS_PLACE = "module"  # the option that names a module in the place of a script
 
 
 class Command(click.Command):
     """A command whose invocation is the call that it stands for: a function to an exit code."""
 
+    context_class = HelpContext
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.context_settings = {**HELP, **self.context_settings}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read a command line; whatever is wrong with it is this command's."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, in groups where they have some."""
+        write_groups(self.get_params(ctx), ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> partial[int]:
         """Return the call, with the options as its keywords."""
@@ -30,17 +56,35 @@ class Command(click.Command):
         return partial(self.callback, **ctx.params)
 
 
-class ScriptCommand(Command):
-    """A command for a script: its options stand before the script, or right behind it.
+class Line(NamedTuple):
+    """A command line for a script, taken apart; each part in the order in which it was typed."""
 
-    The first word behind the script that is no option of the command is the script's, and so is
-    all that follows; ``--`` ends the command's options explicitly.
+    ours: list[str]  # options of the command, with their values
+    behind: list[str]  # the names of those that stand behind the script
+    script: list[str]  # the script or module; empty: none was named
+    arguments: list[str]  # of the script
+
+
+class ScriptCommand(Command):
+    """A command for a script: its options stand before the script, or behind it.
+
+    Behind the script a word that is an option of the command is the command's, and every other one
+    the script's; ``--`` ends the command's options, and is nobody's. Before the script an unknown
+    option is a mistake. ``-m`` names a module in the place of the script, as Python's does.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.context_settings["allow_interspersed_args"] = False
+        first = getattr(self.params[0], "group", UNNAMED)
+        module = GroupedOption(
+            ["-m", IN_ITS_PLACE],
+            group=first,
+            metavar="MODULE",
+            help="in the place of SCRIPT: a module by its name, as of python -m",
+        )
         self.params += [
+            module,
             click.Argument(["script"], type=click.Path()),
             # Paths, so that a shell completes them.
             click.Argument(["arguments"], nargs=-1, type=click.Path(readable=False)),
@@ -48,24 +92,63 @@ class ScriptCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read a command line on which the options may stand behind the script."""
-        return super().parse_args(ctx, self._options_first(ctx, args))
+        line = self._taken_apart(ctx, args)
+        ctx.meta[__name__] = line.behind
+        return super().parse_args(ctx, [*line.ours, "--", *line.script, *line.arguments])
 
-    def _options_first(self, ctx: click.Context, words: Sequence[str]) -> list[str]:
-        """Return the same command line with all options before the script."""
+    def invoke(self, ctx: click.Context) -> partial[int]:
+        """Return the call, which first names the options that the script may mean to be its own."""
+        call = super().invoke(ctx)
+        return partial(_called, call, ctx.command_path, ctx.meta[__name__])
+
+    def _taken_apart(self, ctx: click.Context, words: Sequence[str]) -> Line:
         takes_value = {
             name: not (parameter.is_flag or parameter.count)
             for parameter in self.params
             if isinstance(parameter, click.Option)
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
-        end = _leading_options(ctx, words, takes_value, unknown=True)
-        before, rest = words[:end], words[end:]
+        # 1. What stands before the script.
+        end = _leading_options(ctx, words, takes_value)
+        ours, rest = [*words[:end]], words[end:]
+        del takes_value["-m"]  # behind the script it is the script's
         if rest[:1] == ["--"]:
-            return [*before, *rest]
-        script, behind = rest[:1], rest[1:]
-        end = _leading_options(ctx, behind, takes_value, unknown=False)
-        arguments = behind[end + 1 :] if behind[end : end + 1] == ["--"] else behind[end:]
-        return [*before, *behind[:end], "--", *script, *arguments]
+            return Line(ours, [], [*rest[1:2]], [*rest[2:]])
+        # 2. The script, or a module in its place: click is given its name as that of both.
+        module = rest[0][2:] if rest and rest[0] != "-m" and rest[0].startswith("-m") else ""
+        if rest[:1] == ["-m"]:
+            if len(rest) < 2:
+                raise _lacking(ctx, "-m")
+            module, rest = rest[1], rest[1:]
+        if module:
+            ours += ["-m", module]
+        script, rest = [module] if module else [*rest[:1]], rest[1:]
+        # 3. What stands behind it.
+        behind: list[str] = []
+        arguments: list[str] = []
+        position = 0
+        while position < len(rest):
+            name, is_whole, _ = rest[position].partition("=")
+            if rest[position] == "--":
+                arguments += rest[position + 1 :]
+                break
+            if name not in takes_value:
+                arguments.append(rest[position])
+                position += 1
+                continue
+            end = position + (1 if is_whole or not takes_value[name] else 2)
+            if end > len(rest) and not ctx.resilient_parsing:
+                raise _lacking(ctx, name)
+            ours += rest[position:end]
+            behind.append(name)
+            position = end
+        return Line(ours, behind, script, arguments)
+
+
+def _called(call: partial[int], command: str, behind: Sequence[str]) -> int:
+    if behind:
+        say_namesakes(call.keywords["script"], call.keywords[IN_ITS_PLACE], command, behind)
+    return call()
 
 
 class Commands(click.Group):
@@ -73,11 +156,30 @@ class Commands(click.Group):
 
     Args:
         modules: by the name of a command, the module whose ``command`` it is.
+        sections: what the help ends with: by a title, terms with what they mean.
     """
 
-    def __init__(self, name: str, modules: Mapping[str, str], **kwargs: Any) -> None:
+    context_class = HelpContext
+
+    def __init__(
+        self,
+        name: str,
+        modules: Mapping[str, str],
+        sections: Mapping[str, Sequence[tuple[str, str]]],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(name, no_args_is_help=False, context_settings=HELP, **kwargs)
         self._modules = modules
+        self._sections = sections
+
+    def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections that the help ends with."""
+        for title, rows in self._sections.items():
+            with formatter.section(title):
+                if title == TO_COPY:
+                    write_to_copy(formatter, rows)
+                else:
+                    write_columns(formatter, rows)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the names, in the order of the help."""
@@ -94,8 +196,11 @@ class Commands(click.Group):
             return command
         if ctx.resilient_parsing or cmd_name.startswith("-"):
             return None
-        near = difflib.get_close_matches(cmd_name, self._modules, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(self._modules)}"
+        if cmd_name.endswith(".py"):
+            near: str | None = f"quorate run {cmd_name}"
+        else:
+            near = nearest(cmd_name, self._modules)
+        hint = f"did you mean {near}?" if near else f"expected {', '.join(self._modules)}"
         raise click.UsageError(f"no such command: {cmd_name}; {hint}", ctx)
 
 
@@ -115,24 +220,28 @@ def usage_line(error: click.ClickException) -> str:
 
 
 def _leading_options(
-    ctx: click.Context, words: Sequence[str], takes_value: Mapping[str, bool], *, unknown: bool
+    ctx: click.Context, words: Sequence[str], takes_value: Mapping[str, bool]
 ) -> int:
-    """Return how many words at the front are options with their values.
+    """Return how many words at the front are options with their values, ``-m`` not among them.
+
+    One that is not known counts; it is refused later.
 
     Args:
         takes_value: by the name of each known option.
-        unknown: whether an option that is not known counts; it is refused later.
 
     Raises:
         click.BadOptionUsage: the last option lacks its value.
     """
     end = 0
     while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "--"):
-        name, is_whole, _ = words[end].partition("=")
-        if name not in takes_value and not unknown:
+        if words[end].startswith("-m"):
             break
+        name, is_whole, _ = words[end].partition("=")
         end += 1 if is_whole or not takes_value.get(name, False) else 2
     if end > len(words) and not ctx.resilient_parsing:
-        name = words[-1]
-        raise click.BadOptionUsage(name, f"option {name} lacks its value", ctx)
+        raise _lacking(ctx, words[-1])
     return min(end, len(words))
+
+
+def _lacking(ctx: click.Context, name: str) -> click.BadOptionUsage:
+    return click.BadOptionUsage(name, f"option {name} lacks its value", ctx)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import click
 
 import quorate
-from quorate.commands.command import Commands, usage_line
+from quorate.commands.command import TO_COPY, Commands, usage_line
 from quorate.errors import OneLineError
 from quorate.machine.environment import wants_full_tracebacks
 from quorate.machine.standard_streams import steady
@@ -17,21 +17,23 @@ from quorate.machine.standard_streams import steady
 OK, MISTAKE = 0, 2
 INTERRUPTED = 128 + signal.SIGINT  # and 128 + signal.SIGTERM, which the run itself exits with
 
-EPILOG = """\b
-Exit codes:
-  0    done; of verify: the same bits; of doctor: a run would work
-  1    the run failed; of verify: a difference was found; of doctor: a run would fail
-  2    a mistake of the user, told in one line
-  130  ended by Ctrl-C, 143 by SIGTERM: the run has saved its state
-
-\b
-Completion of commands and options:
-  bash  eval "$(_QUORATE_COMPLETE=bash_source quorate)"  in ~/.bashrc
-  zsh   eval "$(_QUORATE_COMPLETE=zsh_source quorate)"   in ~/.zshrc
-  fish  _QUORATE_COMPLETE=fish_source quorate | source   in ~/.config/fish/config.fish
-
-Colours are left out where NO_COLOR is set.
-"""
+SECTIONS = {
+    "Exit codes": [
+        ("0", "done; of verify: the same bits; of doctor: a run would work"),
+        ("1", "the run failed; of verify: a difference was found; of doctor: it would fail"),
+        ("2", "a mistake of the user, told in one line"),
+        ("130", "ended by Ctrl-C, 143 by SIGTERM: the run has saved its state"),
+    ],
+    TO_COPY: [
+        ("bash", 'eval "$(_QUORATE_COMPLETE=bash_source quorate)"'),
+        ("zsh", 'eval "$(_QUORATE_COMPLETE=zsh_source quorate)"'),
+        ("fish", "_QUORATE_COMPLETE=fish_source quorate | source"),
+    ],
+    "Environment": [
+        ("NO_COLOR", "no colours, if it is set"),
+        ("QUORATE_TRACEBACK", "full: all frames of a traceback"),
+    ],
+}
 
 _version = click.version_option(
     quorate.__version__, prog_name="quorate", message="%(prog)s %(version)s"
@@ -41,15 +43,16 @@ commands = _version(
         "quorate",
         {
             "run": "quorate.commands.run",
+            "runs": "quorate.commands.runs",
             "inspect": "quorate.commands.inspect",
             "verify": "quorate.commands.verify.command",
             "bench": "quorate.commands.bench.command",
             "doctor": "quorate.commands.doctor.command",
             "convert": "quorate.commands.convert",
         },
+        SECTIONS,
         help="Train one PyTorch model on every device you have, with the same bits on any number "
         "of them.",
-        epilog=EPILOG,
     )
 )
 

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
-from quorate.training.recipe import OPTIONS
+from quorate.commands.help_text import GroupedOption
+from quorate.services.display.shown import Shown
+from quorate.settings import Option, options
+from quorate.training.recipe import OPTIONS as OF_THE_TRAINER
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Every setting that has an option, by its name, those of the screen too.
+OPTIONS: dict[str, Option] = OF_THE_TRAINER | {
+    option.name: replace(option, place="") for option in options(Shown).values()
+}
+
+# The headings of the help, what is wanted daily first, and which options stand under each.
+GROUPS = {
+    "Daily": (
+        *("devices", "workers", "shards", "seed", "update", "precision"),
+        *("run_dir", "fresh", "max_time_s"),
+    ),
+    "On the screen": ("quiet", "log_every", "log_format"),
+    "Workers": ("engine", "threads", "loader_workers", "worker_timeout_s", "memory_fraction"),
+    "How a shard is computed": (
+        *("compile", "kernels", "deterministic", "strict", "spot_check_every"),
+        *("soft_placement", "log_placement"),
+    ),
+    "Updates": ("clip_norm", "ema_decay", "nonfinite"),
+    "Saving": (
+        *("save_every_s", "save_every_steps", "keep", "keep_every_h", "summary_every_s"),
+        "init_from",
+    ),
+    "Several machines, and ranks": (
+        *("address", "working_dir", "worker_resources", "servers"),
+        *("exchange", "bucket_mb", "shard_optimizer"),
+    ),
+}
+UNITS = {"_s": "SECONDS", "_h": "HOURS", "_mb": "MB"}
+VALUES: dict[type, str] = {int: "N", float: "X", str: "WORD"}
 
 
 def flag(name: str) -> str:
@@ -21,27 +55,39 @@ def setting_options(*names: str) -> Callable[[F], F]:
     """Decorate a command with options that override settings, each None where it is not given.
 
     Args:
-        names: of settings; none: all that have a flag, in their order.
+        names: of settings, in any order; none: all that have a flag. The help shows them in that of
+            ``GROUPS``.
     """
-    options = [OPTIONS[name] for name in names] if names else list(OPTIONS.values())
 
     def decorate(function: F) -> F:
-        for option in reversed(options):
-            if option.kind is None:
+        listed = [(group, name) for group, members in GROUPS.items() for name in members]
+        for group, name in reversed(listed):
+            if names and name not in names:
                 continue
-            flags = flag(option.name)
+            option = OPTIONS[name]
+            flags = flag(name)
             if option.kind is bool:
                 flags += f"/--no-{flags[2:]}"
             function = click.option(
                 flags,
+                cls=GroupedOption,
+                group=group,
                 type=option.kind,
                 default=None,
-                metavar=option.metavar,
-                help=f"{option.help}  [{option.place}]",
+                metavar=_metavar(option),
+                help=f"{option.help}  [{option.place}]" if option.place else option.help,
             )(function)
         return function
 
     return decorate
+
+
+def _metavar(option: Option) -> str | None:
+    """Return what stands for the value: its unit where the name ends in one."""
+    if option.metavar is not None or option.kind is None:
+        return option.metavar
+    unit = next((unit for end, unit in UNITS.items() if option.name.endswith(end)), None)
+    return unit or VALUES.get(option.kind)
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:

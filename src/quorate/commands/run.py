@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quorate.commands.command import ScriptCommand
+from quorate.commands.help_text import GroupedOption
 from quorate.commands.options import given, setting_options
+from quorate.commands.program import require_program
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
 from quorate.machine.surroundings import can_fork, require_current_folder
@@ -24,40 +26,54 @@ if TYPE_CHECKING:
     from quorate.training.observer import Observe
 
 PROFILE_S, RECORD_UPDATES = 8.0, 20
+UNUSED = (
+    "quorate: {} ended without training: it called neither fit() nor updates() of a "
+    "quorate.Trainer, and options of quorate run had no effect"
+)
 
 HELP = """Run a training script, with options that override what it passes to Trainer.
 
-The first word behind the script that is none of these options is the script's, and so is all that
-follows it; after -- all is.
+Behind the script, what is one of these options is taken as such, and all else is the script's;
+after -- all is.
 """
+
+MEASURING: dict[str, Any] = {"cls": GroupedOption, "group": "Measuring, for other commands"}
+ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, and ranks"}
 
 
 @click.command("run", cls=ScriptCommand, help=HELP, short_help="run a training script")
 @setting_options()
 @click.option(
     "--profile",
+    **MEASURING,
     metavar="FILE",
     help="measure where a step's time goes, write it as JSON, and end; see quorate bench",
 )
 @click.option(
     "--profile-s",
+    **MEASURING,
     type=float,
+    metavar="SECONDS",
     default=PROFILE_S,
     help=f"seconds to measure ({PROFILE_S:g}), after a warm-up",
 )
 @click.option(
     "--record",
+    **MEASURING,
     metavar="FOLDER",
     help="note digests of all that is computed in an empty folder, and end; see quorate verify",
 )
 @click.option(
     "--record-updates",
+    **MEASURING,
     type=int,
+    metavar="N",
     default=RECORD_UPDATES,
     help=f"how many updates to record ({RECORD_UPDATES})",
 )
 @click.option(
     "--detached",
+    **ELSEWHERE,
     is_flag=True,
     help="on a Ray cluster's head node, which goes on without this command; see docs/ray.md",
 )
@@ -65,6 +81,7 @@ follows it; after -- all is.
 @click.option("--dies-with", type=int, metavar="PID", hidden=True)
 def command(
     script: str,
+    module: str | None,
     arguments: tuple[str, ...],
     profile: str | None,
     profile_s: float,
@@ -78,15 +95,13 @@ def command(
     """Run the script as ``__main__`` in this process.
 
     Raises:
-        SettingError: there is no such script, or nothing can be written where it is to be.
+        SettingError: there is no such program, or nothing can be written where it is to be.
         Whatever the script raises: an exception of its own ends in its traceback.
     """
     if dies_with is not None:
         die_with(dies_with)
     require_current_folder()
-    file = Path(script)
-    if not file.is_file():
-        raise SettingError("script", script, "a Python file", "check the path")
+    file = require_program(script, module)
     with ExitStack() as stack:
         if not detached and _may_fork(settings):
             import quorate.trainer  # noqa: F401  with torch: the script wants both, and so do workers
@@ -97,7 +112,7 @@ def command(
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
 
-        program = Script(str(file.resolve()), None, arguments, str(Path.cwd()), given(settings))
+        program = Script(str(file.resolve()), module, arguments, str(Path.cwd()), given(settings))
         if detached:
             if profile is not None or record is not None:
                 fix = "leave out --profile and --record, or run it here"
@@ -106,8 +121,23 @@ def command(
 
             return run_detached(program, given(settings))
         fold_tracebacks()
-        program.run()
+        uses = _uses()
+        try:
+            program.run()
+        except SystemExit as end:
+            if end.code in (None, 0) and _uses() == uses:
+                click.echo(UNUSED.format(script), err=True)
+            raise
+        if _uses() == uses:
+            click.echo(UNUSED.format(script), err=True)
     return 0
+
+
+def _uses() -> int:
+    """Return how often a trainer of this process was asked to train, evaluate or predict."""
+    crew = sys.modules.get("quorate.training.crew")  # else there was no trainer
+    uses: int = 0 if crew is None else crew.uses()
+    return uses
 
 
 def _may_fork(settings: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, nearest
 
 
 class Rule(Protocol):
@@ -134,7 +134,13 @@ def parse(text: str) -> Rule:
                 return rule(*([int(number)] if colon else []))
             except ValueError as error:
                 raise _no_rule(text, f"{rule.form} with a whole number: {error}") from None
-    raise _no_rule(text, "choose one of them")
+    forms = {rule.form.partition(":")[0]: rule.form for rule in RULES}
+    meant = nearest(name, forms)
+    if meant is None:
+        raise _no_rule(text, "choose one of them")
+    has_number = ":" in forms[meant]
+    form = f"{meant}:{number}" if has_number and number.strip().isdecimal() else forms[meant]
+    raise _no_rule(text, f"did you mean {form}?")
 
 
 def _no_rule(text: str, cure: str) -> SettingError:

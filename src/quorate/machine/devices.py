@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, nearest
 from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.device_names import in_torch
 from quorate.machine.environment import device_environment
@@ -23,6 +23,8 @@ from quorate.settings import whole
 
 # There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
 DRIVER = Path("/proc/driver/nvidia/version")
+
+KINDS = ("cpu", "cuda", "gpu", "mps", "xpu")  # that people name; torch's builds know more
 
 Devices = str | torch.device | Sequence[str | torch.device] | None
 
@@ -119,7 +121,11 @@ def _named(name: str) -> list[torch.device]:
     try:
         device = torch.device(torch_name)
     except RuntimeError:
-        raise SettingError("devices", name, known, "check the spelling") from None
+        kind, colon, index = torch_name.partition(":")
+        meant = nearest(kind, KINDS)
+        index = f"{colon}{index}" if index.isdecimal() and meant != "cpu" else ""
+        fix = "check the spelling" if meant is None else f"did you mean {meant}{index}?"
+        raise SettingError("devices", name, known, fix) from None
     if device.type == "cpu":
         if device.index:
             raise SettingError("devices", name, "cpu", "there is one CPU; see --workers")

@@ -56,6 +56,12 @@ def torchrun_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
 
 
+def ranks_here() -> int | None:
+    """Return how many ranks torchrun has started on this machine; None: it has not."""
+    count = torchrun_environment().get("LOCAL_WORLD_SIZE", "")
+    return int(count) if count.isdecimal() else None
+
+
 def gloo_interface() -> str | None:
     """Return the interface that gloo was told to listen on, if it was."""
     return os.environ.get("GLOO_SOCKET_IFNAME")

@@ -7,11 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from quorate.machine import container
+
+MIB = 1 << 20
+# Of a small model: 222 MiB and 55 per worker.
+MEMORY_BYTES, MEMORY_PER_WORKER_BYTES = 256 * MIB, 64 * MIB
+
+
+class Shortage(NamedTuple):
+    """What a machine has too little of for a run."""
+
+    what: str  # with the figures
+    cure: str
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,31 @@ class Host:
         """How many cores may be used at a time."""
         limit = self.cores_allowed if self.cores_limit is None else self.cores_limit
         return min(self.cores_allowed, limit)
+
+    def too_few_cores(self, workers: int, threads: int) -> Shortage | None:
+        """Return what to say of so many CPU workers, each with so many threads; None: nothing."""
+        if workers * threads <= max(1.0, self.cores_usable):
+            return None
+        each = f"{threads} thread{'s' if threads > 1 else ''}"
+        cores = f"{self.cores_usable:g} core{'s' if self.cores_usable > 1 else ''}"
+        return Shortage(
+            f"{workers} workers x {each} on {cores}: they wait for one another",
+            "fewer --workers or --threads",
+        )
+
+    def too_little_memory(self, workers: int) -> Shortage | None:
+        """Return what to say of so many worker processes, with the smallest of models."""
+        known = [b for b in (self.container_free_bytes, self.memory_free_bytes) if b is not None]
+        free, need = min(known, default=None), MEMORY_BYTES + workers * MEMORY_PER_WORKER_BYTES
+        if free is None or free >= need:
+            return None
+        whose = "of the machine" if free == self.memory_free_bytes else "to the container"
+        return Shortage(
+            f"{free / MIB:,.0f} MiB are left {whose}, and a run with {workers} "
+            f"worker{'' if workers == 1 else 's'} takes {need / MIB:,.0f} MiB with the smallest of "
+            "models",
+            "end other programs, raise the container's limit, or fewer --workers",
+        )
 
 
 def host() -> Host:

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, cure
 from quorate.replica.torch_internals import NORM_BASES, cpu_has_bfloat16
 
 # They add up many values, or keep averages: rounding would hurt there, and costs nothing to avoid.
@@ -123,8 +123,9 @@ def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:
     """
     found = [precision for precision in ALL if precision.name == name]
     if not found:
-        names = ", ".join(precision.name for precision in ALL)
-        raise SettingError("precision", name, f"one of {names}", "choose one of them")
+        names = [precision.name for precision in ALL]
+        expected = f"one of {', '.join(names)}"
+        raise SettingError("precision", name, expected, cure(name, names))
     for kind in sorted({device.type for device in devices if found[0].working is not None}):
         try:
             torch.autocast(kind, dtype=found[0].working)

@@ -46,6 +46,14 @@ COMPILE_S = 600.0  # that a shape may take to compile
 # script, so that it alone can have them.
 _loop_was_run = False
 
+# How often trainers of this process were asked to train, to evaluate or to predict.
+_uses = 0
+
+
+def uses() -> int:
+    """Return how often trainers of this process were asked to train, to evaluate or to predict."""
+    return _uses
+
 
 class Crew:
     """The workers of a trainer.
@@ -170,6 +178,7 @@ class Crew:
         does not know what the script changed since.
         """
         global _loop_was_run
+        self.note_use()
         self.recipe = self.recipe.with_loading(data.loading)
         given = {"dataset": data, "validation": validated or data._replace(dataset=None)}
         datasets = {name: each.dataset for name, each in given.items()}
@@ -199,6 +208,12 @@ class Crew:
             self._collates = [(each.dataset, each.loading.collate) for each in given.values()]
         else:
             self._collates = []
+
+    @staticmethod
+    def note_use() -> None:
+        """Count that the trainer is asked for something; see ``uses``."""
+        global _uses
+        _uses += 1
 
     def collates(self, data: Taken) -> bool:
         """Return whether workers of the loop under way make batches of a dataset as it asks for.

@@ -18,7 +18,6 @@ from quorate.errors import ServerError, cut
 from quorate.machine.standard_streams import steady
 from quorate.replica.totals import Totals
 from quorate.services import Service
-from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.device_use import Gauges
 from quorate.services.display.display import display, metrics
@@ -26,11 +25,12 @@ from quorate.services.display.worker_table import WorkerTable
 from quorate.services.metrics_log import MetricsLog
 from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
+from quorate.services.run_status import RunStatus
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Summaries
 from quorate.training.callbacks import Callback, Run, checked, defines, give_back, kept_by
 from quorate.training.loop import Loop
-from quorate.training.saved_state import contents
+from quorate.training.saved_state import Contents, contents
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
 from quorate.training.validation import Best, Validation
@@ -134,6 +134,13 @@ class Fit:
                     self._run_dir, loop.state.global_step, self.say, self._services.renew
                 )
                 self._log = stack.enter_context(closing(log))
+            status = RunStatus(self._run_dir, loop.last_step, self._services.renew)
+            status.begun(loop.state.global_step)
+            stack.push(
+                lambda _kind, raised, _trace: status.ended(
+                    loop.state.global_step, self._stops.reason, raised
+                )
+            )
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))

@@ -11,12 +11,15 @@ from quorate.coordination.epochs import DROP, JOIN
 from quorate.coordination.plan import Plan
 from quorate.coordination.rules import Rule
 from quorate.machine.devices import Group, describe, kinds
+from quorate.machine.environment import ranks_here
 from quorate.machine.gpu_identity import mapping
+from quorate.machine.host import host
 from quorate.machine.memory_fraction import fraction_remark
 from quorate.replica import deterministic, precision
 from quorate.replica.computing import Computing
 from quorate.replica.kernels import TORCH
 from quorate.replica.placement import placement
+from quorate.transports.engines import RAY, TOWERS
 
 
 def opening(
@@ -27,6 +30,7 @@ def opening(
     *,
     least_workers: int,
     threads: int,
+    engine: str,
     rule: Rule,
     computing: Computing,
     memory_fraction: float | None,
@@ -47,6 +51,7 @@ def opening(
         _arithmetic(plan, describe(groups, least_workers), threads, rule, computing)
         + ("" if is_given else _whence(plan, least_workers if begins else None, rule)),
         *_epoch(plan),
+        *_shortages(devices, threads, engine),
         *mapping(devices),
         *fraction_remark(devices, memory_fraction),
         *precision.remarks(computing.precision, devices),
@@ -81,6 +86,19 @@ def _whence(plan: Plan, workers: int | None, rule: Rule) -> str:
     whence = first if workers is None else f"{workers} worker{'s' if workers > 1 else ''}"
     fix = f"pass shards={plan.shards} for the same bits on any number"
     return f"; V = {plan.shards}, from {whence}: {fix}"
+
+
+def _shortages(devices: Sequence[torch.device], threads: int, engine: str) -> list[str]:
+    """Return what this machine has too little of for its workers; as `quorate doctor` says it."""
+    workers = sum(device.type == "cpu" for device in devices)
+    if engine == RAY or not workers:
+        return []  # they are elsewhere, or need few cores each
+    here = min(workers, ranks_here() or workers)
+    machine = host()
+    found = [machine.too_few_cores(here, threads)]
+    if engine != TOWERS and here > 1:  # those share this process's memory, which it has by now
+        found.append(machine.too_little_memory(here))
+    return [f"beware: {shortage.what}; {shortage.cure}" for shortage in found if shortage]
 
 
 def _epoch(plan: Plan) -> list[str]:

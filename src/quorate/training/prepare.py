@@ -117,6 +117,7 @@ def prepare(
             state.model,
             least_workers=crew.least_workers,
             threads=recipe.workers.threads,
+            engine=crew.engine,
             rule=crew.rule,
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,

@@ -21,6 +21,20 @@ from quorate.training.optimizing.optimizer_state import LoadableOptimizer, is_in
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
 
+__all__ = [
+    "CALLBACKS",
+    "Contents",
+    "Loadable",
+    "Weights",
+    "contents",
+    "load",
+    "loadable",
+    "shared",
+    "take_weights",
+    "weights",
+    "weights_in",
+]
+
 CALLBACKS = "callbacks.safetensors"
 
 

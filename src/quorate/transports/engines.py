@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from quorate.errors import SettingError
+from quorate.errors import SettingError, cure
 from quorate.replica.shared.copies import FIX, refused
 from quorate.transports.collective.place import own_place
 from quorate.transports.processes.script import Script, current
@@ -43,9 +43,10 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
     Raises:
         SettingError: there is no such engine, or it cannot work here.
     """
-    if name not in (None, PROCESSES, TOWERS, COLLECTIVE, RAY):
-        expected = f"{PROCESSES}, {TOWERS}, {COLLECTIVE} or {RAY}"
-        raise SettingError("engine", name, expected, "choose one of them")
+    known = (PROCESSES, TOWERS, COLLECTIVE, RAY)
+    if name is not None and name not in known:
+        expected = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise SettingError("engine", name, expected, cure(name, known))
     if name == RAY:
         require_ray()
     script = current() if os.name == "posix" else None

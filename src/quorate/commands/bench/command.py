@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import click
 
 from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
-from quorate.errors import SettingError
+from quorate.commands.program import require_program
 
 if TYPE_CHECKING:
     from quorate.commands.bench.contenders import Contender
@@ -26,8 +28,8 @@ REPEATS, SECONDS, OUT = 3, 8.0, "bench"
 
 HELP = """Show what more workers bring a script, and what keeps them from bringing more.
 
-Options stand before the script, or right behind it; the first word behind it that is none of them
-is the script's, and so is all that follows it; after -- all is.
+Behind the script, what is one of these options is taken as such, and all else is the script's;
+after -- all is.
 """
 
 
@@ -41,15 +43,21 @@ is the script's, and so is all that follows it; after -- all is.
     metavar="LIST",
     help="as for quorate run; give it again to compare lists",
 )
-@click.option("--repeats", type=int, default=REPEATS, help=f"runs of each, in turn ({REPEATS})")
+@click.option(
+    "--repeats", type=int, metavar="N", default=REPEATS, help=f"runs of each, in turn ({REPEATS})"
+)
 @click.option(
     "--seconds",
     type=float,
+    metavar="SECONDS",
     default=SECONDS,
     help=f"to measure in each run, after a warm-up ({SECONDS:g})",
 )
 @click.option(
     "--out", metavar="DIR", default=OUT, help=f"for results.json and speed-up.png ({OUT})"
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="print results.json instead of the table; see --out"
 )
 @setting_options(
     *("shards", "engine", "threads", "address", "worker_resources"),
@@ -57,12 +65,14 @@ is the script's, and so is all that follows it; after -- all is.
 )
 def command(
     script: str,
+    module: str | None,
     arguments: tuple[str, ...],
     workers: str | None,
     devices: tuple[str, ...],
     repeats: int,
     seconds: float,
     out: str,
+    as_json: bool,
     shards: int | None,
     **settings: Any,
 ) -> int:
@@ -84,25 +94,27 @@ def command(
     from quorate.settings import directory, real, whole
 
     # 1. What is asked for.
-    if not Path(script).is_file():
-        raise SettingError("script", script, "a Python file", "check the path")
+    require_program(script, module)
     whole("repeats", repeats, least=1)
     real("seconds", seconds, above=0)
     folder = directory("out", out)
     assert folder is not None
     numbers = [] if workers is None else contenders.counts(workers)
     compared = contenders.contenders(devices, numbers)
-    program = Program(script, arguments, given(settings), seconds)
+    program = Program(script, module, arguments, given(settings), seconds)
     # 2. The runs.
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "failed.log"
     log.unlink(missing_ok=True)
     order = contenders.rounds(compared, repeats)
     with ended_by_sigterm():
-        measured = _measured(program, order, shards, log)
+        measured = _measured(program, order, shards, log, as_json=as_json)
     # 3. What came of them.
     compared_results = results(measured)
     same = proof(compared_results)
+    if as_json:
+        print(_write(program, compared_results, same, folder)[0])
+        return 0
     run = compared_results[0].runs[0]
     batch = f"{run.batch_size} rows = {run.shards} shard{'s' if run.shards > 1 else ''}"
     print(
@@ -112,35 +124,44 @@ def command(
     print(f"\n{table(compared_results)}\n")
     for line in below(compared_results, same):
         print(line)
-    _write(program, compared_results, same, folder)
+    print(_write(program, compared_results, same, folder)[1])
     return 0
 
 
 def _measured(
-    program: Program, order: Sequence[Sequence[Contender]], shards: int | None, log: Path
+    program: Program,
+    order: Sequence[Sequence[Contender]],
+    shards: int | None,
+    log: Path,
+    *,
+    as_json: bool,
 ) -> dict[Contender, list[Measured]]:
-    """Run everything, one after the other, and say how it goes."""
+    """Run everything, one after the other, and say how it goes, as errors beside JSON."""
     from quorate.commands.bench.runs import run
 
+    say = partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
     by_contender: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
     total = len(order) * len(order[0])
     began = time.monotonic()
     for number, contender in enumerate(chain.from_iterable(order), start=1):
-        print(f"run {number} of {total}: {contender.label()}", end="", flush=True)
+        say(f"run {number} of {total}: {contender.label()}", end="")
         try:
             measured = run(program, contender, shards, log)
         except BaseException:
-            print(flush=True)
+            say()
             raise
         left_s = (time.monotonic() - began) / number * (total - number)
         left = f"; about {left_s:,.0f} s left" if number < total else ""
-        print(f", {measured.examples_per_s:,.4g} examples/s{left}", flush=True)
+        say(f", {measured.examples_per_s:,.4g} examples/s{left}")
         shards = measured.shards
         by_contender[contender].append(measured)
     return by_contender
 
 
-def _write(program: Program, results: Sequence[Result], same: Proof | None, folder: Path) -> None:
+def _write(
+    program: Program, results: Sequence[Result], same: Proof | None, folder: Path
+) -> tuple[str, str]:
+    """Write the JSON file and the plot; return the text of the file, and what was written."""
     import torch
 
     from quorate.commands.bench.plot import plot
@@ -165,12 +186,12 @@ def _write(program: Program, results: Sequence[Result], same: Proof | None, fold
         "contenders": to_json(results),
     }
     file = folder / "results.json"
-    write_atomically(file, json.dumps(record, indent=1) + "\n")
+    text = json.dumps(record, indent=1)
+    write_atomically(file, f"{text}\n")
     picture = folder / "speed-up.png"
     try:
         plot(results, f"{program.script} on {processor}, {machine.cores_allowed} cores", picture)
     except ImportError:
         cure = "pip install 'quorate-torch[bench]'"
-        print(f"written: {file}; no plot, as matplotlib is missing: {cure}")
-    else:
-        print(f"written: {file}, {picture}")
+        return text, f"written: {file}; no plot, as matplotlib is missing: {cure}"
+    return text, f"written: {file}, {picture}"

@@ -19,6 +19,7 @@ class Program(NamedTuple):
     """What is run, but for the contender."""
 
     script: str
+    module: str | None  # in its place
     arguments: tuple[str, ...]
     options: Mapping[str, Any]  # of quorate run, by name
     seconds: float  # to measure
@@ -49,7 +50,8 @@ def run(program: Program, contender: Contender, shards: int | None, log: Path) -
             "profile_s": program.seconds,
         }
         with (folder / "output").open("wb") as output:
-            code = child_run(options, program.script, program.arguments, output, file.exists)
+            words = program.script, program.module, program.arguments
+            code = child_run(options, *words, output, file.exists)
         if file.exists():
             return Measured.from_json(json.loads(file.read_text(encoding="utf-8")))
         text = (folder / "output").read_text(encoding="utf-8", errors="replace")

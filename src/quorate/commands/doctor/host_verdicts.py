@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from quorate.commands.doctor.facts import Accelerator, Facts
 from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
 from quorate.commands.doctor.wanted import Wanted, cpu_workers
-
-MIB = 1 << 20
-# Of a small model: 222 MiB and 55 per worker.
-MEMORY_BYTES, MEMORY_PER_WORKER_BYTES = 256 * MIB, 64 * MIB
+from quorate.machine.host import MIB
 
 
 def on_cores(
@@ -18,7 +15,6 @@ def on_cores(
 ) -> Iterator[Verdict]:
     """Judge whether there are cores enough for the run's workers."""
     host = facts.host
-    usable = f"{host.cores_usable:g}"
     by_itself = f"CPU workers that a run starts by itself: {cpu_workers(facts)}; for more, "
     if host.cores_limit is not None and host.cores_limit < min(host.cores_allowed, host.cores):
         yield Verdict(
@@ -37,21 +33,14 @@ def on_cores(
             "taskset, cpuset)",
             by_itself + "let it have more (docker --cpuset-cpus, taskset)",
         )
-    if not chosen and workers * wanted.threads > max(1.0, host.cores_usable):
-        yield Verdict(
-            BEWARE,
-            "cores",
-            f"{workers} workers x {wanted.threads} threads on {usable} cores: they wait for one "
-            "another",
-            "fewer --workers or --threads",
-        )
+    shortage = None if chosen else host.too_few_cores(workers, wanted.threads)
+    if shortage is not None:
+        yield Verdict(BEWARE, "cores", *shortage)
 
 
 def on_memory(facts: Facts, chosen: Sequence[Accelerator], workers: int) -> Iterator[Verdict]:
     """Judge whether there is memory enough for the smallest of models."""
     host, limits = facts.host, facts.limits
-    known = [b for b in (host.container_free_bytes, host.memory_free_bytes) if b is not None]
-    free = min(known, default=None)
     if host.memory_free_bytes is None:
         yield Verdict(
             FAILS,
@@ -59,16 +48,8 @@ def on_memory(facts: Facts, chosen: Sequence[Accelerator], workers: int) -> Iter
             "how much there is cannot be told: /proc is not there, and a run reads it",
             "mount -t proc proc /proc",
         )
-    need = MEMORY_BYTES + (0 if chosen else workers * MEMORY_PER_WORKER_BYTES)
-    if free is not None and free < need:
-        whose = "of the machine" if free == host.memory_free_bytes else "to the container"
-        yield Verdict(
-            FAILS,
-            "memory",
-            f"{free / MIB:,.0f} MiB are left {whose}, and {workers} workers take "
-            f"{need / MIB:,.0f} MiB with the smallest of models",
-            "end other programs, raise the container's limit, or fewer --workers",
-        )
+    if (shortage := host.too_little_memory(0 if chosen else workers)) is not None:
+        yield Verdict(FAILS, "memory", *shortage)
     if limits.address_bytes is not None and limits.address_bytes < 16 * 1024 * MIB:
         yield Verdict(
             BEWARE,

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import json
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
-from quorate.errors import SettingError
+from quorate.commands.program import require_program
+from quorate.errors import SettingError, UserError
 
-WORKERS, UPDATES = "1,2,3", 20
+if TYPE_CHECKING:
+    from quorate.commands.verify.runs import Done
+    from quorate.commands.verify.verdict import Verdict
+
+WORKERS, UPDATES, LIMIT_S = "1,2,3", 20, 3600.0
 
 HELP = """Find out whether a script gives the same bits on any number of workers; if not, why not.
 
-Options stand before the script, or right behind it; the first word behind it that is none of them
-is the script's, and so is all that follows it; after -- all is.
+Behind the script, what is one of these options is taken as such, and all else is the script's;
+after -- all is.
 """
 
 
@@ -25,23 +32,38 @@ is the script's, and so is all that follows it; after -- all is.
 )
 @click.option("--workers", metavar="1,2,3", default=WORKERS, help=f"numbers to compare ({WORKERS})")
 @click.option(
-    "--updates", type=int, default=UPDATES, help=f"after each of which to compare ({UPDATES})"
+    "--updates",
+    type=int,
+    metavar="N",
+    default=UPDATES,
+    help=f"after each of which to compare ({UPDATES})",
 )
 @click.option("--towers/--no-towers", default=True, help="also on towers, beside processes (yes)")
 @click.option("--resume/--no-resume", default=True, help="also stopped and resumed (yes)")
 @click.option("--kill/--no-kill", default=True, help="also with a worker process killed (yes)")
+@click.option(
+    "--limit",
+    type=float,
+    metavar="SECONDS",
+    default=LIMIT_S,
+    help=f"for all runs together; what is not compared by then is said, exit code 2 ({LIMIT_S:g})",
+)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
 @setting_options(
     *("devices", "shards", "engine", "threads", "address", "worker_resources"),
     *("update", "seed", "precision", "kernels", "memory_fraction", "compile", "soft_placement"),
 )
 def command(
     script: str,
+    module: str | None,
     arguments: tuple[str, ...],
     workers: str,
     updates: int,
     towers: bool,
     resume: bool,
     kill: bool,
+    limit: float,
+    as_json: bool,
     shards: int | None,
     **settings: Any,
 ) -> int:
@@ -52,25 +74,57 @@ def command(
 
     Raises:
         SettingError: an option cannot work.
-        UserError: the script fails on any number of workers, or has nothing to compare.
+        UserError: the script fails on any number of workers, or has nothing to compare; or the
+            limit was over before all was compared, and what was is the same.
     """
     from quorate.commands.child_run import ended_by_sigterm
-    from quorate.commands.verify.runs import Program, runs_of
+    from quorate.commands.verify.runs import Limit, Program, runs_of
     from quorate.commands.verify.verdict import Way, verdict
-    from quorate.settings import whole
+    from quorate.settings import real, whole
 
-    if not Path(script).is_file():
-        raise SettingError("script", script, "a Python file", "check the path")
+    require_program(script, module)
     whole("updates", updates, least=1)
+    real("limit", limit, above=0)
     counts = _counts(workers)
     wanted = {Way.TOWERS: towers, Way.RESUMED: resume, Way.KILLED: kill}
     ways = frozenset(way for way, is_wanted in wanted.items() if is_wanted)
-    program = Program(script, arguments, given(settings), updates, ways)
+    say = partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
+    options = given(settings)
+    program = Program(script, module, arguments, options, updates, ways, Limit(limit), say)
     with ended_by_sigterm():
-        runs, notes = runs_of(program, counts, shards)
-    outcome = verdict(runs)
-    print("\n" + "\n".join([*outcome.lines, *notes]))
+        done = runs_of(program, counts, shards)
+    outcome = verdict(done.runs)
+    if as_json:
+        print(json.dumps(_record(outcome, done), indent=1))
+    else:
+        print("\n" + "\n".join([*outcome.lines, *done.notes]))
+    if outcome.is_same and done.left is not None:
+        raise UserError(
+            f"the limit of {limit:g} s was over in the run on {done.left}: nothing is said of it, "
+            "nor of those after it; raise --limit, or lower --updates"
+        )
     return 0 if outcome.is_same else 1
+
+
+def _record(outcome: Verdict, done: Done) -> dict[str, Any]:
+    return {
+        "same_bits": outcome.is_same,
+        "is_complete": done.left is None,
+        "lines": outcome.lines,
+        "notes": done.notes,
+        "runs": [
+            {
+                "run": run.label,
+                "workers": run.workers,
+                "way": run.way.name.lower(),
+                "updates": run.updates,
+                "failed": run.failed,
+                "why": run.why if run.failed else None,
+                "doubts": run.doubts,
+            }
+            for run in done.runs
+        ],
+    }
 
 
 def _counts(text: str) -> list[int]:

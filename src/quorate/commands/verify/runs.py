@@ -16,20 +16,49 @@ from typing import Any, NamedTuple
 from quorate.commands.child_run import NO_SAVES_S, child_run, last_error
 from quorate.commands.verify import records
 from quorate.commands.verify.verdict import Run, Way, verdict
+from quorate.errors import UserError
 from quorate.services.checkpoints.files import checkpoint_of
 from quorate.transports.engines import PROCESSES, TOWERS
 
 SAVED_S = 60.0  # in which a run that is stopped has to have saved
 
 
+class OverLimitError(Exception):
+    """The time of a verification is over."""
+
+
+class Limit:
+    """The time of a verification, which begins now.
+
+    Args:
+        seconds: of all runs together.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._ends_at = time.monotonic() + seconds
+
+    def require_time(self) -> None:
+        """Raise if it is over.
+
+        Raises:
+            OverLimitError: it is.
+        """
+        if time.monotonic() >= self._ends_at:
+            raise OverLimitError
+
+
 class Program(NamedTuple):
     """What is run, but for the number of workers."""
 
     script: str
+    module: str | None  # in its place
     arguments: tuple[str, ...]
     options: dict[str, Any]  # of quorate run, by name
     updates: int  # to record
     ways: frozenset[Way]  # beside the plain one
+    limit: Limit
+    say: Callable[[str], None]  # how it goes
 
 
 class Done(NamedTuple):
@@ -37,13 +66,14 @@ class Done(NamedTuple):
 
     runs: list[Run]
     notes: list[str]
+    left: str | None = None  # the run in which the limit was over
 
 
 def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done:
     """Run the script on each number of workers, then in the further ways; those in their order.
 
     Raises:
-        UserError: the script cannot be trained.
+        UserError: the script cannot be trained, or the limit was over before there were two runs.
     """
     # The largest is the first: where the script leaves the number of shards open, it has as many
     # as workers, and all others get that number.
@@ -52,8 +82,13 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
     for n in order:
         again = sum(counts[before] == counts[n] for before in plain) > 0
         label = f"{_workers(counts[n])}{' again' if again else ''}"
-        with _folder() as folder:
-            run = _run(program, folder, {"workers": counts[n], "shards": shards}, label)
+        try:
+            with _folder() as folder:
+                run = _run(program, folder, {"workers": counts[n], "shards": shards}, label)
+        except OverLimitError:
+            if len(plain) < 2:
+                raise _nothing_compared(program.limit, label) from None
+            return Done([plain[n] for n in sorted(plain)], [], label)
         run.refuse_a_mistake()
         shards = run.recording.facts.get("shards", shards)
         plain[n] = run
@@ -64,10 +99,20 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
     if not verdict(runs).is_same:
         return Done(runs, ["note: resumes, kills and towers are compared when this is mended"])
     updates = min(run.updates for run in sound)
-    further = _Further(program._replace(updates=updates), sound, shards, runs, [])
-    further.stopped()
-    further.killed()
+    further = _Further(program._replace(updates=updates), sound, shards, runs, [], [])
+    try:
+        further.stopped()
+        further.killed()
+    except OverLimitError:
+        return Done(runs, further.notes, further.begun[-1])
     return Done(runs, further.notes)
+
+
+def _nothing_compared(limit: Limit, label: str) -> UserError:
+    return UserError(
+        f"the limit of {limit.seconds:g} s was over in the run on {label}, before two runs could "
+        "be compared; raise --limit, or lower --updates"
+    )
 
 
 class _Further(NamedTuple):
@@ -78,6 +123,7 @@ class _Further(NamedTuple):
     shards: int | None
     runs: list[Run]  # all so far
     notes: list[str]
+    begun: list[str]  # their labels
 
     def stopped(self) -> None:
         """Run on towers, stopped in the middle, and resumed on another number of workers.
@@ -155,6 +201,7 @@ class _Further(NamedTuple):
         program = self.program._replace(updates=updates)
         is_part = updates < self.program.updates
         saved = updates if is_part and way is not Way.RESUMED else None
+        self.begun.append(label)
         run = _run(program, folder, {"shards": self.shards, **options}, label, way, saved)
         return run._replace(is_part=is_part)
 
@@ -185,20 +232,23 @@ def _run(
     }
     output = folder / f"output-{number}"
     with output.open("wb") as file:
-        is_done = _recorded(into, checkpoint_of(folder / "run", saved) if saved else None)
-        code = child_run(options, program.script, program.arguments, file, is_done)
+        saves = checkpoint_of(folder / "run", saved) if saved else None
+        is_done = _recorded(into, saves, program.limit)
+        words = program.script, program.module, program.arguments
+        code = child_run(options, *words, file, is_done)
     text = output.read_text(encoding="utf-8", errors="replace")
     workers = options["workers"]
     run = Run(label, workers, records.read(into), code, last_error(text), way)
-    print(f"{run.label}: {run.summary()}", flush=True)
+    program.say(f"{run.label}: {run.summary()}")
     return run
 
 
-def _recorded(into: Path, saves: Path | None) -> Callable[[], bool]:
+def _recorded(into: Path, saves: Path | None, limit: Limit) -> Callable[[], bool]:
     """Return what tells whether a run has recorded enough, and has saved what it has to."""
     since: list[float] = []
 
     def is_done() -> bool:
+        limit.require_time()
         if not records.has_ended(into):
             return False
         since.append(time.monotonic())

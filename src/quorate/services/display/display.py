@@ -13,9 +13,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
+from quorate.services.display.shown import DATED, JSON, Shown
 from quorate.services.display.straggler import SlowWorkers
 from quorate.services.display.worker_rows import Row, WorkerRows, plain, rendered
 from quorate.services.report import Report
+from quorate.settings import resolved
 from quorate.transports.worker_status import WorkerStatus
 
 LINE_EVERY_S = 5.0
@@ -43,13 +45,15 @@ class Display(Protocol):
 
 
 def display(stream: TextIO | Steady | None = None) -> Display:
-    """Return the display that fits a stream, standard output by default.
+    """Return the display that fits a stream, standard output by default, and what was asked for.
 
     Where nothing can be written any more it falls silent.
     """
     stream = sys.stdout if stream is None else stream
     out = stream if isinstance(stream, Steady) else Steady(stream)
-    return Bar(out) if out.isatty() else Lines(out)
+    shown = resolved(Shown, None)
+    has_bar = out.isatty() and not shown.quiet and shown.log_format != JSON
+    return Bar(out, shown) if has_bar else Lines(out, shown)
 
 
 class Lines:
@@ -58,8 +62,9 @@ class Lines:
     The table of workers comes once a minute, and at the end.
     """
 
-    def __init__(self, stream: TextIO | Steady) -> None:
+    def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
         self._stream = stream
+        self._shown = shown or Shown()
         self._writing = threading.RLock()  # again by a signal handler of the thread that has it
         self._shown_at = self._table_at = time.monotonic()
         self._first = True
@@ -71,18 +76,25 @@ class Lines:
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
+        self._print(self._shown.line(text))
+
+    def _print(self, line: str) -> None:
         with self._writing:
-            print(text, file=self._stream, flush=True)
+            print(line, file=self._stream, flush=True)
 
     def update(self, report: Report) -> None:
         """Take note of an update."""
-        now = time.monotonic()
-        shown = self._newest.of(report)
-        due = self._first or now - self._shown_at >= LINE_EVERY_S
-        if due or report.ends_epoch:
-            self._shown_at, self._first = now, False
-            rest = "" if report.eta_s is None else f"  ETA {clock(report.eta_s)}"
-            self.say(f"{position(report)}  {numbers(report, shown)}{rest}")
+        metrics = self._newest.of(report)
+        if self._is_due(report):
+            self._shown_at, self._first = time.monotonic(), False
+            plain = line_of(report, metrics, dated=self._shown.log_format == DATED)
+            self._print(self._shown.update_line(report, metrics, plain))
+
+    def _is_due(self, report: Report) -> bool:
+        if self._shown.quiet or self._shown.log_every is not None:
+            return self._shown.is_due(report.global_step)
+        is_time = self._first or time.monotonic() - self._shown_at >= LINE_EVERY_S
+        return is_time or report.ends_epoch
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
         """Show what all workers are at, and name those that are slow."""
@@ -91,7 +103,7 @@ class Lines:
         named = self._slow.named(workers, now)
         for line in named:
             self.say(line)
-        if now - self._table_at >= TABLE_EVERY_S:
+        if now - self._table_at >= TABLE_EVERY_S and not self._shown.quiet:
             self._table_at = now
             self._show_table()
         return named
@@ -114,7 +126,8 @@ class Bar:
     Other lines scroll above it.
     """
 
-    def __init__(self, stream: TextIO | Steady) -> None:
+    def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
+        self._shown = shown or Shown()
         self._progress = _BarAndTable(
             TextColumn("{task.fields[position]}"),
             BarColumn(),
@@ -130,11 +143,18 @@ class Bar:
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._print(self._shown.line(text))
+
+    def _print(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
 
     def update(self, report: Report) -> None:
         """Show the numbers of an update."""
-        where, what = position(report), numbers(report, self._newest.of(report))
+        metrics = self._newest.of(report)
+        where, what = position(report), numbers(report, metrics)
+        if self._shown.is_due(report.global_step):
+            plain = line_of(report, metrics, dated=self._shown.log_format == DATED)
+            self._print(self._shown.update_line(report, metrics, plain))
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task(
@@ -169,6 +189,17 @@ class _BarAndTable(Progress):
         yield from super().get_renderables()
         if self.below is not None:
             yield self.below
+
+
+def line_of(report: Report, shown: Mapping[str, float], *, dated: bool) -> str:
+    """Return the line of an update, without what is left of the run.
+
+    Args:
+        shown: its metrics, maybe with those of other phases.
+        dated: whether it has the units that a person infers.
+    """
+    unit = " updates" if dated else ""
+    return f"{position(report)}{unit}  {numbers(report, shown)}"
 
 
 def position(report: Report) -> str:
@@ -212,10 +243,3 @@ def numbers(report: Report, shown: Mapping[str, float]) -> str:
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics in one line: ``loss 0.3127  accuracy 0.8871``."""
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-
-
-def clock(seconds: float) -> str:
-    """Return a time as a clock has it: ``1:02:03`` or ``2:03``."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -37,6 +37,7 @@ def evaluable_state(
     Raises:
         SettingError: nothing is averaged.
     """
+    crew.note_use()
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(crew.recipe.workers.threads))
         stack.enter_context(repeatable(crew.replicas.computing, crew.devices))

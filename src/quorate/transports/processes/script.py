@@ -79,6 +79,8 @@ class Script:
 
     def _run(self) -> None:
         if self.module is not None:
+            if sys.path[:1] != [self.folder]:  # as python -m has it
+                sys.path.insert(0, self.folder)
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
             return
         folder = str(Path(self.path).resolve().parent)

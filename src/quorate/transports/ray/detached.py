@@ -61,7 +61,8 @@ class Driver:
         # -P: without it the folder one is in would be searched for modules before all others.
         self._command = [sys.executable, "-P", "-m", "quorate", "run", *options]
         self._command += ["--address", address, "--dies-with", str(os.getpid())]
-        self._command += ["--", run.path, *run.arguments]
+        place = ["--", run.path] if run.module is None else ["-m", run.module, "--"]
+        self._command += [*place, *run.arguments]
         self._folder = run.folder
         self._text, self._until, self._lock = b"", 0, threading.Lock()
         self._code: int | None = None

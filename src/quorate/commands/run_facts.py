@@ -1,0 +1,154 @@
+"""What is known of a run directory without reading a tensor: what `quorate runs` has of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quorate.errors import CheckpointError, UserError
+from quorate.machine.printable import printable
+from quorate.machine.regular_file import open_regular, size_of
+from quorate.services.checkpoints import files
+from quorate.services.run_status import FINISHED, KILLED, NAME, RUNNING, STOPPED, status_of
+
+MARKS = ("checkpoints", NAME, "metrics.jsonl", "run.lock")  # of a run directory: one is enough
+NO_RUN = re.compile(r"\..*|aside-\d+|__pycache__|node_modules")  # folders that are not looked into
+MOST_DEPTH = 6
+TAIL_BYTES = 1 << 16  # of metrics.jsonl, that are read
+EMPTY, DAMAGED = "empty", "damaged"
+
+
+class RunFacts(NamedTuple):
+    """A run directory."""
+
+    path: str  # below the folder that was asked for
+    state: str  # running, finished, stopped, failed, killed, elsewhere; empty, damaged
+    global_step: int | None  # of the newest update that is known of
+    last_step: int | None  # updates at its end
+    saved_step: int | None  # of the newest checkpoint
+    loss: float | None  # of the newest update
+    best: dict[str, Any] | None  # metric, value and global_step, by Validation(best=)
+    at: float | None  # seconds since the epoch: the newest sign of it
+    why: str  # it ended, or what is wrong
+
+
+class Found(NamedTuple):
+    """What there is below a folder."""
+
+    runs: list[RunFacts]
+    unread: list[str]  # folders that could not be looked into, and why
+
+
+def runs_below(folder: Path) -> Found:
+    """Look for run directories in a folder and below. What is torn is a run with a line about it.
+
+    A link to a folder is followed where it is named, and not where it is found.
+    """
+    unread: list[str] = []
+    runs = [_facts(path, folder) for path in _run_dirs(folder, MOST_DEPTH, unread)]
+    return Found(runs, unread)
+
+
+def _run_dirs(folder: Path, depth: int, unread: list[str]) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            inside = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        unread.append(f"{printable(folder)}: {error.strerror or error}")
+        return
+    if any(entry.name in MARKS for entry in inside):
+        yield folder
+        return
+    for entry in inside:
+        with suppress(OSError):  # it is gone
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if depth and is_folder and not NO_RUN.fullmatch(entry.name):
+                yield from _run_dirs(Path(entry.path), depth - 1, unread)
+
+
+def _facts(path: Path, folder: Path) -> RunFacts:
+    signs = [_changed_at(path / "metrics.jsonl")]
+    # 1. The newest checkpoint whose record can be read; its tensors are not looked at.
+    record: dict[str, Any] | None = None
+    wrong = ""
+    try:
+        for checkpoint, _ in files.newest_first(path):
+            try:
+                record = files.record_of(checkpoint)
+                break
+            except CheckpointError as error:
+                wrong = wrong or str(error)
+    except (UserError, OSError) as error:
+        wrong = str(error)
+    # 2. The log's end, and what the run says of itself.
+    step, loss = _newest(path / "metrics.jsonl")
+    status = status_of(path)
+    last = saved = best = None
+    if record is not None:
+        saved, last, best = record["global_step"], record.get("last_step") or None, _best(record)
+        signs.append(record["saved_at"])
+    if status is not None:
+        signs.append(status.at)
+        last = status.last_step
+    steps = [n for n in (step, saved, status and status.global_step) if n is not None]
+    newest = max(steps, default=None)
+    # 3. Its state, from a run of before there was a status too.
+    if status is not None:
+        state, why = status.state, status.reason
+    elif newest is None:
+        state, why = EMPTY, ""
+    elif saved is None or newest > saved:
+        state, why = KILLED, ""
+    else:
+        state, why = (FINISHED if last is not None and saved >= last else STOPPED), ""
+    if record is None and wrong:
+        state, why = (state if state == RUNNING else DAMAGED), wrong
+    if state == KILLED and newest is not None:
+        lost = newest - (saved or 0)
+        why = f"step {saved:,} is saved" if saved is not None else "nothing is saved"
+        why += f", {lost:,} {'update' if lost == 1 else 'updates'} to do again" if lost else ""
+    known = [sign for sign in signs if sign is not None]
+    return RunFacts(
+        _below(path, folder), state, newest, last, saved, loss, best, max(known, default=None), why
+    )
+
+
+def _best(record: dict[str, Any]) -> dict[str, Any] | None:
+    best: dict[str, Any] | None = record["account"]["best"]
+    return best
+
+
+def _newest(log: Path) -> tuple[int | None, float | None]:
+    """Return step and loss of the newest update in a log; None where its end has none."""
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, size_of(file) - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).splitlines()
+    except OSError:
+        return None, None
+    for line in reversed(lines):
+        with suppress(ValueError, RecursionError):  # half a line
+            record = json.loads(line)
+            if not isinstance(record, dict) or "validation" in record:
+                continue
+            step, phase = record.get("global_step"), record.get("phase")
+            loss = record.get("loss" if phase is None else f"{phase}/loss")
+            if type(step) is int and step >= 0:
+                return step, float(loss) if isinstance(loss, (int, float)) else None
+    return None, None
+
+
+def _changed_at(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _below(path: Path, folder: Path) -> str:
+    return printable(path.relative_to(folder)) if path != folder else "."

@@ -1,0 +1,109 @@
+"""What of a run is shown, how often, and in which form: the settings, and a line in each form."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quorate.services.report import Report
+from quorate.settings import Settings, about, at_least, one_of, switch
+
+PLAIN, DATED, JSON = "plain", "dated", "json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown(Settings):
+    """What of a run is shown on standard output. It is asked for at the command alone.
+
+    Args:
+        quiet: neither a bar nor lines of updates nor the table of workers. What is said once stays:
+            the first lines, warnings, evaluations, where the state is saved.
+        log_every: a line after every so many updates, instead of one every 5 seconds; above the bar
+            on a terminal, and with ``quiet`` too.
+        log_format: "plain"; "dated", each line with date, time and zone before it, and with the
+            units that a person infers; "json", an object per line, with no bar.
+    """
+
+    quiet: bool = field(
+        default=False,
+        metadata=about("no bar, no lines of updates, no table of workers", kind=bool, check=switch),
+    )
+    log_every: int | None = field(
+        default=None,
+        metadata=about(
+            "a line after every N updates (one every 5 s, on no terminal)",
+            kind=int,
+            metavar="N",
+            check=at_least(1),
+        ),
+    )
+    log_format: str = field(
+        default=PLAIN,
+        metadata=about(
+            "of lines: plain, dated (with date, zone and units), or json",
+            kind=str,
+            check=lambda name, value: one_of(name, value, (PLAIN, DATED, JSON)),
+        ),
+    )
+
+    def is_due(self, global_step: int) -> bool:
+        """Whether a line of this update was asked for."""
+        return self.log_every is not None and global_step % self.log_every == 0
+
+    def line(self, text: str) -> str:
+        """Return what is shown of a text that is said."""
+        match self.log_format:
+            case "dated":
+                return "\n".join(f"{_now()}  {line}" for line in text.splitlines() or [""])
+            case "json":
+                return json.dumps({"at": _now(), "said": text})
+        return text
+
+    def update_line(self, report: Report, metrics: Mapping[str, float], plain: str) -> str:
+        """Return what is shown of an update.
+
+        Args:
+            metrics: of it, maybe with those of other phases.
+            plain: the same as a plain line, but for what is left of the run.
+        """
+        match self.log_format:
+            case "dated":
+                left = "" if report.eta_s is None else f"  ETA {report.eta_s:,.0f} s"
+                return f"{_now()}  {plain}{left}"
+            case "json":
+                return json.dumps({"at": _now(), **_record(report, metrics)})
+        return plain if report.eta_s is None else f"{plain}  ETA {clock(report.eta_s)}"
+
+
+def clock(seconds: float) -> str:
+    """Return a time as a clock has it: ``1:02:03`` or ``2:03``."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _record(report: Report, metrics: Mapping[str, float]) -> dict[str, Any]:
+    values = {
+        "global_step": report.global_step,
+        "last_step": report.last_step,
+        "epoch": report.epoch + 1,
+        "epochs": report.epochs,
+        "metrics": {name: _number(value) for name, value in metrics.items()},
+        "lr": _number(report.lr),
+        "examples_per_s": _number(report.examples_per_s),
+        "eta_s": None if report.eta_s is None else _number(report.eta_s),
+    }
+    return values | ({} if report.phase is None else {"phase": report.phase})
+
+
+def _number(value: float) -> float | None:
+    """Return a number as JSON has it: there is neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S%z")

@@ -1,0 +1,146 @@
+"""The status of a run: ``status.json`` in its directory says whether it goes on, and how it ended.
+
+It is written when a run begins and when it ends. Of a run that was killed it says that the run goes
+on, with which process: whoever reads it looks whether that process is there. It is for people and
+tools who ask; nothing of a run depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from quorate.errors import UserError
+from quorate.machine import this_host
+from quorate.machine.atomic_file import write_atomically
+from quorate.machine.printable import printable
+from quorate.machine.regular_file import read_regular
+
+NAME = "status.json"
+MOST_BYTES = 1 << 16
+MOST_REASON = 500  # characters
+BORN_WITHIN_S = 1.0  # two readings of when a process began are apart by less
+
+RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
+KILLED = "killed"  # it is said to run, and its process is gone
+ELSEWHERE = "elsewhere"  # it is said to run, on a host or in a container that cannot be seen here
+
+
+class Status(NamedTuple):
+    """What is known of a run."""
+
+    state: str
+    at: float  # seconds since the epoch, when that was written
+    global_step: int
+    last_step: int  # updates at its end
+    reason: str  # why it ended; where it is, if that is elsewhere; else empty
+
+
+class RunStatus:
+    """Writes the status of a run. What cannot be written is not: training does not depend on it.
+
+    Args:
+        run_dir: None: nothing is written.
+        last_step: updates at the end of the run.
+        renew: ``RunLock.renew``, called before anything is written.
+    """
+
+    def __init__(self, run_dir: Path | None, last_step: int, renew: Callable[[], None]) -> None:
+        self._path = None if run_dir is None else run_dir / NAME
+        self._renew = renew
+        self._last_step = last_step
+
+    def begun(self, global_step: int) -> None:
+        """Write that the run goes on."""
+        self._write(RUNNING, global_step, "")
+
+    def ended(self, global_step: int, reason: str | None, raised: BaseException | None) -> None:
+        """Write that the run is over.
+
+        Args:
+            reason: who asked for that, if somebody did.
+            raised: what it ended with, if it was an exception.
+        """
+        if isinstance(raised, Exception):
+            self._write(FAILED, global_step, f"{type(raised).__name__}: {raised}")
+        elif raised is not None or global_step < self._last_step:  # a second Ctrl-C, sys.exit()
+            self._write(STOPPED, global_step, reason or type(raised).__name__)
+        else:
+            self._write(FINISHED, global_step, reason or "all steps are done")
+
+    def _write(self, state: str, global_step: int, reason: str) -> None:
+        if self._path is None:
+            return
+        record = {
+            "state": state,
+            "at": time.time(),
+            "global_step": global_step,
+            "last_step": self._last_step,
+            "reason": printable(reason, MOST_REASON),
+            "pid": os.getpid(),
+            "born": _born(os.getpid()),
+            "host": this_host.name(),
+            "mark": this_host.mark(),
+        }
+        with suppress(OSError, UserError):  # the latter: the directory is another run's now
+            self._renew()
+            write_atomically(self._path, json.dumps(record) + "\n")
+
+
+def status_of(run_dir: Path) -> Status | None:
+    """Return the status of a run; None where it is not written, or by somebody else."""
+    try:
+        record = json.loads(read_regular(run_dir / NAME, MOST_BYTES))
+        if not isinstance(record, dict) or record["state"] not in WRITTEN:
+            return None
+        step, last = _count(record["global_step"]), _count(record["last_step"])
+        at, reason = _seconds(record["at"]), printable(record["reason"], MOST_REASON)
+        state = record["state"]
+        if state == RUNNING:
+            state, reason = _looked_for(record)
+        return Status(state, at, step, last, reason)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+WRITTEN = (RUNNING, FINISHED, STOPPED, FAILED)
+
+
+def _looked_for(record: dict[str, Any]) -> tuple[str, str]:
+    """Return whether a run that is said to go on does, and where it is if that cannot be told."""
+    if record["mark"] != this_host.mark():
+        return ELSEWHERE, f"process {_count(record['pid'])} on {printable(record['host'], 80)}"
+    pid, born = _count(record["pid"]), record["born"]
+    if this_host.has_ended(pid):
+        return KILLED, ""
+    now = _born(pid)
+    is_another = None not in (born, now) and abs(_seconds(born) - _seconds(now)) > BORN_WITHIN_S
+    return (KILLED, "") if is_another else (RUNNING, "")
+
+
+def _born(pid: int) -> float | None:
+    """Return when a process began, in seconds since the epoch; None: nobody can tell."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except (psutil.Error, OSError):
+        return None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= 1 << 53:
+        raise ValueError
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise ValueError
+    return float(value)
