@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TextIO, cast
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.live import Live
 
 from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
+from quorate.services.display.live_view import LiveView
 from quorate.services.display.straggler import SlowWorkers
-from quorate.services.display.worker_rows import Row, WorkerRows, plain, rendered
+from quorate.services.display.worker_rows import Row, WorkerRows, plain
 from quorate.services.report import Report
 from quorate.transports.worker_status import WorkerStatus
 
@@ -49,7 +50,11 @@ def display(stream: TextIO | Steady | None = None) -> Display:
     """
     stream = sys.stdout if stream is None else stream
     out = stream if isinstance(stream, Steady) else Steady(stream)
-    return Bar(out) if out.isatty() else Lines(out)
+    if out.isatty():
+        console = Console(file=cast(TextIO, out))
+        if not console.is_dumb_terminal:  # one that cannot go back shows a bar at the end alone
+            return Bar(console)
+    return Lines(out)
 
 
 class Lines:
@@ -114,40 +119,29 @@ class Bar:
     Other lines scroll above it.
     """
 
-    def __init__(self, stream: TextIO | Steady) -> None:
-        self._progress = _BarAndTable(
-            TextColumn("{task.fields[position]}"),
-            BarColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=Console(file=cast(TextIO, stream)),
-            refresh_per_second=4,
-        )
-        self._task: TaskID | None = None
+    def __init__(self, console: Console) -> None:
+        self._view = LiveView()
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=lambda: self._view)
         self._newest = Newest()
         self._table = WorkerRows()
         self._slow = SlowWorkers()
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._live.console.print(text, markup=False, highlight=False)
 
     def update(self, report: Report) -> None:
         """Show the numbers of an update."""
-        where, what = position(report), numbers(report, self._newest.of(report))
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task(
-                "", total=report.last_step, position=where, numbers=what
-            )
-        self._progress.update(
-            self._task, completed=report.global_step, position=where, numbers=what
-        )
+        eta = "" if report.eta_s is None else f"ETA {clock(report.eta_s)}"
+        what = numbers(report, self._newest.of(report))
+        self._view.update(position(report), what, eta, report.global_step, report.last_step)
+        if not self._live.is_started:
+            self._live.start()
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
         """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
-        self._progress.below = rendered(self._table.rows(workers, uses, now))
+        self._view.workers(self._table.rows(workers, uses, now))
         named = self._slow.named(workers, now)
         for line in named:
             self.say(line)
@@ -157,18 +151,7 @@ class Bar:
         """Show who was slow how often; leave the bar as it is, and the terminal as it was."""
         if (line := self._slow.summary()) is not None:
             self.say(line)
-        self._progress.stop()
-
-
-class _BarAndTable(Progress):
-    """What rich draws four times a second, in a thread of its own."""
-
-    below: RenderableType | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        if self.below is not None:
-            yield self.below
+        self._live.stop()
 
 
 def position(report: Report) -> str:
