@@ -71,6 +71,13 @@ class OneLineError(QuorateError):
         """What is shown of it."""
         return cut(f"quorate: {' '.join(str(self).splitlines())}")
 
+    def _render_traceback_(self, *_: object) -> list[str]:
+        """Return what IPython shows, in notebooks too: IPython asks exceptions for it by this name.
+
+        ``sys.last_value`` is the exception itself, with all frames.
+        """
+        return [self.line]
+
 
 class UserError(OneLineError):
     """A mistake that the user can mend."""

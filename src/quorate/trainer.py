@@ -13,13 +13,14 @@ from quorate.errors import UserError
 from quorate.settings import named, resolved, setting
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
-from quorate.training.ending import needed_metrics, weights
+from quorate.training.ending import weights
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
 from quorate.training.model import Models, make_model
 from quorate.training.predicting.predict import Function, predict
 from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update, taken
+from quorate.training.probing.before_workers import looking
 from quorate.training.recipe import (
     ELSEWHERE,
     Compute,
@@ -229,7 +230,6 @@ class Trainer:
         self._recipe.optimize.require_validation(is_there=chosen is not None)
         self._crew.begin_loop(data, rows)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
-        look = needed_metrics.looking(self._crew, chosen, rows, callbacks)
         services = Services(
             self._recipe.run_dir,
             self._prepared.lock.renew,
@@ -238,12 +238,13 @@ class Trainer:
             self._crew.replicas.totals,
             chosen,
             partial(self._evaluated, rows, None),
+            looking(self._crew, chosen, rows, callbacks),
         )
         say = self._say
         with closing(Fit(self, services, self._facts)) as fit:
             self._fit, self._say = fit, fit.say
             try:
-                fit.train(lambda stops: self._looping(data, duration, stops, look))
+                fit.train(lambda stops: self._looping(data, duration, stops, services.look))
             finally:
                 self._prepared.saved = fit.saved or self._prepared.saved
                 self._fit, self._say = None, say
@@ -274,7 +275,7 @@ class Trainer:
         data: Taken,
         duration: Duration,
         stops: Stops,
-        look: Callable[[Any], None] = lambda _: None,
+        look: Callable[..., None] = lambda *_: None,
     ) -> Iterator[Loop]:
         if self._stops is not None:
             raise UserError("a loop over updates is under way; close it before another is begun")

@@ -93,6 +93,7 @@ class Terminal:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("LINES", "40")
+    monkeypatch.setenv("TERM", "xterm-256color")
     made = Terminal()
     yield made
     if not made.file.closed:
@@ -123,6 +124,16 @@ def test_a_terminal_gets_a_bar(terminal: Terminal) -> None:
     terminal.close()
     assert "8 rows = 2 shards x 4" in terminal.plain
     assert "step 10/10" in terminal.plain
+
+
+def test_a_terminal_that_cannot_go_back_gets_lines(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    screen = display(terminal.file)
+    screen.update(report(1))
+    terminal.close()
+    assert terminal.plain.startswith("epoch 1/2  step 1/10  loss 1.0000")
 
 
 def test_a_terminal_has_the_table_below_the_bar(terminal: Terminal) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quorate.errors import ServerError, cut
 from quorate.machine.standard_streams import steady
@@ -27,7 +27,7 @@ from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.run_status import RunStatus
 from quorate.services.supervisor import Supervisor
-from quorate.services.tensorboard.summaries import Summaries
+from quorate.services.tensorboard.summaries import Graph, Summaries
 from quorate.training.callbacks import Callback, Run, checked, defines, give_back, kept_by
 from quorate.training.loop import Loop
 from quorate.training.saved_state import Contents, contents
@@ -43,6 +43,16 @@ MOST_SLOW = 10  # lines about slow workers that a checkpoint has
 SILENCE = "display.txt"  # in the run directory: since when nothing is shown, and why
 
 
+class Look(Protocol):
+    """What is looked at before there are workers; see ``BeforeWorkers``."""
+
+    def __call__(self, state: State, source: Any) -> None:
+        """Look, at the state and what it is trained on; raise what must be known by now."""
+
+    def graph(self) -> Graph | None:
+        """Return the graph of the model, for summaries; None: nobody wants it."""
+
+
 class Services(NamedTuple):
     """What goes on beside training; see ``Trainer.fit`` and the groups of settings."""
 
@@ -53,6 +63,7 @@ class Services(NamedTuple):
     totals: Totals
     validation: Validation | None
     evaluate: Callable[[Stops], dict[str, float] | None]  # the validation set; None: stopped
+    look: Look
 
 
 class Fit:
@@ -295,6 +306,7 @@ class Fit:
                     gauges=Gauges(),
                     global_step=loop.state.global_step,
                     finished=self._services.totals.finished,
+                    graph=self._services.look.graph(),
                 )
                 services.append(self._summaries)
         return Supervisor(services, self._screen.say)

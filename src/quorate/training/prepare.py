@@ -74,12 +74,13 @@ def prepare(
     *,
     stops: Stops,
     say: Say,
-    look: Callable[[State], None] = lambda _: None,
+    look: Callable[[State, Source], None] = lambda *_: None,
 ) -> Iterator[Loop]:
     """Prepare a training loop, and end its workers afterwards.
 
     Args:
-        look: looks at the state before there are workers, if there is something to do.
+        look: looks at the state, and what it is trained on, before there are workers, if there is
+            something to do.
 
     Raises:
         UserError: something cannot work; no worker was started.
@@ -142,7 +143,7 @@ def prepare(
             state.leave_ranks()
             yield loop
             return
-        look(state)
+        look(state, source)
         # 4. The workers, and the updates.
         facts = prepared.facts(crew, state)
         begun = looping if crew.company is None else leading

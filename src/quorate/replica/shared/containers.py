@@ -51,6 +51,13 @@ class Contents:
     def __init__(self, containers: Iterable[Container]) -> None:
         self._held = [(container, _content(container)) for container in containers]
 
+    def restore(self) -> None:
+        """Have them hold it again, where they hold something else now."""
+        for container, before in self._held:
+            after = _content(container)
+            if _differ(before, after) and max(len(before), len(after)) < MOST_ITEMS:
+                _put_all([(container, before)])
+
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Within the block they hold it again, and afterwards what they held before the block."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TextIO, cast
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.live import Live
 
 from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
+from quorate.services.display.live_view import LiveView
 from quorate.services.display.shown import DATED, JSON, Shown
 from quorate.services.display.straggler import SlowWorkers
-from quorate.services.display.worker_rows import Row, WorkerRows, plain, rendered
+from quorate.services.display.worker_rows import Row, WorkerRows, plain
 from quorate.services.report import Report
 from quorate.settings import resolved
 from quorate.transports.worker_status import WorkerStatus
@@ -52,8 +53,11 @@ def display(stream: TextIO | Steady | None = None) -> Display:
     stream = sys.stdout if stream is None else stream
     out = stream if isinstance(stream, Steady) else Steady(stream)
     shown = resolved(Shown, None)
-    has_bar = out.isatty() and not shown.quiet and shown.log_format != JSON
-    return Bar(out, shown) if has_bar else Lines(out, shown)
+    if out.isatty() and not shown.quiet and shown.log_format != JSON:
+        console = Console(file=cast(TextIO, out))
+        if not console.is_dumb_terminal:  # one that cannot go back shows a bar at the end alone
+            return Bar(console, shown)
+    return Lines(out, shown)
 
 
 class Lines:
@@ -126,17 +130,10 @@ class Bar:
     Other lines scroll above it.
     """
 
-    def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
+    def __init__(self, console: Console, shown: Shown | None = None) -> None:
         self._shown = shown or Shown()
-        self._progress = _BarAndTable(
-            TextColumn("{task.fields[position]}"),
-            BarColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=Console(file=cast(TextIO, stream)),
-            refresh_per_second=4,
-        )
-        self._task: TaskID | None = None
+        self._view = LiveView()
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=lambda: self._view)
         self._newest = Newest()
         self._table = WorkerRows()
         self._slow = SlowWorkers()
@@ -146,28 +143,24 @@ class Bar:
         self._print(self._shown.line(text))
 
     def _print(self, line: str) -> None:
-        self._progress.console.print(line, markup=False, highlight=False)
+        self._live.console.print(line, markup=False, highlight=False)
 
     def update(self, report: Report) -> None:
         """Show the numbers of an update."""
         metrics = self._newest.of(report)
-        where, what = position(report), numbers(report, metrics)
         if self._shown.is_due(report.global_step):
             plain = line_of(report, metrics, dated=self._shown.log_format == DATED)
             self._print(self._shown.update_line(report, metrics, plain))
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task(
-                "", total=report.last_step, position=where, numbers=what
-            )
-        self._progress.update(
-            self._task, completed=report.global_step, position=where, numbers=what
-        )
+        eta = "" if report.eta_s is None else f"ETA {clock(report.eta_s)}"
+        what = numbers(report, metrics)
+        self._view.update(position(report), what, eta, report.global_step, report.last_step)
+        if not self._live.is_started:
+            self._live.start()
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
         """Show what all workers are at, and name those that are slow."""
         now = time.monotonic()
-        self._progress.below = rendered(self._table.rows(workers, uses, now))
+        self._view.workers(self._table.rows(workers, uses, now))
         named = self._slow.named(workers, now)
         for line in named:
             self.say(line)
@@ -177,18 +170,7 @@ class Bar:
         """Show who was slow how often; leave the bar as it is, and the terminal as it was."""
         if (line := self._slow.summary()) is not None:
             self.say(line)
-        self._progress.stop()
-
-
-class _BarAndTable(Progress):
-    """What rich draws four times a second, in a thread of its own."""
-
-    below: RenderableType | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        if self.below is not None:
-            yield self.below
+        self._live.stop()
 
 
 def line_of(report: Report, shown: Mapping[str, float], *, dated: bool) -> str:

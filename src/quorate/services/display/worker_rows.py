@@ -1,11 +1,8 @@
-"""The rows of the table of workers, and the table for a terminal or as plain lines."""
+"""The rows of the table of workers, and the table as plain lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from rich.table import Table
-from rich.text import Text
 
 from quorate.machine.columns import aligned
 from quorate.services.device_use import DeviceUse
@@ -57,16 +54,6 @@ class WorkerRows:
             "" if time.waiting is None else f"{time.waiting:.0%}",
             _state(status, shard_s, now),
         )
-
-
-def rendered(rows: Sequence[Row]) -> Table:
-    """Return the table for a terminal: what does not fit is cut off."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in COLUMNS:
-        table.add_column(name, no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
 
 
 def plain(rows: Sequence[Row]) -> str:

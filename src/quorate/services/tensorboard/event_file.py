@@ -13,7 +13,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,11 +35,19 @@ class EventFile:
 
     A run that goes on at ``global_step`` computes later steps again: events after it, which a run
     that was cut off may have left, are dropped from the folder's other files at the first write.
+
+    Args:
+        folder: made if it is missing; the one that it lies in must be there.
+        global_step: where the run goes on.
+        graph: gives the model's GraphDef, serialized; written if no other file has one.
     """
 
-    def __init__(self, folder: Path, global_step: int) -> None:
-        self.folder = folder  # made if it is missing; the one that it lies in must be there
+    def __init__(
+        self, folder: Path, global_step: int, graph: Callable[[], bytes] | None = None
+    ) -> None:
+        self.folder = folder
         self._global_step = global_step
+        self._graph = graph
         # Readers take a folder's files in the order of their names.
         place = f"{socket.gethostname()}.{os.getpid()}"
         self._path = folder / f"events.out.tfevents.{time.time():.6f}.{place}{SUFFIX}"
@@ -81,7 +89,8 @@ class EventFile:
         self.folder.mkdir(exist_ok=True)
         if not self._cut:
             for path in sorted(self.folder.glob(f"*tfevents*{SUFFIX}")):
-                drop_after(path, self._global_step)
+                if drop_after(path, self._global_step):
+                    self._graph = None
             self._cut = True
 
     def _append(self, events: list[bytes]) -> None:
@@ -103,26 +112,34 @@ class EventFile:
         """
         now, step = time.time(), self._global_step + 1
         start = SessionLog(status=SessionLog.START)
-        return [
-            Event(wall_time=now, file_version="brain.Event:2").SerializeToString(),
-            Event(wall_time=now, step=step, session_log=start).SerializeToString(),
+        head = [
+            Event(wall_time=now, file_version="brain.Event:2"),
+            Event(wall_time=now, step=step, session_log=start),
         ]
+        if self._graph is not None:
+            head.append(Event(wall_time=now, graph_def=self._graph()))
+        return [event.SerializeToString() for event in head]
 
 
-def drop_after(path: Path, global_step: int) -> None:
+def drop_after(path: Path, global_step: int) -> bool:
     """Take events of later steps, and half a record at the end, out of an event file.
 
     TensorBoard hides them by itself only if it does without its fast loader. A file keeps its mode,
     and a link to it stays. What is no regular file is none of ours.
+
+    Returns:
+        Whether a graph of a model stays in it.
     """
     with suppress(FileNotFoundError):  # a link that leads nowhere
         path = path.resolve(strict=True)
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
-            _drop_after(path, global_step, status)
+            return _drop_after(path, global_step, status)
+    return False
 
 
-def _drop_after(path: Path, global_step: int, status: os.stat_result) -> None:
+def _drop_after(path: Path, global_step: int, status: os.stat_result) -> bool:
+    has_graph = False
     with path.open("rb") as file:
         end, is_mixed = None, False  # of what stays, if the rest is cut off
         for record, event in _records(file):
@@ -130,14 +147,16 @@ def _drop_after(path: Path, global_step: int, status: os.stat_result) -> None:
                 end = file.tell() - len(record) if end is None else end
             else:
                 is_mixed = is_mixed or end is not None
+                has_graph = has_graph or event.HasField("graph_def")
         if is_mixed:
             file.seek(0)
             records = (record for record, event in _records(file) if event.step <= global_step)
             write_atomically(path, records, like=status)
-            return
+            return has_graph
         end = file.tell() if end is None else end
     if end < status.st_size:
         os.truncate(path, end)  # in place: a full disk is no matter
+    return has_graph
 
 
 def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:

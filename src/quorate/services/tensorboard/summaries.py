@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quorate.replica.totals import Counts
+from quorate.replica.witness.forward_graph import Node
 from quorate.services.device_use import Gauges
 from quorate.services.report import Report
 from quorate.transports.worker_status import WorkerStatus
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from quorate.services.tensorboard.event_file import EventFile
 
 MIB = 1 << 20
+
+Graph = Sequence[Node]
 
 
 class Summaries:
@@ -36,6 +40,7 @@ class Summaries:
         global_step: where the run goes on. Points after it, of a run that was cut off, are dropped.
         finished: makes numbers of totals: once per interval, of all that it had.
         clock: seconds, for rates.
+        graph: of the model; written once, if the folder has none.
     """
 
     name = "summaries"
@@ -50,6 +55,7 @@ class Summaries:
         global_step: int,
         finished: Callable[[Counts], dict[str, float]] = lambda _totals: {},
         clock: Callable[[], float] = time.monotonic,
+        graph: Graph | None = None,
     ) -> None:
         self.every_s = every_s
         self._folder = run_dir / "summaries"
@@ -58,6 +64,7 @@ class Summaries:
         self._first_step = self._global_step = global_step
         self._finished = finished
         self._clock = clock
+        self._graph = graph
         self._seconds: dict[int, dict[str, float]] = {}  # of each worker in each phase, last tick
         self._lock = threading.Lock()  # over all that follows, and global_step
         self._interval = _Interval(clock())
@@ -114,13 +121,14 @@ class Summaries:
                 self._events.write()
 
     def _event_file(self) -> EventFile:
-        from quorate.services.tensorboard.event_file import (
-            EventFile,  # 0.3 s that the loop need not wait for
-        )
+        # 0.3 s that the loop need not wait for:
+        from quorate.services.tensorboard.event_file import EventFile
+        from quorate.services.tensorboard.graph_def import graph_def
 
         with self._lock:
             if self._events is None:
-                self._events = EventFile(self._folder, self._first_step)
+                graph = None if self._graph is None else partial(graph_def, self._graph)
+                self._events = EventFile(self._folder, self._first_step, graph)
             return self._events
 
     def _of_workers(self) -> dict[str, float]:

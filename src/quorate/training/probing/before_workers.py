@@ -1,0 +1,76 @@
+"""What is looked at between the probe and the first worker: needed metrics, the model's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quorate.data.source import Source
+from quorate.machine.memory_fraction import free_cache
+from quorate.replica.model import unchanged
+from quorate.replica.witness.forward_graph import ForwardGraph, Node, module_tree
+from quorate.training.callbacks import Callback
+from quorate.training.crew import Crew
+from quorate.training.ending import needed_metrics
+from quorate.training.probing.probe import on_shard
+from quorate.training.recipe import Taken
+from quorate.training.state import State
+from quorate.training.validation import Validation
+
+
+class BeforeWorkers:
+    """Looks at a state once, if there is something to train.
+
+    Args:
+        crew: that will train it.
+        metrics: looks whether metrics are there, and raises if not: see ``needed_metrics``.
+    """
+
+    def __init__(self, crew: Crew, metrics: Callable[[State], None]) -> None:
+        self._crew = crew
+        self._metrics = metrics
+        run_dir = crew.recipe.run_dir
+        self._wants_graph = run_dir.path is not None and run_dir.summary_every_s is not None
+        self._graph: list[Node] | None = None
+
+    def __call__(self, state: State, source: Source) -> None:
+        """Look at both; raises what ``metrics`` does."""
+        self._metrics(state)
+        if self._wants_graph:
+            self._graph = graph_of(self._crew, state, source)
+
+    def graph(self) -> list[Node] | None:
+        """Return the graph of the model's forward pass; None without summaries."""
+        return self._graph
+
+
+def looking(
+    crew: Crew, validation: Validation | None, rows: Taken | None, callbacks: Sequence[Callback]
+) -> BeforeWorkers:
+    """Return what looks; arguments and errors as for ``needed_metrics.looking``."""
+    return BeforeWorkers(crew, needed_metrics.looking(crew, validation, rows, callbacks))
+
+
+def graph_of(crew: Crew, state: State, source: Source) -> list[Node]:
+    """Compute shard 0 of step 0 once more, for the graph of its forward pass. Raises nothing.
+
+    Its result is thrown away, and the model, what its code shares and all generators are afterwards
+    as they were. It is no part of the probe, where a shard must be computed exactly as in training.
+    """
+    if any(hasattr(module, "_orig_mod") for module in state.model.modules()):
+        return module_tree(state.model)  # torch.compile's: watched, it would be compiled once more
+    shared = crew.replicas.contents()
+    try:
+        with unchanged(state.model):
+            replica = crew.probe_replica(state)
+            replica.witness.is_silent = True
+            replica.pull(state.parameters, version=object())
+            graph, batch = ForwardGraph(replica.model), source.load((0, 0))
+            with on_shard(replica, batch, source.plan) as shard, replica.watched(graph.watch):
+                replica.evaluation(batch.data, shard.rows, shard.stream, shard.seed, training=True)
+        return graph.nodes()
+    except Exception:  # user code that does not bear to be watched, or too many nodes
+        return module_tree(state.model)
+    finally:
+        shared.restore()
+        if crew.has_processes:
+            free_cache(crew.devices)
