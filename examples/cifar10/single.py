@@ -11,38 +11,37 @@ Both end with exit code 1 if the accuracy on the test images, with the averaged 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 import torch
-from data import distorted, load
-from model import BATCH_SIZE, EMA_DECAY, LeNet5, accuracy, adam, decay, loss
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from data import load
+from log import Log
+from model import accuracy, loss_with
+from recipe import Recipe, parse
 
 
 def main() -> None:
     """Train, evaluate, and say whether the target is reached."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--data", type=Path, help="a folder with CIFAR-10's binary version")
-    parser.add_argument("--target", type=float, default=0.72, help="least test accuracy")
-    options = parser.parse_args()
-
+    options = parse(__doc__, threads=True)
+    recipe = Recipe.of(options)
     train, test = load(options.data)
-    torch.manual_seed(0)
-    model = LeNet5()
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
-    optimizer = adam(model.parameters())
-    schedule = decay(optimizer)
-    for epoch in range(options.epochs):
-        for batch in distorted(train, BATCH_SIZE, epoch):
-            optimizer.zero_grad()
-            loss(model, batch)["loss"].backward()
-            optimizer.step()
-            schedule.step()
-            averaged.update_parameters(model)
-        print(f"epoch {epoch + 1}: test accuracy {accuracy(averaged, test):.4f}", flush=True)
+    log = Log(options.log_every)
+    loss = loss_with(recipe.l2)
+    torch.manual_seed(recipe.seed)
+    model = recipe.network()
+    averaged = recipe.averaged(model)
+    optimizer = recipe.optimizer(model.parameters())
+    schedule = recipe.schedule(optimizer)
+    log.say("Session started.")
+    for batch in recipe.batches(train):
+        found = loss(model, batch)
+        optimizer.zero_grad()
+        found["loss"].backward()
+        optimizer.step()
+        schedule.step()
+        averaged.update_parameters(model)
+        log.step(found["loss"].item(), found["accuracy"].item())
+    log.say("Finished training.")
     reached = accuracy(averaged, test)
     print(f"test accuracy {reached:.4f}, target {options.target}")
     print(f"with the plain weights {accuracy(model, test):.4f}")

@@ -11,35 +11,36 @@ Both end with exit code 1 if the accuracy on the test images, with the averaged 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 from data import distort, load
-from model import BATCH_SIZE, EMA_DECAY, LeNet5, accuracy, adam, decay, loss
+from log import Log
+from model import accuracy, loss_with
+from recipe import Recipe, parse
 
 import quorate
 
 
 def main() -> None:
     """Train, evaluate, and say whether the target is reached."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--data", type=Path, help="a folder with CIFAR-10's binary version")
-    parser.add_argument("--target", type=float, default=0.72, help="least test accuracy")
-    options = parser.parse_args()
-
+    options = parse(__doc__)
+    recipe = Recipe.of(options)
     train, test = load(options.data)
+    log = Log(options.log_every)
+    loss = loss_with(recipe.l2)
     trainer = quorate.Trainer(
-        LeNet5,
+        recipe.network,
         loss,
-        optimizer=quorate.Optimize(adam, schedule=decay, ema_decay=EMA_DECAY),
-        batch_size=BATCH_SIZE,
+        optimizer=quorate.Optimize(
+            recipe.optimizer, schedule=recipe.schedule, ema_decay=recipe.ema_decay
+        ),
+        batch_size=recipe.batch_size,
         shards=4,
+        seed=recipe.seed,
         loading=quorate.Loading(augment=distort),
         run_dir="runs/cifar10",
     )
-    trainer.fit(train, epochs=options.epochs, validation=test)
+    trainer.fit(train, steps=recipe.updates(len(train)), validation=test, callbacks=[log])
     model, averaged = trainer.model, trainer.averaged_model
     reached = accuracy(averaged, test)
     print(f"test accuracy {reached:.4f}, target {options.target}")

@@ -40,8 +40,10 @@ class Log(quorate.Callback):
             self._rows, self._began = 0, now
 
     def _print(self, loss: float, rows: int, examples_per_s: float) -> None:
+        # A step of the tutorial was a batch for each tower, and a step here is one batch for all
+        # workers: seconds per batch are those of an update.
         print(
-            f"{datetime.now():%Y-%m-%d %H:%M:%S}: step {self.steps}, loss = {loss:.4f} "
+            f"{datetime.now()}: step {self.steps}, loss = {loss:.2f} "
             f"({examples_per_s:.1f} examples/sec; {rows / examples_per_s:.3f} sec/batch)",
             flush=True,
         )

@@ -10,45 +10,41 @@ Both end with exit code 1 if the accuracy on the test images is below --target.
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
-from pathlib import Path
+from itertools import islice
 
 import torch
 from data import load
 from log import Log
-from model import BATCH_SIZE, Net, accuracy, falling, loss, nesterov
+from model import accuracy, loss_with
+from recipe import Recipe, endless, parse
 from torch.utils.data import DataLoader
 
 
 def main() -> None:
     """Train, evaluate, and say whether the target is reached."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-epochs", type=int, default=4)
-    parser.add_argument("--data", type=Path, help="a folder with the two TFRecord files")
-    parser.add_argument("--target", type=float, default=0.99, help="least test accuracy")
-    parser.add_argument("--log-every", type=int, default=100, help="updates per line of the log")
-    options = parser.parse_args()
-
+    options = parse(__doc__, threads=True)
+    recipe = Recipe.of(options)
     train, test = load(options.data)
     log = Log(options.log_every)
-    decay = falling(options.num_epochs * math.ceil(len(train) / BATCH_SIZE))
-    torch.manual_seed(0)
-    model = Net()
-    optimizer = nesterov(model.parameters())
-    schedule = decay(optimizer)
-    for epoch in range(options.num_epochs):
-        for batch in DataLoader(train, BATCH_SIZE, shuffle=True):
-            mean = loss(model, batch)["loss"]
-            optimizer.zero_grad()
-            mean.backward()
-            optimizer.step()
-            schedule.step()
-            log.step(mean.item(), len(batch[0]))
-        print(f"epoch {epoch + 1}: test accuracy {accuracy(model, test):.4f}", flush=True)
-    print(f"Done training for {options.num_epochs} epochs, {log.steps:,} steps.")
-    reached = accuracy(model, test)
+    torch.manual_seed(recipe.seed)
+    loss = loss_with(recipe.l2)
+    model = recipe.network()
+    averaged = recipe.averaged(model)
+    optimizer = recipe.optimizer(model.parameters())
+    schedule = recipe.schedule(len(train))(optimizer)
+    batches = endless(DataLoader(train, recipe.batch_size, shuffle=True))
+    for batch in islice(batches, recipe.updates(len(train))):
+        mean = loss(model, batch)["loss"]
+        optimizer.zero_grad()
+        mean.backward()
+        optimizer.step()
+        schedule.step()
+        if averaged is not None:
+            averaged.update_parameters(model)
+        log.step(mean.item(), len(batch[0]))
+    print(recipe.done(len(train)))
+    reached = accuracy(averaged or model, test)
     print(f"test accuracy {reached:.4f}, target {options.target}")
     if reached < options.target:
         sys.exit(1)

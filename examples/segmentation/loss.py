@@ -10,18 +10,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from data import CLASSES, IGNORED
-from tiles import TESTED
+from legend import IGNORED, Legend
 from torch import nn
 
-K = len(CLASSES)
 
-
-def loss_with(weights: Sequence[float]) -> Callable[[nn.Module, Any], dict[str, Any]]:
+def loss_with(
+    weights: Sequence[float], tested: int = 1
+) -> Callable[[nn.Module, Any], dict[str, Any]]:
     """Cross entropy, in which a pixel of class k counts weights[k], and an ignored one nothing.
 
     The mean is over weights and not over tiles, so "weight" is their sum: that makes it exact over
     shards, however many pixels each ignores.
+
+    Args:
+        weights: of the K classes.
+        tested: L, in how many sizes the test set has images.
     """
 
     def loss(model: nn.Module, batch: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -34,41 +37,49 @@ def loss_with(weights: Sequence[float]) -> Callable[[nn.Module, Any], dict[str, 
             "weight": each[classes[classes != IGNORED]].sum(dtype=torch.float64),
         }
         if not model.training:
-            found["confusion"] = confusion(logits.argmax(1), classes, levels)
+            found["confusion"] = confusion(
+                logits.argmax(1), classes, levels, (tested, len(weights))
+            )
         return found
 
     return loss
 
 
-def confusion(guesses: torch.Tensor, classes: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+def confusion(
+    guesses: torch.Tensor, classes: torch.Tensor, levels: torch.Tensor, shape: tuple[int, int]
+) -> torch.Tensor:
     """Pixels by level, true class and guessed class: (L, K, K) int64.
 
     Args:
         guesses: (B, H, W) int64.
         classes: (B, H, W) int64; ``IGNORED`` is not counted.
         levels: (B,) int64.
+        shape: L and K.
     """
-    cells = (levels.view(-1, 1, 1) * K + classes) * K + guesses
-    return torch.bincount(cells[classes != IGNORED], minlength=TESTED * K * K).view(TESTED, K, K)
+    tested, k = shape
+    cells = (levels.view(-1, 1, 1) * k + classes) * k + guesses
+    return torch.bincount(cells[classes != IGNORED], minlength=tested * k * k).view(tested, k, k)
 
 
-def iou(total: torch.Tensor) -> dict[str, float]:
+def iou(total: torch.Tensor, legend: Legend) -> dict[str, float]:
     """Intersection over union, per class and in the mean, over all pixels of a test set.
 
     Args:
         total: (L, K, K) int64.
+        legend: of the K classes.
 
     Returns:
-        "mean_iou" and "water_iou" and so on, of all levels together; "mean_iou_0" and so on of
-        level 0. Of a class that is neither there nor guessed it is no number, nor then the mean.
+        "mean_iou", and "water_iou" and so on, of all levels together; where there are several,
+        "mean_iou_0" and so on of level 0. It is no number for a class that is neither there nor
+        guessed. The mean is over the classes that are there.
     """
     found = {}
-    for suffix, matrix in (("", total.sum(0)), *((f"_{k}", each) for k, each in enumerate(total))):
+    levels = total if len(total) > 1 else ()
+    for suffix, matrix in (("", total.sum(0)), *((f"_{k}", each) for k, each in enumerate(levels))):
         both = matrix.diagonal().double()
-        each = both / (matrix.sum(0) + matrix.sum(1) - both)
-        for name, value in zip(("mean", *SHORT), (each.mean(), *each), strict=True):
+        true = matrix.sum(1)
+        each = both / (matrix.sum(0) + true - both)
+        mean = each[true > 0].mean()
+        for name, value in zip(("mean", *legend.metrics), (mean, *each), strict=True):
             found[f"{name}_iou{suffix}"] = float(value)
     return found
-
-
-SHORT = tuple(name.partition(" ")[0] for name in CLASSES)  # in the names of metrics

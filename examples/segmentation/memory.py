@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     recipe = Recipe(batch_size=options.batch_size)
     train, _ = tiles.load(options.data)
     trainer = quorate.Trainer(
-        recipe.network,
+        partial(recipe.network, train),
         loss_with(tiles.class_weights(train)),
         loading=quorate.Loading(augment=turned),
         optimizer=recipe.optimizer,

@@ -11,29 +11,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import CLASSES, IGNORED, Pixels
+from data import Pixels
+from legend import IGNORED, Legend
 from PIL import Image
-from tiles import SIDE, Tiles
+from tiles import Tiles
 
 import quorate
 
-COLOURS = np.array([(40, 90, 200), (230, 170, 40), (40, 160, 70), (240, 240, 255)], np.uint8)
 GAP = 4  # white pixels between pictures
 
 
-def overlay(pixels: Pixels, classes: Pixels, share: float = 0.55) -> Pixels:
+def overlay(pixels: Pixels, classes: Pixels, legend: Legend, share: float = 0.55) -> Pixels:
     """Classes as colours over an image.
 
     Args:
         pixels: (C, H, W).
         classes: (H, W); those that are ignored stay as in the image.
+        legend: of the classes.
         share: of the colour.
 
     Returns:
         (H, W, 3).
     """
     below = np.broadcast_to(pixels.transpose(1, 2, 0), (*classes.shape, 3)).astype(np.float32)
-    above = COLOURS[np.minimum(classes, len(CLASSES) - 1)]
+    above = legend.palette[np.minimum(classes, len(legend) - 1)]
     mixed = np.where((classes == IGNORED)[..., None], below, (1 - share) * below + share * above)
     return mixed.round().astype(np.uint8)
 
@@ -55,14 +56,16 @@ def picture(model: torch.nn.Module, tiles: Tiles, rows: Sequence[int] | None = N
     rows = most_classes(tiles) if rows is None else rows
     shown = [tiles[row] for row in rows]
     guesses = guessed(model, torch.stack([pixels for pixels, _, _ in shown]))
-    found = np.full((len(rows) * (SIDE + GAP) - GAP, 3 * (SIDE + GAP) - GAP, 3), 255, np.uint8)
+    side = tiles.legend.side
+    found = np.full((len(rows) * (side + GAP) - GAP, 3 * (side + GAP) - GAP, 3), 255, np.uint8)
     for row, ((pixels, classes, _), guess) in enumerate(zip(shown, guesses, strict=True)):
-        nothing = np.full((SIDE, SIDE), IGNORED, np.uint8)
+        nothing = np.full((side, side), IGNORED, np.uint8)
         hidden = classes.numpy() == IGNORED
         seen = np.where(hidden, IGNORED, guess.numpy())
         for column, each in enumerate((nothing, classes.numpy(), seen)):
-            top, left = row * (SIDE + GAP), column * (SIDE + GAP)
-            found[top : top + SIDE, left : left + SIDE] = overlay(pixels.numpy(), each)
+            top, left = row * (side + GAP), column * (side + GAP)
+            shown_here = overlay(pixels.numpy(), each, tiles.legend)
+            found[top : top + side, left : left + side] = shown_here
     return found
 
 
@@ -104,7 +107,8 @@ class Overlays(quorate.Callback):
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
         """See the class."""
-        shown = picture(self._trainer.model, self._tiles, self._rows)
+        model = self._trainer.averaged_model or self._trainer.model
+        shown = picture(model, self._tiles, self._rows)
         if self._trainer.run_dir is not None:
             save(self._trainer.run_dir / "overlays" / f"step-{global_step:06}.png", shown)
         if self._trainer.summaries is not None:
@@ -115,7 +119,8 @@ def most_classes(tiles: Tiles, many: int = 4) -> list[int]:
     """The numbers of tiles with the most classes, the rarest of which has the most pixels."""
 
     def variety(row: int) -> tuple[int, int]:
-        counts = np.bincount(tiles[row][1].reshape(-1).numpy(), minlength=256)[: len(CLASSES)]
-        return int((counts > 0).sum()), int(counts[counts > 0].min(initial=SIDE**2))
+        counts = np.bincount(tiles[row][1].reshape(-1).numpy(), minlength=256)
+        counts = counts[: len(tiles.legend)]
+        return int((counts > 0).sum()), int(counts[counts > 0].min(initial=tiles.legend.side**2))
 
     return sorted(sorted(range(len(tiles)), key=variety, reverse=True)[:many])

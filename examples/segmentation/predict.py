@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from data import CLASSES, Pixels, image
-from model import network_of
-from overlays import COLOURS, overlay, save
-from tiles import SIDE
+from data import Pixels, image
+from legend import of_run
+from model import OnePixel, UNet, network_of
+from overlays import overlay, save
 
 from quorate.errors import UserError
 
-STRIDE = SIDE // 2
 AT_ONCE = 8  # tiles in memory
 
 
@@ -38,41 +37,48 @@ def main() -> None:
     try:
         model = network_of(options.run_dir)
         pixels = image(options.image, colour=model.channels == 3)
-        classes = predicted(model, pixels)
+        legend = of_run(options.run_dir, model.classes)
+        classes = predicted(model, pixels, legend.side)
     except UserError as error:
         sys.exit(f"predict.py: {error}")
-    save(out, classes, COLOURS)
+    save(out, classes, legend.palette)
     shown = out.with_name(out.name.replace(".classes", "").removesuffix(".png") + ".overlay.png")
-    save(shown, overlay(pixels, classes))
-    shares = np.bincount(classes.reshape(-1), minlength=len(CLASSES)) / classes.size
-    said = ", ".join(f"{name} {share:.1%}" for name, share in zip(CLASSES, shares, strict=True))
+    save(shown, overlay(pixels, classes, legend))
+    shares = np.bincount(classes.reshape(-1), minlength=len(legend)) / classes.size
+    said = ", ".join(
+        f"{name} {share:.1%}" for name, share in zip(legend.names, shares, strict=True)
+    )
     print(f"{out}, {shown}: {said}")
 
 
 @torch.no_grad()
-def predicted(model: torch.nn.Module, pixels: Pixels) -> Pixels:
-    """The class of every pixel, (H, W), of an image (C, H, W)."""
+def predicted(model: UNet | OnePixel, pixels: Pixels, side: int = 256) -> Pixels:
+    """The class of every pixel, (H, W), of an image (C, H, W), by tiles of so many pixels."""
     height, width = pixels.shape[1:]
     # A picture smaller than a tile is continued by its last pixels.
-    margins = [(0, 0), *((0, max(0, SIDE - length)) for length in (height, width))]
+    margins = [(0, 0), *((0, max(0, side - length)) for length in (height, width))]
     wide = torch.from_numpy(np.pad(pixels, margins, mode="edge"))
-    places = [(row, column) for row in starts(wide.shape[1]) for column in starts(wide.shape[2])]
-    ramp = 1 - (torch.arange(SIDE) + 0.5 - SIDE / 2).abs() / (SIDE / 2)
-    window = ramp[:, None] * ramp  # (SIDE, SIDE), above 0
-    votes = torch.zeros(len(CLASSES), *wide.shape[1:])
+    places = [
+        (row, column)
+        for row in starts(wide.shape[1], side)
+        for column in starts(wide.shape[2], side)
+    ]
+    ramp = 1 - (torch.arange(side) + 0.5 - side / 2).abs() / (side / 2)
+    window = ramp[:, None] * ramp  # (side, side), above 0
+    votes = torch.zeros(model.classes, *wide.shape[1:])
     for first in range(0, len(places), AT_ONCE):
         some = places[first : first + AT_ONCE]
-        batch = torch.stack([wide[:, r : r + SIDE, c : c + SIDE] for r, c in some])
+        batch = torch.stack([wide[:, r : r + side, c : c + side] for r, c in some])
         shares = F.softmax(model(batch), 1) * window
         for share, (row, column) in zip(shares, some, strict=True):
-            votes[:, row : row + SIDE, column : column + SIDE] += share
+            votes[:, row : row + side, column : column + side] += share
     classes: Pixels = votes.argmax(0)[:height, :width].to(torch.uint8).numpy()
     return classes
 
 
-def starts(length: int) -> list[int]:
+def starts(length: int, side: int) -> list[int]:
     """Where tiles begin, that overlap by half and cover a length of at least one."""
-    return [*range(0, length - SIDE, STRIDE), length - SIDE]
+    return [*range(0, length - side, side // 2), length - side]
 
 
 if __name__ == "__main__":

@@ -14,47 +14,52 @@ from __future__ import annotations
 import sys
 from itertools import islice
 
-import tiles
 import torch
 from loss import iou, loss_with
 from model import WEIGHTS
 from overlays import picture, save
-from recipe import Recipe, batches, parse
+from recipe import Recipe, batches, parse, sets
 from safetensors.torch import save_file
-from target import of_run, reached
+from target import reached
+from tiles import class_weights
 from torch.utils.data import DataLoader
 
 
 def main() -> None:
     """Train, evaluate, and say whether the target is reached."""
-    options = parse(__doc__.splitlines()[0])
+    options = parse(__doc__.splitlines()[0], threads=True)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     recipe = Recipe.of(options)
-    if options.above is not None:
-        of_run(options.above)  # an error now is better than one after ten minutes
-    train, test = tiles.load(options.data, colour=options.colour)
-    torch.manual_seed(0)
-    loss = loss_with(tiles.class_weights(train))
-    model = recipe.network().to(memory_format=torch.channels_last)
+    train, test = sets(options)
+    torch.manual_seed(recipe.seed)
+    loss = loss_with(class_weights(train), test.tested)
+    model = recipe.network(train).to(memory_format=torch.channels_last)
+    averaged = recipe.averaged(model)
     optimizer = recipe.optimizer(list(model.parameters()))
     schedule = recipe.schedule(optimizer)
-    for update, batch in enumerate(islice(batches(train, recipe.batch_size), options.updates), 1):
+    rows = batches(train, recipe.batch_size, recipe.seed)
+    for update, batch in enumerate(islice(rows, options.updates), 1):
         found = loss(model, batch)
         optimizer.zero_grad()
         found["loss"].backward()
         optimizer.step()
         schedule.step()
+        if averaged is not None:
+            averaged.update_parameters(model)
         if update % 20 == 0:
             print(f"step {update}: loss {found['loss'].item():.4f}", flush=True)
+    model = model if averaged is None else averaged.module
     model.eval()
     total = torch.zeros(())
     with torch.no_grad():
         for batch in DataLoader(test, batch_size=16):
             total = total + loss(model, batch)["confusion"]
-    options.run_dir.mkdir(parents=True, exist_ok=True)
+    train.legend.save(options.run_dir)
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     save_file(weights, options.run_dir / WEIGHTS)
     save(options.run_dir / "overlay.png", picture(model, test))
-    if not reached(iou(total), options.target, options.above, options.margin):
+    if not reached(iou(total, test.legend), test, options):
         sys.exit(1)
 
 

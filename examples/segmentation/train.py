@@ -12,12 +12,14 @@ Both end with exit code 1 if the mean IoU on bands of longitude that were held o
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-import tiles
 from loss import iou, loss_with
 from overlays import Overlays
-from recipe import Recipe, parse, turned
-from target import of_run, reached
+from recipe import Recipe, parse, sets, turned
+from table import Table
+from target import reached
+from tiles import class_weights
 
 import quorate
 
@@ -26,28 +28,29 @@ def main() -> None:
     """Train, evaluate, and say whether the target is reached."""
     options = parse(__doc__.splitlines()[0])
     recipe = Recipe.of(options)
-    if options.above is not None:
-        of_run(options.above)  # an error now is better than one after ten minutes
-    train, test = tiles.load(options.data, colour=options.colour)
+    train, test = sets(options)
     trainer = quorate.Trainer(
-        recipe.network,
-        loss_with(tiles.class_weights(train)),
-        totals={"confusion": iou},
+        partial(recipe.network, train),
+        loss_with(class_weights(train), test.tested),
+        totals={"confusion": partial(iou, legend=train.legend)},
         loading=quorate.Loading(augment=turned),
-        optimizer=quorate.Optimize(recipe.optimizer, schedule=recipe.schedule),
+        optimizer=quorate.Optimize(
+            recipe.optimizer, schedule=recipe.schedule, ema_decay=recipe.ema_decay
+        ),
         batch_size=recipe.batch_size,
         shards=recipe.shards,
+        seed=recipe.seed,
         run_dir=quorate.RunDir(options.run_dir, save_every_s=60.0),
     )
     trainer.fit(
         train,
         steps=options.updates,
-        validation=quorate.Validation(test, every_steps=100),
-        callbacks=[Overlays(test)],
+        validation=quorate.Validation(test, every_steps=options.evaluate_every),
+        callbacks=[Table(test.legend, test.tested), Overlays(test)],
     )
     found = trainer.evaluate(test)
     print(f"results: {trainer.run_dir}  (quorate inspect {trainer.run_dir})")
-    if not reached(found, options.target, options.above, options.margin):
+    if not reached(found, test, options):
         sys.exit(1)
 
 

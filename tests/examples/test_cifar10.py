@@ -41,7 +41,23 @@ def module(name: str) -> ModuleType:
     return found
 
 
-DATA, MODEL = module("data"), module("model")
+def named(*names: str) -> list[ModuleType]:
+    """Files of the example that import each other by these names, as other examples do."""
+    before = {name: sys.modules.pop(name, None) for name in names}
+    try:
+        return [sys.modules.setdefault(name, module(name)) for name in names]
+    finally:
+        for name, other in before.items():
+            sys.modules.pop(name)
+            if other is not None:
+                sys.modules[name] = other
+
+
+DATA, MODEL, RECIPE = named("data", "model", "recipe")
+
+
+PLAIN = RECIPE.Recipe()
+STAMP = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}: "
 
 
 def stripes(rows: int, seed: int) -> np.ndarray:
@@ -99,13 +115,52 @@ def test_both_programs_learn_and_the_bits_do_not_depend_on_the_workers(
     code, out, err = WARM.run(words, os.environ, 240)
     assert code == 0, out + err
     assert accuracies(out)[0] >= 0.3
+    for each in (out, said):  # 16 updates
+        assert re.search(STAMP + r"Session started\.$", each, re.MULTILINE)
+        assert re.search(STAMP + r"Finished training\.$", each, re.MULTILINE)
+
+
+def test_recipe_numbers_are_options(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
+    words = "--lr 0.1 --lr-decay 0.5 --decay-steps 2 --filters 4 6 --units 20 --l2 0.01"
+    words += " --batch-size 150 --ema-decay 0.9 --steps 5 --seed 2 --threads 1"
+    monkeypatch.setattr(sys, "argv", ["single.py", *words.split()])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        chosen = RECIPE.Recipe.of(RECIPE.parse("text", threads=True))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    net = chosen.network()
+    assert [tuple(p.shape) for p in net.parameters() if p.dim() > 1] == [
+        (4, 3, 5, 5), (6, 4, 5, 5), (20, 294), (10, 20),
+    ]  # fmt: skip
+    schedule = chosen.schedule(chosen.optimizer(net.parameters()))
+    assert schedule.get_last_lr() == [0.1]
+    train, _ = DATA.load(data)
+    batches = list(chosen.batches(train))
+    assert [len(labels) for _, labels in batches] == [150, 150, 100, 150, 150]
+    expected = [*DATA.distorted(train, 150, 0, 2), *DATA.distorted(train, 150, 1, 2)][:5]
+    for (images, _), (others, _) in zip(batches, expected, strict=True):
+        assert torch.equal(images, others)
+    assert RECIPE.Recipe(epochs=2).updates(400) == 8
+
+
+def test_the_log_is_the_tutorials(capsys: pytest.CaptureFixture[str]) -> None:
+    log = module("log").Log(2)
+    for loss, right in ((1.25, 0.5), (0.123456789, 0.75)):
+        log.step(loss, right)
+    (line,) = capsys.readouterr().out.splitlines()
+    told = "After 2 steps training, loss / accuracy on training batch is 0.123457 / 0.75."
+    assert re.match(STAMP, line)
+    assert line.endswith(told)
 
 
 def test_the_programs_differ_in_few_lines_and_the_readme_shows_them() -> None:
     single, train = ((EXAMPLE / f"{n}.py").read_text().splitlines() for n in ("single", "train"))
     compared = list(difflib.unified_diff(single, train, n=0, lineterm=""))[2:]
     changed = [line for line in compared if line[0] in "+-"]
-    assert 0 < len(changed) <= 30
+    assert 0 < len(changed) <= 40
     readme = (EXAMPLE / "README.md").read_text().splitlines()
     assert [line for line in changed if line not in readme] == []
 
@@ -129,8 +184,8 @@ def test_replicas_are_fed_disjoint_rows_that_make_up_the_batch() -> None:
         shards=4,
         devices="cpu",
         workers=2,
-        optimizer=quorate.Optimize(MODEL.adam, ema_decay=MODEL.EMA_DECAY),
-        batch_size=MODEL.BATCH_SIZE,
+        optimizer=quorate.Optimize(PLAIN.optimizer, ema_decay=PLAIN.ema_decay),
+        batch_size=PLAIN.batch_size,
     )
     reports = list(trainer.updates(TensorDataset(images, torch.arange(rows))))
     assert [report.rows for report in reports] == [128, 128, 44]
@@ -175,13 +230,13 @@ def test_the_weights_are_regularised_once_and_the_biases_never() -> None:
 
 
 def test_the_rate_falls_by_a_hundredth_in_64_updates() -> None:
-    optimizer = MODEL.adam([nn.Parameter(torch.zeros(1))])
-    schedule = MODEL.decay(optimizer)
+    optimizer = PLAIN.optimizer([nn.Parameter(torch.zeros(1))])
+    schedule = PLAIN.schedule(optimizer)
     for n in range(129):
         assert schedule.get_last_lr()[0] == pytest.approx(1e-3 * 0.99 ** (n / 64))
         optimizer.step()
         schedule.step()
-    assert MODEL.EMA_DECAY == 0.99
+    assert PLAIN.ema_decay == 0.99
 
 
 def test_evaluation_sees_the_middle_of_each_image_and_training_the_whole(data: Path) -> None:

@@ -97,7 +97,7 @@ def test_tiles_are_views_of_one_mapped_image(example: Any, earth: Path) -> None:
 
 def test_held_out_bands_are_covered_once_and_never_trained_on(example: Any, earth: Path) -> None:
     train, test = example.tiles.load(earth)
-    for k, level in enumerate(test.levels[: example.tiles.TESTED]):
+    for k, level in enumerate(test.levels[: test.tested]):
         seen = torch.zeros_like(level.classes, dtype=torch.int64)
         for tile in test.places:
             if tile.level == k:
@@ -113,11 +113,11 @@ def test_held_out_bands_are_covered_once_and_never_trained_on(example: Any, eart
 
 def test_smaller_images_are_means_and_masks_the_nearest(example: Any) -> None:
     pixels = np.array([[[0, 2, 9, 9, 7], [4, 6, 9, 10, 7]]], np.uint8)
-    assert example.tiles._halved(pixels).tolist() == [[[3, 9]]]
+    assert example.sizes._halved(pixels).tolist() == [[[3, 9]]]
     wide = np.zeros((1, 1, 2), np.uint8)
     assert example.data._centres(5, 2).tolist() == [1, 3]
     assert example.data._centres(2, 2).tolist() == [0, 1]
-    assert example.tiles._padded(wide, 7).shape == (1, 256, 256)
+    assert example.sizes.padded(wide, 7, 256).shape == (1, 256, 256)
 
 
 def test_scales_differ_and_each_has_its_tiles(example: Any, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_the_loss_is_a_mean_over_class_weights_and_exact_over_shards(example: An
     classes[0], classes[1, :5] = 255, 255  # a tile that counts for nothing, and half of one
     images = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 8, 8)
     model = Fixed(torch.randn(6, 4, 8, 8, generator=draw))
-    loss = example.loss.loss_with(weights)
+    loss = example.loss.loss_with(weights, 2)
     levels = torch.zeros(6, dtype=torch.int64)
     whole = loss(model, (images, classes, levels))
     nats = -model.logits.detach().log_softmax(1)
@@ -221,18 +221,24 @@ def test_the_loss_is_a_mean_over_class_weights_and_exact_over_shards(example: An
     assert loss(model, (images[:1], classes[:1], levels[:1]))["weight"] == 0
 
 
+def earth_legend(example: Any) -> Any:
+    names = tuple(group.name for group in example.data.GROUPS[4])
+    return example.legend.Legend(names, example.legend.distinct(4))
+
+
 def test_intersection_over_union_by_hand(example: Any) -> None:
     classes = torch.tensor([[[0, 0, 1, 255]], [[2, 3, 3, 3]]])
     guesses = torch.tensor([[[0, 1, 1, 2]], [[2, 3, 0, 3]]])
-    matrix = example.loss.confusion(guesses, classes, torch.tensor([0, 1]))
+    matrix = example.loss.confusion(guesses, classes, torch.tensor([0, 1]), (2, 4))
     assert matrix.sum() == 7
-    found = example.loss.iou(matrix)
+    found = example.loss.iou(matrix, earth_legend(example))
     assert found["water_iou_0"] == pytest.approx(1 / 2)
     assert found["arid_iou"] == pytest.approx(1 / 2)
     assert found["water_iou"] == pytest.approx(1 / 3)  # of 0, 0 and the 3 that is taken for one
     assert found["polar_iou_1"] == pytest.approx(2 / 3)
     assert found["mean_iou"] == pytest.approx((1 / 3 + 1 / 2 + 1 + 2 / 3) / 4)
-    assert math.isnan(found["mean_iou_0"])  # two classes are not there
+    assert math.isnan(found["polar_iou_0"])  # neither there nor guessed
+    assert found["mean_iou_0"] == pytest.approx((1 / 2 + 1 / 2) / 2)  # of the two that are there
 
 
 # --- programs -------------------------------------------------------------------------------------
@@ -299,7 +305,7 @@ def test_overlapping_tiles_are_the_whole_image(
     example: Any, channels: int, size: tuple[int, int]
 ) -> None:
     torch.manual_seed(1)
-    model = example.model.OnePixel(channels)
+    model = example.model.OnePixel(channels, 5)
     pixels = np.random.default_rng(0).integers(0, 255, (channels, *size), np.uint8)
     with torch.no_grad():
         expected = model(torch.from_numpy(pixels)[None]).argmax(1)[0]
@@ -310,11 +316,12 @@ def test_overlapping_tiles_are_the_whole_image(
 def test_which_network_it_was_is_seen_from_its_weights(example: Any, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    for made in (example.model.UNet(3), example.model.OnePixel(1)):
+    model = example.model
+    for made in (model.UNet(3), model.UNet(1, 7, (8, 12)), model.OnePixel(1), model.OnePixel(3, 9)):
         save_file(made.state_dict(), tmp_path / "model.safetensors")
         found = example.model.network_of(tmp_path)
         assert type(found) is type(made)
-        assert found.channels == made.channels
+        assert (found.channels, found.classes) == (made.channels, made.classes)
         assert not found.training
     save_file({"else": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="got other weights"):
