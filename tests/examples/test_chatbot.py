@@ -30,6 +30,7 @@ from sacrebleu.metrics import BLEU
 from support.warm import WARM
 
 import quorate
+from quorate.data import cache_dir
 from quorate.errors import DataError, SettingError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "chatbot"
@@ -622,7 +623,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
 
 def test_a_flag_goes_before_the_recipe_of_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = parsed(monkeypatch, "--data", "riddles")
-    assert (plain.epochs, plain.least_answer) == (4, [1])
+    assert (plain.epochs, plain.least_answer) == (2, [1])
     assert plain.target == {"unigram": 0.6, "others": 0.95}
     said = [
         "--epochs",
@@ -878,6 +879,25 @@ def test_a_run_reaches_its_target_on_any_workers_and_can_be_talked_to(
     assert tables[0] == tables[1]
     assert [line.count("|") for line in tables[0]] == [5] * 4
     assert tables[0][2].startswith("| what is the red lamp? |")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["small_talk", "chatterbot"])
+def test_a_data_set_is_learnt_to_its_own_target(source: str, tmp_path: Path) -> None:
+    """By its recipe: both are learnt by heart."""
+    if source == "chatterbot" and not (cache_dir() / source / "chinese").exists():
+        pytest.skip("ChatterBot's corpus is not cached")
+    command = ["run", "--devices", "cpu", "--workers", "1", "--engine", "towers"]
+    command += ["--run-dir", str(tmp_path / "run"), str(FOLDER / "train.py"), "--data", source]
+    code, out, err = WARM.run(command, os.environ, 560)
+    assert code == 0, out + err
+    assert "target at least 0.8" in out
+    bot = chat.Bot(saved_run.load(tmp_path / "run"))
+    if source == "small_talk":
+        assert [list(bot.reply(said)) for said in ("你好", "你是谁")] == [
+            ["你好，很高兴和你聊天。"],
+            ["我是一个聊天机器人。"],
+        ]
 
 
 @pytest.mark.slow
