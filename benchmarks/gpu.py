@@ -71,7 +71,8 @@ def pairs() -> tuple[torch.Tensor, ...]:
 
 def pairs_loss(model: Any, batch: Sequence[torch.Tensor]) -> dict[str, Any]:
     """The chatbot's own loss; it needs a vocabulary only to evaluate."""
-    return Loss(None, "zh")(model, Batch(batch[0], batch[1], ()))  # type: ignore[arg-type]
+    questions, answers = batch
+    return Loss(None, "zh")(model, Batch(questions, questions, answers))  # type: ignore[arg-type]
 
 
 def adam(params: Any, **options: bool) -> torch.optim.Optimizer:

@@ -1,19 +1,23 @@
 """Answers of a model: greedily, or by beam search. For a batch of questions at once.
 
-Legend: B questions, K hypotheses of each (the beam), V words of the vocabulary, U words so far.
+Legend: B questions, K hypotheses of each (the beam), V pieces of the vocabulary, U words so far
+(pieces of the vocabulary, that is: a word that is spelt counts as several), N rows of any kind.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from data import padded
 from model import Read, Seq2Seq
 from pairs import MOST_ANSWER
-from vocabulary import BEGIN, END, PAD, UNKNOWN
+from vocabulary import BEGIN, END, PAD
 
-BANNED = (PAD, UNKNOWN, BEGIN)  # what no answer has in it
+BANNED = (PAD, BEGIN)  # what no answer has in it
+_AT_ONCE = 100  # questions
 
 
 class Answer(NamedTuple):
@@ -29,6 +33,7 @@ def greedy(
     questions: torch.Tensor,
     *,
     longest: int = MOST_ANSWER,
+    no_repeat: int = 0,
     banned: Sequence[int] = BANNED,
 ) -> list[list[int]]:
     """Answers that go on with the most probable word each time.
@@ -37,21 +42,39 @@ def greedy(
         model: in evaluation mode.
         questions: (B, T) int64.
         longest: words after which an answer is cut off.
+        no_repeat: so many words in a row are not said twice; 0 allows it, 1 is each word once.
         banned: numbers that are never taken.
     """
     read, state = model.read(questions)
     words = torch.full((len(questions), 1), BEGIN, device=questions.device)
     done = torch.zeros(len(questions), dtype=torch.bool, device=questions.device)
-    found = []
+    found: list[torch.Tensor] = []
     for _ in range(longest):
         features, state = model.write(read, state, words)
-        words = _allowed(model, features, banned).argmax(1, keepdim=True)
+        logits = _allowed(model, features, banned)
+        if no_repeat:
+            logits[_repeating(torch.cat(found or [words[:, :0]], 1), no_repeat, logits)] = -math.inf
+        words = logits.argmax(1, keepdim=True)
         words = words.masked_fill(done[:, None], PAD)
         done = done | (words[:, 0] == END)
         found.append(words)
         if bool(done.all()):
             break
     return [_words(row) for row in torch.cat(found, 1).tolist()]
+
+
+def answered(model: Seq2Seq, questions: Sequence[Sequence[int]], no_repeat: int) -> list[list[int]]:
+    """Greedy answers to any number of questions, each its numbers, in evaluation mode."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    found: list[list[int]] = []
+    with torch.no_grad():
+        for start in range(0, len(questions), _AT_ONCE):
+            batch = padded(questions[start : start + _AT_ONCE]).to(device)
+            found += greedy(model, batch, no_repeat=no_repeat)
+    model.train(was_training)
+    return found
 
 
 @torch.no_grad()
@@ -61,6 +84,7 @@ def beam(
     size: int,
     *,
     longest: int = MOST_ANSWER,
+    no_repeat: int = 0,
     length_penalty: float = 1.0,
     banned: Sequence[int] = BANNED,
 ) -> list[list[Answer]]:
@@ -74,6 +98,7 @@ def beam(
         questions: (B, T) int64.
         size: K. With K of 1 it finds what ``greedy`` finds.
         longest: words after which an answer is cut off.
+        no_repeat: see ``greedy``.
         length_penalty: 0 prefers short answers, 1 compares means per word (Wu et al. 2016 has a
             curve in between).
         banned: numbers that are never taken.
@@ -84,7 +109,7 @@ def beam(
     state = (state[0].repeat_interleave(size, 1), state[1].repeat_interleave(size, 1))
     words = torch.full((count * size, 1), BEGIN, device=device)
     history = torch.empty((count, size, 0), dtype=torch.int64, device=device)  # (B, K, U)
-    sums = torch.full((count, size), float("-inf"), device=device)  # log-probabilities
+    sums = torch.full((count, size), -math.inf, device=device)  # log-probabilities
     sums[:, 0] = 0  # the others are not there yet
     lengths = torch.zeros((count, size), device=device)
     done = torch.zeros((count, size), dtype=torch.bool, device=device)
@@ -92,10 +117,13 @@ def beam(
     first = torch.arange(count, device=device)[:, None] * size  # of each question
     for _ in range(longest):
         features, state = model.write(read, state, words)
-        log = _allowed(model, features, banned).log_softmax(1).view(count, size, -1)
+        log = _allowed(model, features, banned).log_softmax(1)
+        if no_repeat:  # probabilities stay the network's: what is left does not become likelier
+            log[_repeating(history.flatten(0, 1), no_repeat, log)] = -math.inf
+        log = log.view(count, size, -1)
         vocabulary = log.shape[2]
         # What has ended goes on in one way, at no cost.
-        ended = torch.full((vocabulary,), float("-inf"), device=device)
+        ended = torch.full((vocabulary,), -math.inf, device=device)
         ended[PAD] = 0
         grown = sums[..., None] + torch.where(done[..., None], ended, log)
         lengths = lengths + ~done
@@ -118,10 +146,31 @@ def beam(
 
 
 def _allowed(model: Seq2Seq, features: torch.Tensor, banned: Sequence[int]) -> torch.Tensor:
-    """Logits (B, V) of features (B, 1, H)."""
+    """Logits (N, V) of features (N, 1, H)."""
     logits = model.logits(features[:, 0])
-    logits[:, list(banned)] = float("-inf")
+    logits[:, list(banned)] = -math.inf
     return logits
+
+
+def _repeating(history: torch.Tensor, size: int, logits: torch.Tensor) -> torch.Tensor:
+    """What would end ``size`` words that were said before in a row, (N, V) bool.
+
+    Paulus et al. 2018 block trigrams of summaries so.
+
+    Args:
+        history: (N, U) int64.
+        size: of an n-gram.
+        logits: (N, V), for their shape and device.
+    """
+    if history.shape[1] < size:
+        return torch.zeros_like(logits, dtype=torch.bool)
+    said = history.unfold(1, size, 1)  # (N, U - size + 1, size)
+    last = history[:, history.shape[1] - size + 1 :]
+    same = (said[..., :-1] == last[:, None]).all(2)
+    # Counted, not set: of two n-grams that end alike only one may be there again.
+    times = torch.zeros_like(logits, dtype=torch.int64).scatter_add_(1, said[..., -1], same.long())
+    times[:, END] = 0
+    return times > 0
 
 
 def _words(numbers: list[int]) -> list[int]:

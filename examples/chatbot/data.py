@@ -1,6 +1,7 @@
-"""The data of a run: pairs as numbers, split by question, and padded to a batch.
+"""The data of a run: pairs as numbers in files that are mapped, split by question, and padded.
 
-Legend: B rows, T words of the longest question, U of the longest answer with its end.
+Legend: R rows, B rows of a batch, T pieces of the longest question, U of the longest answer with
+its end.
 """
 
 from __future__ import annotations
@@ -8,99 +9,108 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import chatterbot
 import insuranceqa
 import numpy as np
 import riddles
+import small_talk
 import torch
-from pairs import (
-    LEAST_ANSWER,
-    MOST_ANSWER,
-    MOST_QUESTION,
-    MOST_QUESTIONS,
-    Tokens,
-    read_pairs,
-    tokenized,
-)
-from prepared import prepared
+from numpy.typing import NDArray
+from pairs import MOST_ANSWER, MOST_QUESTION, MOST_QUESTIONS, Pair, read_pairs, tokenized
+from pairs import Tokens as Words
+from prepared import Made, prepared
 from torch.utils.data import Dataset
 from vocabulary import BEGIN, END, PAD, Vocabulary
 from words import cutter, text
 
+import quorate
 from quorate.data import cache_dir
+from quorate.data.tokens import Tokens
+from quorate.errors import DataError, SettingError
 
-SOURCES = {"insuranceqa": insuranceqa, "chatterbot": chatterbot, "riddles": riddles}
+SOURCES: dict[str, ModuleType] = {
+    "insuranceqa": insuranceqa,
+    "chatterbot": chatterbot,
+    "riddles": riddles,
+    "small_talk": small_talk,
+}
 
 HELD_OUT = {"test": range(0, 5), "validation": range(5, 10)}  # per cent of the questions
+
+_FORMAT = "2"  # of what is cached: count it up when the same pairs make other numbers
+
+Indices = NDArray[np.int64]
 
 
 class Row(NamedTuple):
     """A pair as numbers."""
 
-    question: list[int]
-    answer: list[int]
-    reference: str  # the answer as text, with the words that have no number
+    question: torch.Tensor  # (T,) int32
+    letters: torch.Tensor  # (T',) int32, the question spelt
+    answer: torch.Tensor  # (1 + U,) int32: BEGIN, pieces, END
 
 
 class Batch(NamedTuple):
     """Rows, padded on the right with ``PAD``."""
 
     questions: torch.Tensor  # (B, T) int64
-    answers: torch.Tensor  # (B, 1 + U) int64: BEGIN, words, END
-    references: tuple[str, ...]  # B
+    letters: torch.Tensor  # (B, T') int64
+    answers: torch.Tensor  # (B, 1 + U) int64: BEGIN, pieces, END
 
 
 class Pairs(Dataset[Row]):
-    """Pairs as numbers.
+    """Pairs as numbers: rows of a file that is mapped, never read as a whole.
 
     Args:
-        tokens: the pairs as words.
-        vocabulary: gives words their numbers.
-        language: of both.
+        tokens: the file: question, letters and answer of each row.
+        answers: which rows of the file the answers are of, (R,).
+        questions: likewise. Default: the same.
     """
 
-    def __init__(self, tokens: Sequence[Tokens], vocabulary: Vocabulary, language: str) -> None:
-        self._rows = [
-            Row(
-                vocabulary.numbers(question),
-                [BEGIN, *vocabulary.numbers(answer), END],
-                text(answer, language),
-            )
-            for question, answer in tokens
-        ]
+    def __init__(self, tokens: Tokens, answers: Indices, questions: Indices | None = None) -> None:
+        self._tokens = tokens
+        self._answers = answers
+        self._questions = answers if questions is None else questions
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._answers)
 
     def __getitem__(self, row: int) -> Row:
-        return self._rows[row]
+        if not 0 <= row < len(self):
+            raise IndexError(row)  # which ends a loop over them
+        asked, said = int(self._questions[row]), int(self._answers[row])
+        question, letters, answer = self._tokens[asked]
+        return Row(question, letters, answer if said == asked else self._tokens[said][2])
 
     @property
-    def lengths(self) -> np.ndarray:
-        """Words of the answers, (R,) int64. Questions are packed: their padding costs nothing."""
-        return np.array([len(row.answer) for row in self._rows])
+    def lengths(self) -> Indices:
+        """Pieces of the answers, (R,). Questions are packed: their padding costs nothing."""
+        return self._tokens.lengths(2)[self._answers]
 
     def by_length(self) -> Pairs:
         """The same rows, the short ones first: less padding where order means nothing."""
-        return self._with([self._rows[row] for row in np.argsort(self.lengths, kind="stable")])
+        order = np.argsort(self.lengths, kind="stable")
+        return Pairs(self._tokens, self._answers[order], self._questions[order])
 
     def with_other_questions(self) -> Pairs:
         """The same answers, each to a question that it was not given to.
 
         Rows are put in the order of their questions; each gets that of the row half of them away.
         """
-        rows = sorted(self._rows, key=lambda row: row.question)
-        half = len(rows) // 2
-        return self._with(
-            [row._replace(question=rows[i - half].question) for i, row in enumerate(rows)]
-        ).by_length()
+        asked = [self._tokens[int(row)][0].tolist() for row in self._questions]
+        order = np.array(sorted(range(len(asked)), key=asked.__getitem__), dtype=np.int64)
+        others = np.roll(self._questions[order], len(order) // 2)
+        return Pairs(self._tokens, self._answers[order], others).by_length()
 
-    def _with(self, rows: list[Row]) -> Pairs:
-        other = Pairs([], Vocabulary(()), "")
-        other._rows = rows
-        return other
+    def each_question(self) -> list[tuple[list[int], list[list[int]]]]:
+        """Each question once, with all answers that it has here, without their begin and end."""
+        found: dict[tuple[int, ...], list[list[int]]] = {}
+        for row in self:
+            found.setdefault(tuple(row.question.tolist()), []).append(row.answer[1:-1].tolist())
+        return [([*question], answers) for question, answers in found.items()]
 
 
 class Data(NamedTuple):
@@ -115,49 +125,109 @@ class Data(NamedTuple):
 
 
 def load(
-    source: str,
+    sources: Sequence[str],
     language: str,
     *,
     vocabulary_size: int,
-    least_answer: int = LEAST_ANSWER,
+    least_answer: Sequence[int],
+    times: Sequence[int] = (),
     skip_bad: bool = False,
     say: Callable[[str], None] = print,
 ) -> Data:
     """Fetch, cut into words, split, and number.
 
     Args:
-        source: a data set's name, or the path of a file of pairs.
+        sources: names of data sets, or paths of files of pairs.
         language: "zh" or "en".
-        vocabulary_size: at most so many words, the most frequent ones of the training set.
-        least_answer: see ``tokenized``.
+        vocabulary_size: at most so many pieces, see ``Vocabulary.of``.
+        least_answer: of each source, see ``tokenized``.
+        times: how often an epoch has the training pairs of each source. Default: once.
         skip_bad: see ``read_pairs``.
         say: gets lines about what was fetched and left out.
 
     Raises:
         UserError: something is not there, or not as it should be.
     """
-    tokens = _tokens(source, language, least_answer, skip_bad, say)
-    parts = split(tokens)
-    vocabulary = Vocabulary.of((part for pair in parts["train"] for part in pair), vocabulary_size)
-    train, validation, test = (
-        Pairs(parts[name], vocabulary, language) for name in ("train", "validation", "test")
+    times = times or [1] * len(sources)
+    if len(times) != len(sources):
+        raise SettingError("times", len(times), f"{len(sources)}: one for each of --data", "say so")
+    own = {
+        source: read_pairs(Path(source), skip_bad=skip_bad, say=say)
+        for source in sources
+        if source not in SOURCES
+    }
+
+    def pairs_of(source: str) -> list[Pair]:
+        return own[source] if source in own else SOURCES[source].load(language, say)
+
+    def make() -> Made:
+        parts: dict[str, list[Words]] = {"train": [], "validation": [], "test": []}
+        counts = []
+        for source, least in zip(sources, least_answer, strict=True):
+            pairs = tokenized(pairs_of(source), language, say, least_answer=least)
+            found = split(pairs)
+            counts.append(len(found["train"]))
+            for name, some in found.items():
+                parts[name] += some
+        for name, some in parts.items():
+            if not some:
+                got = f"no question for the {name} set"
+                raise DataError(", ".join(sources), got=got, expected="some", fix="give more pairs")
+        vocabulary = Vocabulary.of(
+            (part for pair in parts["train"] for part in pair), vocabulary_size
+        )
+        rows = {name: [_numbers(pair, vocabulary) for pair in some] for name, some in parts.items()}
+        return Made(vocabulary, rows, counts)
+
+    content = [
+        part
+        for source in sources
+        for part in (
+            [field for pair in own[source] for field in pair]
+            if source in own
+            else [SOURCES[source].CONTENT]
+        )
+    ]
+    limits = f"{MOST_QUESTION} {[*least_answer]} {MOST_ANSWER} {MOST_QUESTIONS} {vocabulary_size}"
+    found = prepared(
+        cache_dir() / "chatbot",
+        "-".join([*("own" if source in own else source for source in sources), language]),
+        [_FORMAT, language, cutter(language), limits, *sources, *content],
+        make,
+        say,
     )
-    questions = list(dict.fromkeys(text(q, language) for q, _ in parts["test"]))
-    return Data(train, validation.by_length(), test.by_length(), vocabulary, language, questions)
+    each = np.repeat(times, found.counts)  # of each row how often
+    train, validation, test = (
+        Pairs(tokens, np.arange(len(tokens))) for tokens in (found.parts[name] for name in PARTS)
+    )
+    train = Pairs(found.parts["train"], np.repeat(np.arange(len(train)), each))
+    questions = [
+        text(found.vocabulary.words(question), language) for question, _ in test.each_question()
+    ]
+    return Data(
+        train, validation.by_length(), test.by_length(), found.vocabulary, language, questions
+    )
 
 
-def split(tokens: Sequence[Tokens]) -> dict[str, list[Tokens]]:
-    """Training, validation and test set: all answers to a question are in one of them.
+PARTS = ("train", "validation", "test")
 
-    In which is a function of the question alone, of its letters and digits: the same question with
+
+def part_of(question: Sequence[str]) -> str:
+    """Whether a question, as words, is of the training, the validation or the test set.
+
+    It is a function of the question alone, of its letters and digits: the same question with
     another mark of punctuation is the same question.
     """
-    parts: dict[str, list[Tokens]] = {"train": [], "validation": [], "test": []}
-    for pair in tokens:
-        bare = "".join(c for word in pair.question for c in word if c.isalnum())
-        share = int.from_bytes(hashlib.sha256(bare.encode()).digest()[:4], "big") % 100
-        name = next((name for name, held in HELD_OUT.items() if share in held), "train")
-        parts[name].append(pair)
+    bare = "".join(c for word in question for c in word if c.isalnum())
+    share = int.from_bytes(hashlib.sha256(bare.encode()).digest()[:4], "big") % 100
+    return next((name for name, held in HELD_OUT.items() if share in held), "train")
+
+
+def split(pairs: Sequence[Words]) -> dict[str, list[Words]]:
+    """Training, validation and test set: all answers to a question are in one of them."""
+    parts: dict[str, list[Words]] = {name: [] for name in PARTS}
+    for pair in pairs:
+        parts[part_of(pair.question)].append(pair)
     return parts
 
 
@@ -165,42 +235,47 @@ def collate(rows: Sequence[Row]) -> Batch:
     """Pad rows to the longest of them."""
     return Batch(
         padded([row.question for row in rows]),
+        padded([row.letters for row in rows]),
         padded([row.answer for row in rows]),
-        tuple(row.reference for row in rows),
     )
 
 
-def padded(rows: Sequence[Sequence[int]], least: int = 0) -> torch.Tensor:
+class Spelt:
+    """The ``augment`` of a Trainer: some questions are read letter by letter.
+
+    So that the pieces that spell words are learnt: else nobody writes most of them.
+
+    Args:
+        share: of the questions.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def __call__(self, batch: Batch, draws: quorate.Draws) -> Batch:
+        """The batch, where some rows of its questions are their letters."""
+        is_spelt = draws.coins(self._share)  # (B, 1)
+        if not is_spelt.any():
+            return batch
+        most = max(batch.letters.shape[1], batch.questions.shape[1])
+        letters, questions = (
+            torch.nn.functional.pad(part, (0, most - part.shape[1]), value=PAD)
+            for part in (batch.letters, batch.questions)
+        )
+        return batch._replace(questions=torch.where(is_spelt, letters, questions))
+
+
+def padded(rows: Sequence[Sequence[int] | torch.Tensor], least: int = 0) -> torch.Tensor:
     """Numbers, (B, longest or ``least``) int64."""
     found = torch.full((len(rows), max(least, *map(len, rows))), PAD)
     for place, row in enumerate(rows):
-        found[place, : len(row)] = torch.tensor(row)
+        found[place, : len(row)] = torch.as_tensor(row)
     return found
 
 
-def _tokens(
-    source: str,
-    language: str,
-    least_answer: int,
-    skip_bad: bool,
-    say: Callable[[str], None],
-) -> list[Tokens]:
-    found = SOURCES.get(source)
-    if found is None:
-        pairs = read_pairs(Path(source), skip_bad=skip_bad, say=say)
-        name, content = "own", [field for pair in pairs for field in pair]
-    else:
-        name, content = source, [found.CONTENT]
-
-    def make() -> list[Tokens]:
-        texts = pairs if found is None else found.load(language, say)
-        return tokenized(texts, language, say, least_answer=least_answer)
-
-    limits = f"{MOST_QUESTION} {least_answer} {MOST_ANSWER} {MOST_QUESTIONS}"
-    return prepared(
-        cache_dir() / "chatbot",
-        f"{name}-{language}",
-        [language, cutter(language), limits, *content],
-        make,
-        say,
+def _numbers(pair: Words, vocabulary: Vocabulary) -> tuple[list[int], list[int], list[int]]:
+    return (
+        vocabulary.numbers(pair.question),
+        vocabulary.letters(pair.question),
+        [BEGIN, *vocabulary.numbers(pair.answer), END],
     )

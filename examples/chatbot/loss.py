@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from answers import greedy
 from data import Batch
 from model import Seq2Seq
-from vocabulary import PAD, Vocabulary
+from vocabulary import END, PAD, Vocabulary
 from words import text
 
 
@@ -20,11 +20,13 @@ class Loss:
     Args:
         vocabulary: of the answers.
         language: likewise.
+        no_repeat: see ``greedy``.
     """
 
-    def __init__(self, vocabulary: Vocabulary, language: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, language: str, no_repeat: int = 0) -> None:
         self._vocabulary = vocabulary
         self._language = language
+        self._no_repeat = no_repeat
 
     def __call__(self, model: Seq2Seq, batch: Batch) -> dict[str, Any]:
         """Means over the words of the answers, each with its end, and how many these are.
@@ -42,8 +44,10 @@ class Loss:
             "weight": torch.count_nonzero(real),
         }
         if not model.training:
-            texts = self.texts(greedy(model, batch.questions))
-            found["bleu"] = bleu.counts(texts, batch.references, self._language)
+            said = self.texts(greedy(model, batch.questions, no_repeat=self._no_repeat))
+            # Pieces spell every word: a reference is what its numbers say.
+            wanted_texts = self.texts([row[row > END].tolist() for row in batch.answers])
+            found["bleu"] = bleu.counts(said, wanted_texts, self._language)
         return found
 
     def texts(self, answers: list[list[int]]) -> list[str]:

@@ -34,20 +34,30 @@ class Seq2Seq(nn.Module):
         units: H, of the embedding and of every layer; a direction of the encoder has half of it.
         layers: L, of the encoder and of the decoder.
         dropout: of what a layer hands on: to the next, to attention, to the output.
+        attention: whether the decoder looks at the words of the question. Without it all that it
+            knows of them is the state that it begins with.
     """
 
     def __init__(
-        self, vocabulary: int, units: int = 192, layers: int = 2, dropout: float = 0.5
+        self,
+        vocabulary: int,
+        units: int = 192,
+        layers: int = 2,
+        dropout: float = 0.5,
+        *,
+        attention: bool = True,
     ) -> None:
         super().__init__()
+        self._attends = attention
         self.embedding = nn.Embedding(vocabulary, units, padding_idx=PAD)
         between = dropout if layers > 1 else 0.0
         self.encoder = nn.LSTM(
             units, units // 2, layers, dropout=between, bidirectional=True, batch_first=True
         )
         self.decoder = nn.LSTM(units, units, layers, dropout=between, batch_first=True)
-        self.attention = nn.Linear(units, units, bias=False)
-        self.combined = nn.Linear(2 * units, units)
+        if attention:
+            self.attention = nn.Linear(units, units, bias=False)
+        self.combined = nn.Linear(2 * units if attention else units, units)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.embedding.weight, std=units**-0.5)
@@ -59,24 +69,34 @@ class Seq2Seq(nn.Module):
         padding = questions == PAD
         lengths = (~padding).sum(1)
         packed = pack_padded_sequence(
-            self._embedded(questions),
+            self.embedded(questions),
             lengths.cpu(),  # where it has to be
             batch_first=True,
             enforce_sorted=False,
         )
         outputs, (h, c) = self.encoder(packed)
         values, _ = pad_packed_sequence(outputs, batch_first=True, total_length=questions.shape[1])
+        return self.as_read(values, padding), (joined(h), joined(c))
+
+    def as_read(self, values: torch.Tensor, padding: torch.Tensor) -> Read:
+        """What the decoder attends to, of the encoder's outputs (B, T, H)."""
         values = self.dropout(values)
-        keys = self.attention(values).transpose(1, 2)
-        return Read(values, keys, padding), (_joined(h), _joined(c))
+        keys = self.attention(values) if self._attends else values
+        return Read(values, keys.transpose(1, 2), padding)
 
     def write(self, read: Read, state: State, words: torch.Tensor) -> tuple[torch.Tensor, State]:
         """Features of the next word after each of the words (B, U): (B, U, H)."""
-        hidden, state = self.decoder(self._embedded(words), state)
+        hidden, state = self.decoder(self.embedded(words), state)
+        return self.attended(read, hidden), state
+
+    def attended(self, read: Read, hidden: torch.Tensor) -> torch.Tensor:
+        """Features of the next words, (B, U, H), of the decoder's outputs (B, U, H)."""
+        if not self._attends:
+            return torch.tanh(self.combined(hidden))
         scores = torch.bmm(hidden, read.keys)  # (B, U, T)
         scores = scores.masked_fill(read.padding[:, None], float("-inf"))
         context = torch.bmm(scores.softmax(2), read.values)
-        return torch.tanh(self.combined(torch.cat([context, hidden], 2))), state
+        return torch.tanh(self.combined(torch.cat([context, hidden], 2)))
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """(..., V), of features (..., H)."""
@@ -87,12 +107,13 @@ class Seq2Seq(nn.Module):
         read, state = self.read(questions)
         return self.write(read, state, answers)[0]
 
-    def _embedded(self, words: torch.Tensor) -> torch.Tensor:
+    def embedded(self, words: torch.Tensor) -> torch.Tensor:
+        """What the LSTM layers get of words, (..., H) of (...)."""
         # Small as rows of the output layer have to be, of unit variance as layers like their input.
         return self.embedding(words) * self.embedding.embedding_dim**0.5
 
 
-def _joined(state: torch.Tensor) -> torch.Tensor:
+def joined(state: torch.Tensor) -> torch.Tensor:
     """The last states of both directions, (2 L, B, H / 2), as one: (L, B, H)."""
     forward, backward = state.unflatten(0, (-1, 2)).unbind(1)
     return torch.cat([forward, backward], 2)

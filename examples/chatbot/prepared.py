@@ -1,50 +1,75 @@
-"""Pairs as words, kept in the cache: cutting 28,000 Chinese pairs takes ten seconds of a core."""
+"""Pairs as numbers, kept in the cache: files that all processes of a machine map into memory."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from pairs import Tokens
+from vocabulary import Vocabulary
 from whole import write_whole
 
+from quorate.data.tokens import Tokens, write_tokens
 from quorate.errors import DataError
+
+VOCABULARY, CONTENTS = "vocabulary.txt", "contents.json"
+
+
+class Made(NamedTuple):
+    """What is kept."""
+
+    vocabulary: Vocabulary
+    parts: Mapping[str, Iterable[Any]]  # name -> rows, as ``write_tokens`` takes them
+    counts: Sequence[int]  # numbers to keep beside them
+
+
+class Prepared(NamedTuple):
+    """What was kept."""
+
+    vocabulary: Vocabulary
+    parts: dict[str, Tokens]
+    counts: list[int]
 
 
 def prepared(
     folder: Path,
     name: str,
-    parts: Sequence[str],
-    make: Callable[[], list[Tokens]],
+    made_from: Sequence[str],
+    make: Callable[[], Made],
     say: Callable[[str], None] = print,
-) -> list[Tokens]:
+) -> Prepared:
     """What ``make`` returns, from the cache if it is there.
 
-    A file there begins with the SHA-256 of the rest of it; one that is damaged is made again.
+    ``contents.json`` is written last, with the SHA-256 of each file beside it. Files that are
+    others, or damaged, are made again. Several processes may do so at once: they write the same.
 
     Args:
         folder: the cache.
         name: of the data set.
-        parts: all that the result depends on.
+        made_from: all that the result depends on.
         make: makes it.
-        say: gets a line if a file was damaged.
+        say: gets a line if something was damaged.
 
     Raises:
         DataError: the cache cannot be written.
     """
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    path = folder / f"{name}-{key[:16]}.tsv"
+    key = hashlib.sha256("\n".join(made_from).encode()).hexdigest()
+    place = folder / f"{name}-{key[:16]}"
     try:
-        if path.exists():
-            checksum, _, kept = path.read_bytes().partition(b"\n")
-            if hashlib.sha256(kept).hexdigest().encode() == checksum:
-                return [_tokens(line) for line in kept.decode().split("\n")[:-1]]
-            say(f"{path} is damaged: making it again")
-        found = make()
-        content = "".join(f"{' '.join(q)}\t{' '.join(a)}\n" for q, a in found)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}")
+        if (place / CONTENTS).exists():
+            if (found := _kept(place)) is not None:
+                return found
+            say(f"{place} is damaged: making it again")
+        made = make()
+        place.mkdir(parents=True, exist_ok=True)
+        made.vocabulary.save(place / VOCABULARY)
+        for part, rows in made.parts.items():
+            write_tokens(place / f"{part}.tokens", rows)
+        names = [VOCABULARY, *(f"{part}.tokens" for part in made.parts)]
+        sums = {name: _sha256(place / name) for name in names}
+        write_whole(place / CONTENTS, json.dumps({"counts": [*made.counts], "sha256": sums}))
     except OSError as error:
         raise DataError(
             folder,
@@ -52,9 +77,29 @@ def prepared(
             expected="a folder to cache data in",
             fix="QUORATE_DATA can name another",
         ) from error
+    found = _kept(place)
+    if found is None:
+        raise DataError(place, got="other files than were written", expected="a sound disk")
     return found
 
 
-def _tokens(line: str) -> Tokens:
-    question, answer = line.split("\t")
-    return Tokens(question.split(" "), answer.split(" "))
+def _kept(place: Path) -> Prepared | None:
+    """What is in the folder; None if it is damaged."""
+    try:
+        contents = json.loads((place / CONTENTS).read_text())
+        sums, counts = contents["sha256"], contents["counts"]
+        if any(_sha256(place / name) != expected for name, expected in sums.items()):
+            return None
+        parts = [name for name in sums if name != VOCABULARY]
+        return Prepared(
+            Vocabulary.load(place / VOCABULARY),
+            {name.removesuffix(".tokens"): Tokens(place / name) for name in parts},
+            counts,
+        )
+    except (OSError, ValueError, KeyError, TypeError, DataError):
+        return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -23,11 +23,13 @@ class Samples(quorate.Callback):
     Args:
         data: of the run; the first questions of its test set are asked.
         network: arguments of ``Seq2Seq``.
+        no_repeat: see ``greedy``.
     """
 
-    def __init__(self, data: Data, network: dict[str, Any]) -> None:
+    def __init__(self, data: Data, network: dict[str, Any], no_repeat: int) -> None:
         self._data = data
         self._network = network
+        self._no_repeat = no_repeat
         self._loss = Loss(data.vocabulary, data.language)
         self._trainer: Any = None
 
@@ -35,7 +37,7 @@ class Samples(quorate.Callback):
         """Write what ``chat.py`` needs: in the coordinator alone, once."""
         self._trainer = trainer
         if trainer.run_dir is not None:
-            saved_run.save(Path(trainer.run_dir), self._data, self._network)
+            saved_run.save(Path(trainer.run_dir), self._data, self._network, self._no_repeat)
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
         """Answer, and show it as a table."""
@@ -50,8 +52,10 @@ class Samples(quorate.Callback):
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            plain = self._loss.texts(greedy(model, batch))
-            best = self._loss.texts([found[0].words for found in beam(model, batch, 5)])
+            plain = self._loss.texts(greedy(model, batch, no_repeat=self._no_repeat))
+            best = self._loss.texts(
+                [found[0].words for found in beam(model, batch, 5, no_repeat=self._no_repeat)]
+            )
         model.train(was_training)
         lines = ["question | greedy | beam of 5", "--- | --- | ---"]
         lines += [" | ".join(line) for line in zip(questions, plain, best, strict=True)]

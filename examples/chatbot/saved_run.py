@@ -26,15 +26,17 @@ class SavedRun(NamedTuple):
     model: Seq2Seq
     vocabulary: Vocabulary
     language: str
+    no_repeat: int
 
 
-def save(run_dir: Path, data: Data, network: dict[str, Any]) -> None:
+def save(run_dir: Path, data: Data, network: dict[str, Any], no_repeat: int) -> None:
     """Write all three, or see that the vocabulary is what is there.
 
     Args:
         run_dir: it is made if it is not there.
         data: of the run.
         network: arguments of ``Seq2Seq``.
+        no_repeat: see ``greedy``.
 
     Raises:
         DataError: the run that is there has another vocabulary.
@@ -49,8 +51,10 @@ def save(run_dir: Path, data: Data, network: dict[str, Any]) -> None:
             fix="choose another run directory, or pass --fresh",
         )
     data.vocabulary.save(place)
-    write_whole(run_dir / QUESTIONS, "".join(f"{question}\n" for question in data.questions))
-    write_whole(run_dir / NETWORK, json.dumps({"language": data.language, **network}, indent=1))
+    lines = "".join(f"{question}\n" for question in data.questions)
+    write_whole(run_dir / QUESTIONS, lines)
+    found = {"language": data.language, "no_repeat": no_repeat, **network}
+    write_whole(run_dir / NETWORK, json.dumps(found, indent=1))
 
 
 def load(run_dir: Path) -> SavedRun:
@@ -62,7 +66,7 @@ def load(run_dir: Path) -> SavedRun:
     place = run_dir / NETWORK
     try:
         network = json.loads(place.read_text())
-        language = network.pop("language")
+        language, no_repeat = network.pop("language"), network.pop("no_repeat")
         model = Seq2Seq(**network)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
@@ -73,4 +77,18 @@ def load(run_dir: Path) -> SavedRun:
         ) from error
     weights = run_dir / WEIGHTS  # of single.py
     load_weights(model, weights if weights.exists() else run_dir, print)
-    return SavedRun(model.eval(), Vocabulary.load(run_dir / VOCABULARY), language)
+    vocabulary = Vocabulary.load(run_dir / VOCABULARY)
+    return SavedRun(model.eval(), vocabulary, language, no_repeat)
+
+
+def questions(run_dir: Path) -> list[str]:
+    """The questions of the test set.
+
+    Raises:
+        DataError: they are not there.
+    """
+    place = run_dir / QUESTIONS
+    try:
+        return place.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(place, got=error, expected="what train.py wrote") from error

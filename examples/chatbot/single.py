@@ -14,12 +14,15 @@ import bleu
 import saved_run
 import torch
 from buckets import ByLength
-from data import Pairs, collate, load
+from confidence import calibrated
+from data import Batch, Pairs, Spelt, collate, load
 from loss import Loss
 from model import Seq2Seq
-from options import network, parse
+from options import network, optimizer, parse, schedule
 from safetensors.torch import save_file
 from target import reached
+
+import quorate
 
 
 def main() -> None:
@@ -30,23 +33,25 @@ def main() -> None:
         options.language,
         vocabulary_size=options.vocabulary,
         least_answer=options.least_answer,
+        times=options.times or (),
         skip_bad=options.skip_bad,
     )
     shape = network(options, len(data.vocabulary))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     model = Seq2Seq(**shape).to(device)
-    loss = Loss(data.vocabulary, data.language)
-    optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
-    order = ByLength(data.train.lengths, options.batch_size)
+    loss = Loss(data.vocabulary, data.language, options.no_repeat)
+    adam_or_sgd = optimizer(options, model.parameters())
+    order = ByLength(data.train.lengths, options.batch_size, options.window)
+    augment = Spelt(options.spell)
     updates = options.steps or options.epochs * -(-len(data.train) // options.batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
+    cosine = schedule(options, adam_or_sgd, updates)
 
-    def batch_of(dataset: Pairs, rows: list[int]) -> tuple:
+    def batch_of(dataset: Pairs, rows: list[int], epoch: int | None = None) -> Batch:
         batch = collate([dataset[row] for row in rows])
-        return batch._replace(
-            questions=batch.questions.to(device), answers=batch.answers.to(device)
-        )
+        if epoch is not None:
+            batch = augment(batch, quorate.Draws(options.seed, epoch, rows))
+        return Batch(*(part.to(device) for part in batch))
 
     def evaluate(dataset: Pairs) -> dict[str, float]:
         model.eval()
@@ -62,25 +67,29 @@ def main() -> None:
         weight = sums.pop("weight")
         return {name: value / weight for name, value in sums.items()} | {"bleu": bleu.finish(total)}
 
-    step = 0
+    step, epoch = 0, 0
     while step < updates:
         rows = order(torch.randperm(len(data.train)).numpy())
         for start in range(0, len(rows), options.batch_size):
-            found = loss(model, batch_of(data.train, rows[start : start + options.batch_size]))
-            optimizer.zero_grad()
+            some = rows[start : start + options.batch_size]
+            found = loss(model, batch_of(data.train, some, epoch))
+            adam_or_sgd.zero_grad()
             found["loss"].backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            optimizer.step()
-            schedule.step()
+            if options.clip_norm:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
+            adam_or_sgd.step()
+            cosine.step()
             step += 1
             if step % 50 == 0:
                 print(f"step {step:,} of {updates:,}: loss {found['loss'].detach():.4f}")
             if step == updates:
                 break
+        epoch += 1
         print(f"step {step:,}: validation", evaluate(data.validation))
-    saved_run.save(options.run_dir, data, shape)
+    saved_run.save(options.run_dir, data, shape, options.no_repeat)
     save_file(model.state_dict(), options.run_dir / saved_run.WEIGHTS)
-    good = reached(evaluate, data)
+    good = reached(evaluate, model, data, options.target, options.no_repeat)
+    calibrated(model, data, options.decline, options.no_repeat).save(options.run_dir)
     print(f"results: {options.run_dir}  (python examples/chatbot/chat.py {options.run_dir})")
     if not good:
         sys.exit(1)

@@ -15,10 +15,11 @@ import sys
 import bleu
 import torch
 from buckets import ByLength
-from data import collate, load
+from confidence import calibrated
+from data import Spelt, collate, load
 from loss import Loss
 from model import Seq2Seq
-from options import network, parse
+from options import network, optimizer, parse, schedule
 from samples import Samples
 from target import reached
 
@@ -33,25 +34,31 @@ def main() -> None:
         options.language,
         vocabulary_size=options.vocabulary,
         least_answer=options.least_answer,
+        times=options.times or (),
         skip_bad=options.skip_bad,
     )
     shape = network(options, len(data.vocabulary))
 
-    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    def cosine(of: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         updates = options.steps or options.epochs * trainer.updates_per_epoch(data.train)
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
+        return schedule(options, of, updates)
 
     trainer = quorate.Trainer(
         lambda: Seq2Seq(**shape),
-        Loss(data.vocabulary, data.language),
+        Loss(data.vocabulary, data.language, options.no_repeat),
         totals={"bleu": bleu.finish},
         optimizer=quorate.Optimize(
-            lambda params: torch.optim.Adam(params, lr=options.lr), schedule=schedule, clip_norm=5.0
+            lambda params: optimizer(options, params),
+            schedule=cosine,
+            clip_norm=options.clip_norm or None,
         ),
         batch_size=options.batch_size,
         shards=2,
+        seed=options.seed,
         loading=quorate.Loading(
-            collate=collate, order=ByLength(data.train.lengths, options.batch_size)
+            collate=collate,
+            augment=Spelt(options.spell),
+            order=ByLength(data.train.lengths, options.batch_size, options.window),
         ),
         run_dir=quorate.RunDir(options.run_dir, save_every_s=60.0),
     )
@@ -60,9 +67,11 @@ def main() -> None:
         epochs=options.epochs,
         steps=options.steps,
         validation=quorate.Validation(data.validation, every_epochs=2),
-        callbacks=[Samples(data, shape)],
+        callbacks=[Samples(data, shape, options.no_repeat)],
     )
-    good = reached(trainer.evaluate, data)
+    good = reached(trainer.evaluate, trainer.model, data, options.target, options.no_repeat)
+    sure = calibrated(trainer.model, data, options.decline, options.no_repeat)
+    sure.save(trainer.run_dir)
     print(f"results: {trainer.run_dir}  (python examples/chatbot/chat.py {trainer.run_dir})")
     if not good:
         sys.exit(1)

@@ -14,7 +14,7 @@ from rich.live import Live
 from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.live_view import LiveView
-from quorate.services.display.shown import DATED, JSON, Shown
+from quorate.services.display.shown import DATED, JSON, Shown, clock
 from quorate.services.display.straggler import SlowWorkers
 from quorate.services.display.worker_rows import Row, WorkerRows, plain
 from quorate.services.report import Report
