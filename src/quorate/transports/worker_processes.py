@@ -13,7 +13,6 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.sparse.found import no_rows
 from quorate.transports import Transport, engines, standby
 from quorate.transports.job import Original
 from quorate.transports.processes.arena import Arena
@@ -77,8 +76,6 @@ def worker_processes(
         UserError: the machine or the cluster has not what they need.
         WorkerError: a process cannot be started.
     """
-    if workers.engine == engines.RAY and (by_rows := kept.parameters.layout.by_rows):
-        raise no_rows("engine", engines.RAY, min(by_rows))
     arena = Arena.create(
         kept.model,
         kept.parameters,
