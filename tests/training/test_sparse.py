@@ -119,13 +119,10 @@ def seeded(**options: Any) -> Table:
 def test_it_is_plain_torch(name: str, clip_norm: float | None) -> None:
     has_head = name != "sparse_adam"
     expected = plain(seeded(has_head=has_head), OPTIMIZERS[name], data(), clip_norm).state_dict()
-    for shards, workers in ((1, 1), (4, 1), (4, 2)):
-        model = seeded(has_head=has_head)
-        trained(
-            model, OPTIMIZERS[name], data(), shards=shards, workers=workers, clip_norm=clip_norm
-        )
-        for key, value in model.state_dict().items():
-            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6, msg=key)
+    model = seeded(has_head=has_head)
+    trained(model, OPTIMIZERS[name], data(), workers=2, clip_norm=clip_norm)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6, msg=key)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -180,6 +177,56 @@ def test_a_norm_that_forward_bounds_is_kept_on_any_number_of_towers() -> None:
     assert on(2) == on(1)
 
 
+def test_a_loss_over_the_whole_batch_and_tables_alone() -> None:
+    def contrast(model: nn.Module, rows: Any) -> torch.Tensor:
+        return F.cross_entropy(rows @ rows.T, torch.arange(len(rows)))
+
+    def on(workers: int) -> dict[str, torch.Tensor]:
+        model = seeded(has_head=False)
+        gather = quorate.Gather(lambda model, batch: model(batch[0]), contrast)
+        trained(model, OPTIMIZERS["sparse_adam"], data(), loss=gather, workers=workers)
+        return model.state_dict()
+
+    expected = seeded(has_head=False)
+    inner = OPTIMIZERS["sparse_adam"](expected.parameters())
+    for _ in range(2):
+        for words in data().tensors[0].split(BATCH):
+            inner.zero_grad()
+            contrast(expected, expected(words)).backward()
+            inner.step()
+    found = on(2)
+    assert digest([*found.items()]) == digest([*on(1).items()])
+    torch.testing.assert_close(found, expected.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_phases_have_tables_and_dense_layers_of_their_own() -> None:
+    def both(models: Any, batch: list[torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(models["head"](models["table"](batch[0])), batch[1])
+
+    def on(workers: int) -> str:
+        models = {"table": seeded(has_head=False), "head": nn.Linear(4, 4)}
+        trainer = quorate.Trainer(
+            models,
+            {"table": both, "head": both},
+            optimizer={
+                "table": OPTIMIZERS["sparse_adam"],
+                "head": lambda params: torch.optim.Adam(params, lr=0.1),
+            },
+            batch_size=BATCH,
+            shards=4,
+            seed=0,
+            devices="cpu",
+            workers=quorate.Workers(workers, engine="towers"),
+        )
+        before = digest([*models["table"].state_dict().items()])
+        trainer.fit(data(), epochs=1)
+        state = models["table"].state_dict()
+        assert digest([*state.items()]) != before
+        return digest([*state.items(), *models["head"].state_dict().items()])
+
+    assert on(2) == on(1)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "match"),
     [
@@ -197,6 +244,18 @@ def test_who_takes_no_rows_says_so_before_the_first_update(optimizer: Factory, m
     with pytest.raises(SettingError, match=match):
         trained(model, optimizer, data())
     assert digest([*model.state_dict().items()]) == before
+
+
+def test_ray_refuses_it_in_a_line() -> None:
+    pytest.importorskip("ray")
+    from quorate.replica.flat import Flat
+    from quorate.transports.ray.site import RaySite
+
+    class HasTables:
+        parameters: Flat = Layout([("table", torch.ones(4, 2))], {"table"}).new(CPU)
+
+    with pytest.raises(SettingError, match=r"engine: got 'ray', .*'table' by rows"):
+        RaySite(Any, HasTables(), Any, None, None, 1)  # type: ignore[arg-type]
 
 
 def test_with_momentum_it_is_dense_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import ray
 
 from quorate.errors import SettingError, UserError
 from quorate.replica.sparse.found import no_rows
-from quorate.transports.engines import RAY
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.script import Script
 from quorate.transports.ray.agent import AgentOfRay
@@ -39,7 +38,7 @@ class RaySite:
 
     Raises:
         UserError: there is no such cluster, or it lacks what is asked for.
-        SettingError: the script is not in the folder that is to travel; gradients are by rows.
+        SettingError: the script is not in the folder that is to travel, or gradients are by rows.
         ServerError: a server cannot be started.
     """
 
@@ -55,8 +54,8 @@ class RaySite:
         threads: int,
         servers: tuple[int, str] | None = None,
     ) -> None:
-        if by_rows := arena.parameters.layout.by_rows:
-            raise no_rows("engine", RAY, min(by_rows))
+        if by_rows := arena.parameters.layout.by_rows:  # a result is the image of a slot, no more
+            raise no_rows("engine", "ray", min(by_rows))
         folder = None if working_dir is None else folder_of(script, working_dir)
         # Of parameters as many versions as workers may read, and of results one each.
         store_bytes = (2 * demand.of_one_machine + 4) * arena.slot_bytes
