@@ -20,8 +20,10 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.commands.main import main
 from quorate.coordination.plan import Plan
+from quorate.coordination.protocol import Keep
 from quorate.errors import CheckpointError, LossError, SettingError
 from quorate.services.checkpoints.files import checkpoint_of
+from quorate.testing import in_memory
 
 ROWS = 58  # 6 batches of 10, the last of 8 rows
 
@@ -100,9 +102,15 @@ def trainer(loss: Any = LOSSES, model: Any = models, **options: Any) -> quorate.
     return quorate.Trainer(model, loss, **defaults | options)
 
 
-def plain_loop(model: nn.ModuleDict, epochs: int) -> list[tuple[str, float]]:
-    """Train as ``trainer`` does, by hand: the phase and the loss of each update."""
-    plan = Plan(rows=ROWS, batch_size=10, shards=2)
+def plain_loop(
+    model: nn.ModuleDict, epochs: int, kept: list[list[int]] | None = None
+) -> list[tuple[str, float]]:
+    """Train as ``trainer`` does, by hand: the phase and the loss of each update.
+
+    Args:
+        kept: the shards of each update, of three; by default both of two.
+    """
+    plan = Plan(rows=ROWS, batch_size=10, shards=2 if kept is None else 3)
     data, n, made = dataset(torch.float64), 0, list[tuple[str, float]]()
     optimizers = {
         name: each.optimizer([*model[name].parameters()]) for name, each in OPTIMIZERS.items()
@@ -139,13 +147,9 @@ def plain_loop(model: nn.ModuleDict, epochs: int) -> list[tuple[str, float]]:
 
     for _ in range(epochs):
         for batch in range(plan.steps_per_epoch):
-            shards = [
-                [column[plan.shard(n, s)] for column in data.tensors]
-                for s in range(plan.shards_of(n))
-            ]
-            update("d", d_loss, shards)
-            if batch % 2 == 1:
-                update("g", g_loss, shards)
+            for name, loss in (("d", d_loss), ("g", g_loss))[: 1 + batch % 2]:
+                ours = range(plan.shards_of(n)) if kept is None else kept[len(made)]
+                update(name, loss, [[c[plan.shard(n, s)] for c in data.tensors] for s in ours])
             n += 1
     return made
 
@@ -163,6 +167,44 @@ def test_a_gan_is_that_of_a_plain_loop() -> None:
         assert ("d/right" in report.metrics) == (name == "d")
         assert (report.grad_norm is None) == (name == "g")
     assert [r.lr for r in reports if r.phase == "g"] == [0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025]
+    for key, value in plain.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(
+                training.model.state_dict()[key], value, rtol=0, atol=1e-9, msg=key
+            )
+
+
+def test_a_quorum_of_each_update_is_that_of_a_plain_loop() -> None:
+    """Three workers, of which another one is late in each update, in both phases."""
+    torch.manual_seed(5)
+    ours = {name: each.double() for name, each in models().items()}
+    plain = nn.ModuleDict(copy.deepcopy(ours))
+    training = trainer(
+        model=ours,
+        update="quorum:2",
+        shards=3,
+        devices=["cpu"] * 3,
+        workers=quorate.Workers(engine="towers"),
+    )
+
+    def time_s(worker: int, step: int, _shard: int) -> float:
+        return 1.0 + (worker + step + step // 3) % 3
+
+    with in_memory(time_s=time_s) as happened:
+        reports = [*training.updates(dataset(torch.float64), epochs=2)]
+    kept: list[list[int]] = [[] for _ in reports]
+    for entry in happened:
+        if isinstance(entry, Keep):
+            kept[entry.step] += range(entry.shard, entry.shard + entry.count)
+    kept = [sorted(shards) for shards in kept]
+    assert {len(shards) for shards in kept} == {2}
+    for phase in ("d", "g"):  # late was now this worker and now that one
+        of_phase = [s for s, r in zip(kept, reports, strict=True) if r.phase == phase]
+        assert len({tuple(shards) for shards in of_phase}) > 1
+    assert all(report.dropped_rows > 0 for report in reports)
+    expected = plain_loop(plain, 2, kept)
+    for report, (name, loss) in zip(reports, expected, strict=True):
+        assert (report.phase, report.loss) == (name, pytest.approx(loss, abs=1e-12))
     for key, value in plain.state_dict().items():
         if value.is_floating_point():
             torch.testing.assert_close(

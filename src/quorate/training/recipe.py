@@ -108,8 +108,12 @@ class Recipe(Settings):
             SettingError: some of it was asked for.
         """
         if rules.parse(self.update).by_shard:
-            expected = "sync or quorum:R, as the loss has phases, whose updates come in an order"
-            raise SettingError("update", self.update, expected, "choose one of them")
+            expected = (
+                "sync or quorum:R, as the loss has phases, each of which is computed from what the "
+                "one before it has made of the models"
+            )
+            fix = "leave it out, or take quorum:R where some workers are slow"
+            raise SettingError("update", self.update, expected, fix)
         if self.workers.servers is not None:
             expected = "none, as the loss has phases"
             raise SettingError("servers", self.workers.servers, expected, "leave them out")
