@@ -333,7 +333,6 @@ ALSO_FOUND = (
     *("running_maximum", "teacher_follows_every_fourth_step", "dataset_that_counts_its_reads"),
     *("dataset_with_a_clock", "dataset_with_a_generator_of_its_own", "global_dict_annealed"),
     *("dataset_that_mixes_with_the_last_row", "collate_with_a_running_mean"),
-    *("dataset_scaled_by_its_first_rows", "dataset_that_repeats_a_row_that_was_given"),
     "dataset_that_writes_its_rows",
 )
 ALSO_SOUND = (
