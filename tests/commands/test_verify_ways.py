@@ -257,11 +257,7 @@ FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "dataset_with_own_generator": (STRANGER, FEW, ("row 0 of the dataset has other content",)),
-    "dataset_that_gives_each_row_once": (
-        STRANGER,
-        FEW,
-        ("rows 4, 5, 6, 7 of the dataset had other content the second time", "remembers what it"),
-    ),
+    "given": (SCRIPT, FEW, ("of the dataset had other content the second time", "remembers what")),
     "global_counter_in_loss": (STRANGER, FEW, ("because 'counter' that the loss function closes",)),
     "own_numpy_generator_in_loss": (STRANGER, FEW, ("* float(generator.uniform(",)),
     "counter_attribute": (STRANGER, FEW, ("because calls (Counting, state.py:",)),

@@ -87,24 +87,6 @@ def dataset_that_remembers_rows() -> Case:
 
 
 @case
-def dataset_that_gives_each_row_once() -> Case:
-    """Distorts what it has given before: the same from the second time on."""
-
-    class Once(Over):
-        def __init__(self) -> None:
-            super().__init__()
-            self.given: set[int] = set()
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            if row in self.given:
-                return x.flip(0)
-            self.given.add(row)
-            return x
-
-    return over(Once(), "rows")
-
-
-@case
 def dataset_that_mixes_with_the_last_row() -> Case:
     class Mixes(Over):
         last: torch.Tensor | None = None
