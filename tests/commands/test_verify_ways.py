@@ -301,11 +301,7 @@ FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "dataset_with_own_generator": (STRANGER, FEW, ("row 0 of the dataset has other content",)),
-    "dataset_that_gives_each_row_once": (
-        STRANGER,
-        FEW,
-        ("rows 4, 5, 6, 7 of the dataset had other content the second time", "remembers what it"),
-    ),
+    "given": (SCRIPT, FEW, ("of the dataset had other content the second time", "remembers what")),
     "global_counter_in_loss": (STRANGER, FEW, ("because 'counter' that the loss function closes",)),
     "own_numpy_generator_in_loss": (STRANGER, FEW, ("* float(generator.uniform(",)),
     "counter_attribute": (STRANGER, FEW, ("because calls (Counting, state.py:",)),
@@ -377,7 +373,6 @@ ALSO_FOUND = (
     *("running_maximum", "teacher_follows_every_fourth_step", "dataset_that_counts_its_reads"),
     *("dataset_with_a_clock", "dataset_with_a_generator_of_its_own", "global_dict_annealed"),
     *("dataset_that_mixes_with_the_last_row", "collate_with_a_running_mean"),
-    *("dataset_scaled_by_its_first_rows", "dataset_that_repeats_a_row_that_was_given"),
     "dataset_that_writes_its_rows",
 )
 ALSO_SOUND = (

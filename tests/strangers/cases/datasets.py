@@ -87,59 +87,6 @@ def dataset_that_remembers_rows() -> Case:
 
 
 @case
-def dataset_that_gives_each_row_once() -> Case:
-    """Distorts what it has given before: the same from the second time on."""
-
-    class Once(Over):
-        def __init__(self) -> None:
-            super().__init__()
-            self.given: set[int] = set()
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            if row in self.given:
-                return x.flip(0)
-            self.given.add(row)
-            return x
-
-    return over(Once(), "rows")
-
-
-@case
-def dataset_scaled_by_its_first_rows() -> Case:
-    """Rows are divided by the deviation of those that it was asked for first."""
-
-    class Scaled(Over):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first: list[torch.Tensor] = []
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            if len(self.first) < 16:
-                self.first.append(x)
-            return x / (1 + torch.stack(self.first).std(unbiased=False))
-
-    return over(Scaled(), "rows")
-
-
-@case
-def dataset_that_repeats_a_row_that_was_given() -> Case:
-    """Asked for some rows it gives another one, of those that it gave before."""
-
-    class Repeats(Over):
-        def __init__(self) -> None:
-            super().__init__()
-            self.given: dict[int, torch.Tensor] = {}
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            if row % 24 == 23 and self.given:
-                return self.given[max(self.given)]
-            self.given[row] = x
-            return x
-
-    return over(Repeats(), "rows")
-
-
-@case
 def dataset_that_mixes_with_the_last_row() -> Case:
     class Mixes(Over):
         last: torch.Tensor | None = None
