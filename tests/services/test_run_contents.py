@@ -328,7 +328,9 @@ def test_logs_of_a_run_without_its_checkpoints_are_moved_aside_and_not_cut(
     assert f"they are in {run_dir / 'aside-1'} now" in capsys.readouterr().out
     aside = tree(run_dir / "aside-1")
     assert aside == {
-        name: data for name, data in before.items() if name.startswith(("metrics", "summaries"))
+        name: data
+        for name, data in before.items()
+        if name.startswith(("metrics", "summaries", "status"))
     }
     assert len(lines(run_dir)) == 2
 
