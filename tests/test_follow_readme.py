@@ -39,6 +39,11 @@ SAME = {
         ["resumed step 90 (epoch 1, 30%) from runs/b/step-000090"],
         0,
     ),
+    "what a worker was at": (
+        ["worker 1 (cpu) was killed by signal 9 (SIGKILL); another is starting"],
+        ["worker 0 (cpu) was killed by signal 9 (SIGKILL) in step 3; another is starting"],
+        0,
+    ),
     "another processor": ([f"digest  {A}", "loss 0.4443"], [f"digest  {B}", "loss 0.4451"], 2),
     "a digest twice": ([f"digest  {A}"] * 2, [f"digest  {B}"] * 2, 2),
 }
