@@ -39,10 +39,6 @@ class Node(NamedTuple):
     device: str = ""  # likewise: "cuda:0"
 
 
-class TooLargeError(Exception):
-    """A graph has more nodes than anybody can look at."""
-
-
 class ForwardGraph(TorchFunctionMode):
     """Notes the graph of the forward passes that ``watch``'s loss function makes; the last counts.
 
@@ -77,15 +73,9 @@ class ForwardGraph(TorchFunctionMode):
 
         return noted
 
-    def nodes(self) -> list[Node]:
-        """Return the graph, in the order of calls.
-
-        Raises:
-            TooLargeError: it is too large to be looked at.
-        """
-        if len(self._nodes) >= MOST_NODES:
-            raise TooLargeError
-        return list(self._nodes)
+    def nodes(self) -> list[Node] | None:
+        """Return the graph, in the order of calls; None: it is too large to be looked at."""
+        return list(self._nodes) if len(self._nodes) < MOST_NODES else None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

@@ -67,8 +67,8 @@ def graph_of(crew: Crew, state: State, source: Source) -> list[Node]:
             graph, batch = ForwardGraph(replica.model), source.load((0, 0))
             with on_shard(replica, batch, source.plan) as shard, replica.watched(graph.watch):
                 replica.evaluation(batch.data, shard.rows, shard.stream, shard.seed, training=True)
-        return graph.nodes()
-    except Exception:  # user code that does not bear to be watched, or too many nodes
+        return graph.nodes() or module_tree(state.model)
+    except Exception:  # user code that does not bear to be watched
         return module_tree(state.model)
     finally:
         shared.restore()
