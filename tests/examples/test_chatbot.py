@@ -866,6 +866,7 @@ def test_a_run_reaches_its_target_on_any_workers_and_can_be_talked_to(
     assert [float(line.split()[0]) < 0 for line in printed] == [True, True]
 
     # The exported programs say the same, and a table has a row for each line.
+    monkeypatch.setattr(export, "LONGEST", 16)  # pieces, each of which is to be traced
     monkeypatch.setattr(sys, "argv", ["export.py", str(tmp_path / "two")])
     export.main()
     count = 1 + len(held_out)
