@@ -98,7 +98,7 @@ def draw(runs: dict[tuple[int, float], list[Any]], path: Path) -> None:
     """Four panels: classes lacking; IoU at equal rows; IoU update by update; cosines."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 6.6), layout="constrained")
     sizes = sorted({size for size, _ in runs})
-    lowest = min(lr for _, lr in runs)
+    lowest = {size: min(lr for s, lr in runs if s == size) for size in sizes}
 
     panel = axes[0, 0]
     for k, size in enumerate(sizes):
@@ -113,7 +113,7 @@ def draw(runs: dict[tuple[int, float], list[Any]], path: Path) -> None:
     panel = axes[0, 1]
     for (size, lr), some in runs.items():
         curves = np.array([run["curve"] for run in some], float)  # (seeds, points, 1 + K + 1)
-        style = "-" if lr == lowest else "--"
+        style = "-" if lr == lowest[size] else "--"
         colour = COLOURS[sizes.index(size)]
         label = f"{size} tiles, rate {lr:g}"
         panel.plot(curves[0, :, 0], curves[:, :, -1].mean(0), style, color=colour, label=label)
@@ -121,12 +121,14 @@ def draw(runs: dict[tuple[int, float], list[Any]], path: Path) -> None:
     panel.legend()
 
     # Of the classes that are known by then, the one that the smallest batches lack most often.
-    first = runs[sizes[0], lowest][0]
-    known = [np.array(runs[size, lowest][0]["closely"], float)[:, 1:-1].mean(0) for size in sizes]
+    first = runs[sizes[0], lowest[sizes[0]]][0]
+    known = [
+        np.array(runs[size, lowest[size]][0]["closely"], float)[:, 1:-1].mean(0) for size in sizes
+    ]
     rare = int(np.argmax(np.array(first["lacks"]) * (np.min(known, 0) > KNOWN)))
     panel = axes[1, 0]
     for k, size in enumerate(sizes):
-        run = runs[size, lowest][0]
+        run = runs[size, lowest[size]][0]
         close = np.array(run["closely"], float)
         steps = close[:, 0] - close[0, 0]
         panel.plot(steps, close[:, 1 + rare], color=COLOURS[k], label=f"{size} tiles")
@@ -140,7 +142,7 @@ def draw(runs: dict[tuple[int, float], list[Any]], path: Path) -> None:
     panel = axes[1, 1]
     edges = np.linspace(-1, 1, 41)
     for k, size in enumerate(sizes):
-        cosines = np.concatenate([run["cosines"] for run in runs[size, lowest]])
+        cosines = np.concatenate([run["cosines"] for run in runs[size, lowest[size]]])
         panel.hist(
             cosines,
             edges,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+import quorate
 from quorate.errors import DataError, SettingError, UserError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "segmentation"
@@ -443,42 +445,57 @@ def test_equal_rows_notes_what_batches_lacked(
     zones = np.kron(draw.integers(1, 33, (5, 32)), np.ones((64, 64))).astype(np.uint8)
     Image.fromarray(zones).save(earth / "zones.png")
     Image.fromarray(zones * 7).convert("RGB").save(earth / "bmng.jpg")
-    seen: list[set[int]] = []
-    make = example.loss.loss_with
-
-    def watched(*args: Any) -> Any:
-        inner = make(*args)
-
-        def loss(model: Any, batch: Any) -> Any:
-            if model.training and batch[1].shape[0] == 16:
-                seen.append(set(batch[1].unique().tolist()) - {255})
-            return inner(model, batch)
-
-        return loss
-
-    monkeypatch.setattr(example.equal_rows, "loss_with", watched)
     out = tmp_path / "out.jsonl"
     words = (
-        f"--rows 128 --batch-sizes 16 32 --seeds 4 --tested 8 --every 32 --closely 2 --out {out}"
+        f"--rows 128 --batch-sizes 16 32 --seeds 4 --tested 8 --every 32 --closely 2 --out {out} "
+        "--side 32 --lr 0.001 0.002 --constant"
     )
-    words += " --side 32 --lr 0.001 0.002 --constant"
     assert run(example.equal_rows, monkeypatch, *words.split(), "--data", earth) == 0
+    said = capsys.readouterr().out
+    assert "16 tiles, 8 updates, rate 0.001, seed 4" in said
     small, large = (json.loads(line) for line in out.read_text().splitlines())
     assert (small["updates"], large["updates"]) == (8, 4)
-    # Each of 8 batches is one shard; some shards may be computed once more, as a probe.
-    first = [seen[0]]
-    for classes in seen[1:]:
-        if classes != first[-1]:
-            first.append(classes)
-    has = [set(np.flatnonzero(row).tolist()) for row in np.array(small["close_has"])]
-    assert has == first[4:6] or all(each in first for each in has)
     assert sum(small["lacking"]) == 8
     assert sum(large["lacking"]) == 4
     lacked = sum(n * many for n, many in enumerate(small["lacking"])) / 8
     assert lacked == pytest.approx(sum(small["lacks"]))
-    assert [point[0] for point in small["curve"]] == [32, 64, 96, 128]
-    assert [point[0] for point in large["curve"]] == [32, 64, 96, 128]
+    for one in (small, large):
+        assert [point[0] for point in one["curve"]] == [32, 64, 96, 128]
+        assert all(-1.001 <= value <= 1.001 for value in one["cosines"])
     assert [point[0] for point in small["closely"]] == [4, 5, 6]
     assert len(small["cosines"]) == 7
-    assert all(-1.001 <= value <= 1.001 for value in small["cosines"])
-    assert "16 tiles, 8 updates, rate 0.001, seed 4" in capsys.readouterr().out
+
+    # The rows of each update are those that a trainer takes.
+    train, _ = example.tiles.load(earth, colour=True, side=32, groups=8, many=1)
+    rows: dict[int, Any] = {}
+
+    def loss(model: Any, batch: Any, at: Any) -> Any:
+        rows[at.step] = batch[0]
+        return model(batch[0].float()[:, None]).mean()
+
+    trainer = quorate.Trainer(
+        torch.nn.Linear(1, 1),
+        loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        batch_size=16,
+        shards=1,
+        seed=4,
+        devices="cpu",
+        workers=quorate.Workers(engine="towers"),
+    )
+    numbers = torch.utils.data.TensorDataset(torch.arange(len(train)))
+    assert len(list(trainer.updates(numbers, steps=8))) == 8
+    assert len(rows) == 8
+    found = np.array(list(example.equal_rows._classes_of_batches(train, 16, 4, 8)))
+    for has, taken in zip(found, (rows[step] for step in sorted(rows)), strict=True):
+        classes = {k for row in taken for k in train[int(row)][1].unique().tolist()} - {255}
+        assert set(np.flatnonzero(has).tolist()) == classes
+    assert not found.all()  # else it would show nothing
+    assert small["close_has"] == found[4:6].tolist()
+
+    # In a process of its own: matplotlib keeps its fonts open.
+    words = [sys.executable, str(FOLDER / "equal_rows_plot.py"), str(out), str(tmp_path / "p.png")]
+    lines = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [line[:14] for line in lines[2:]] == ["| 16 | 8 | 0.0", "| 32 | 4 | 0.0"]
+    with Image.open(tmp_path / "p.png") as picture:
+        assert picture.size[0] > 500
