@@ -61,7 +61,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, workers: int, data: Path, *arguments: str) -> tuple[int, str]:
     command = ["run", "--devices", "cpu", "--workers", str(workers), "--run-dir", str(folder)]
     code, out, err = WARM.run(
-        [*command, str(EXAMPLE / "train.py"), "--data", str(data), *arguments], os.environ, 120
+        [*command, str(EXAMPLE / "train.py"), "--", "--data", str(data), *arguments],
+        os.environ,
+        120,
     )
     assert err == ""
     return code, out
@@ -95,7 +97,7 @@ def test_one_digest_on_one_and_two_workers(
 @pytest.mark.slow
 def test_the_plain_loop(data: Path) -> None:
     """It logs as the tutorial did, and ends in the same way."""
-    command = ["run", str(EXAMPLE / "single.py"), "--data", str(data), "--num-epochs", "1"]
+    command = ["run", str(EXAMPLE / "single.py"), "--", "--data", str(data), "--num-epochs", "1"]
     arguments = [*command, "--log-every", "2", "--target", "1.01"]
     code, out, err = WARM.run([*arguments, "--threads", "1"], os.environ, 120)
     assert (code, err) == (1, ""), out
