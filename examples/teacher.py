@@ -3,97 +3,64 @@
     python examples/teacher.py                                   # every device
     quorate run --devices cpu --workers 2 examples/teacher.py    # two CPU workers: the same bits
 
-The teacher has the average of the student's weights over the updates so far. The student learns
-the labels, and to see in an image with noise what the teacher sees without (Tarvainen & Valpola,
-2017); how much that counts grows over the run. It ends with exit code 1 if the teacher's accuracy
-on the test images is below --target.
+The teacher has the average of the student's weights. The student learns the labels, and to see in
+an image with noise what the teacher sees without, which counts more and more (Tarvainen & Valpola,
+2017). It ends with exit code 1 if the teacher's accuracy on the test images is below --target.
 """
 
-from __future__ import annotations
-
-import argparse
-import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from open_data import fashion_mnist
-from torch import nn
+from open_data.asked import asked
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quorate
 
-ROWS, LABELLED, NONE = 12_000, 600, -1
 
-
-def net() -> nn.Module:
-    """28x28 grey images to ten logits."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 16, 5, 2, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(32 * 7 * 7, 10)),
-    )
+def net() -> nn.Module:  # images (B, 1, 28, 28) to logits (B, 10)
+    first = nn.Conv2d(1, 16, 5, 2, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU()
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
 
 
 teacher = net()
-mean = quorate.Shared("mean", teacher=teacher)  # of the script; mean.teacher is what shards call
+mean = quorate.Shared("mean", teacher=teacher)  # mean.teacher is what shards call, on any worker
 
 
-def loss(model: nn.Module, batch: list[torch.Tensor], at: Any) -> dict[str, torch.Tensor]:
-    """Cross entropy where there is a label, and what the teacher sees; means over all rows."""
+def loss(model: nn.Module, batch: list[Tensor], at: Any) -> dict[str, Tensor]:
     images, labels = batch[0] / 255 - 0.5, batch[1].long()
     noisy = images + 0.3 * torch.randn_like(images) if at.training else images
     student, wanted = model(noisy), mean.teacher(images)
     alike = (student.softmax(1) - wanted.softmax(1)).square().sum(1).mean()
-    known = F.cross_entropy(student, labels, ignore_index=NONE, reduction="sum") / len(labels)
-    return {
-        "loss": known + min(1.0, 2 * at.progress) * alike,
-        "student": (student.argmax(1) == labels).float().mean(),
-        "teacher": (wanted.argmax(1) == labels).float().mean(),
-    }
+    known = F.cross_entropy(student, labels, reduction="sum") / len(labels)
+    right = [(logits.argmax(1) == labels).float().mean() for logits in (student, wanted)]
+    total = known + min(1.0, 2 * at.progress) * alike
+    return {"loss": total, "student": right[0], "teacher": right[1]}
 
 
 class Average(quorate.Callback):
-    """Moves the teacher after each update."""
-
-    def started(self, run: Any) -> None:
+    def started(self, run: quorate.Trainer) -> None:
         self.student = run.model
 
+    @torch.no_grad()
     def updated(self, report: quorate.Report) -> None:
         decay = min(0.99, 1 - 1 / report.global_step)
-        with torch.no_grad():
-            for its, new in zip(teacher.parameters(), self.student.parameters(), strict=True):
-                its.lerp_(new.to(its.device), 1 - decay)
-
-
-def main() -> None:
-    """Train, evaluate, and say how well both do."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--data", type=Path, help="a folder with the four IDX files")
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/teacher"))
-    parser.add_argument("--target", type=float, default=0.74, help="least test accuracy")
-    options = parser.parse_args()
-
-    train, test = fashion_mnist.load(options.data)
-    images, labels = (tensor[:ROWS] for tensor in train.tensors)
-    labels = labels.long().clone()
-    labels[LABELLED:] = NONE
-    trainer = quorate.Trainer(
-        net,
-        loss,
-        optimizer=lambda params: torch.optim.Adam(params, lr=2e-3),
-        batch_size=100,
-        shards=4,
-        run_dir=options.run_dir,
-    )
-    trainer.fit(
-        TensorDataset(images, labels), epochs=options.epochs, callbacks=[Average()], validation=test
-    )
-    found = trainer.evaluate(test)
-    print(f"test accuracy: student {found['student']:.4f}, teacher {found['teacher']:.4f}")
-    sys.exit(found["teacher"] < options.target)
+        for its, new in zip(teacher.parameters(), self.student.parameters(), strict=True):
+            its.lerp_(new.to(its.device), 1 - decay)
 
 
 if __name__ == "__main__":
-    main()
+    its = asked(__doc__, epochs=10, target=0.74, reached="least accuracy of the teacher")
+    images, labels = its.train.tensors[0][:12_000], its.train.tensors[1][:12_000].long().clone()
+    labels[600:] = -100  # which cross entropy leaves out
+    adam = partial(torch.optim.Adam, lr=2e-3)
+    trainer = quorate.Trainer(
+        net, loss, optimizer=adam, batch_size=100, shards=4, run_dir=its.run_dir
+    )
+    rows = TensorDataset(images, labels)
+    trainer.fit(rows, epochs=its.epochs, callbacks=[Average()], validation=its.test)
+    found = trainer.evaluate(its.test)
+    print(f"test accuracy: student {found['student']:.4f}, teacher {found['teacher']:.4f}")
+    raise SystemExit(found["teacher"] < its.target)
