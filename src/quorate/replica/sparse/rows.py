@@ -26,8 +26,11 @@ class Rows(NamedTuple):
         """
         if torch.equal(self.which, right.which):  # a small table, or padded ones
             return Rows(self.which, self.values + right.values)
-        index, values = torch.cat([self.which, right.which]), torch.cat([self.values, right.values])
-        return _coalesced(index, values)
+        # torch walks through both at once, as both are in order, and adds what they share.
+        rows = 1 + max(int(rows.which[-1]) if len(rows.which) else 0 for rows in (self, right))
+        table = self.values.new_empty(()).expand(rows, *self.values.shape[1:])
+        both = self.like(table) + right.like(table)
+        return Rows(both.indices()[0], both.values())
 
     def on(self, device: torch.device) -> Rows:
         """Return these rows on a device. Blocks until they are there."""
@@ -80,9 +83,3 @@ def rows_of(
         found = Rows(whole.indices()[0], whole.values())
     # A copy in any case: what user code keeps of its gradient is not written.
     return Rows(found.which, (found.values.to(dtype) * factor).contiguous()).on(device)
-
-
-def _coalesced(index: torch.Tensor, values: torch.Tensor) -> Rows:
-    shape = (int(index.max()) + 1, *values.shape[1:])
-    whole = torch.sparse_coo_tensor(index[None], values, shape, check_invariants=False).coalesce()
-    return Rows(whole.indices()[0], whole.values())
