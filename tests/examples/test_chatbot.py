@@ -124,6 +124,22 @@ def test_chinese_words_and_back() -> None:
     assert words.text(["AARP", "life", "是", "保险", "。"], "zh") == "AARP life是保险。"
 
 
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_a_question_is_the_same_with_and_without_marks_at_its_end(language: str) -> None:
+    for bare, marked in (
+        ("你是谁", "  你是谁？ "),
+        ("你是谁", "你是谁?!"),
+        ("who are you", "who are you ...?"),
+        ("好吗，谢谢", "好吗，谢谢~"),
+    ):
+        expected = words.words(bare, language)
+        assert words.question_words(marked, language) == expected
+    # What says something stays: within a question, a bracket, per cent; and of marks alone all.
+    for said in ("好吗？谢谢", "why? (401k)", "what is 50%", "???"):
+        assert words.question_words(said, language) == words.words(said, language)
+    assert words.question_words(" \t", language) == []
+
+
 def test_the_first_sentence() -> None:
     assert words.first_sentence(" 是的。这是真的。", "zh") == "是的。"
     assert words.first_sentence("It costs 1.50 a day. Most pay it.", "en") == "It costs 1.50 a day."
@@ -242,7 +258,7 @@ def test_what_is_not_learnt_from_is_counted() -> None:
         "en",
         said.append,
     )
-    assert found[0] == (["what", "is", "it", "?"], ["it", "is", "this", "."])
+    assert found[0] == (["what", "is", "it"], ["it", "is", "this", "."])
     assert found[1:] == [(["why", str(n)], ["who", "knows", "that", "?"]) for n in range(10)]
     assert said == [
         "26 pairs, 11 kept; 1 there twice, 1 with a question of more than 20 words, 1 with an "
@@ -833,7 +849,7 @@ def test_a_run_reaches_its_target_on_any_workers_and_can_be_talked_to(
     assert all(values["bleu"] > 0 for values in found_one)
 
     held_out = (tmp_path / "two" / "held_out.txt").read_text().splitlines()
-    assert {f"{line}\t" in file.read_text() for line in held_out} == {True}
+    assert {f"{line}?\t" in file.read_text() for line in held_out} == {True}
     found = saved_run.load(tmp_path / "two")
     bot = chat.Bot(found)
     (line,) = bot.reply("What is the gold horse?")
