@@ -23,7 +23,7 @@ from answers import beam, greedy
 from confidence import UNKNOWN, Confidence
 from export import Exported
 from pairs import MOST_QUESTION
-from words import text, words
+from words import question_words, text
 
 from quorate.errors import UserError
 
@@ -51,7 +51,7 @@ class Bot:
             said: a line of the user's.
             size: of the beam; 1 is greedy.
         """
-        asked = words(said, self._run.language)
+        asked = question_words(said, self._run.language)
         if not asked:
             return
         if len(asked) > MOST_QUESTION:
@@ -71,7 +71,8 @@ class Bot:
 
     def row(self, said: str, size: int) -> str:
         """A row of a table: question, greedy answer, the beam's best, and how sure it is."""
-        question = self._run.vocabulary.numbers(words(said, self._run.language)[:MOST_QUESTION])
+        asked = question_words(said, self._run.language)[:MOST_QUESTION]
+        question = self._run.vocabulary.numbers(asked)
         first, sure = self._greedy(question)
         if self._confidence is not None and sure < self._confidence.threshold:
             plain = best = UNKNOWN[self._run.language]

@@ -23,7 +23,7 @@ from data import Data, Pairs, padded
 from model import Seq2Seq
 from vocabulary import BEGIN, END, PAD
 from whole import write_whole
-from words import words
+from words import question_words
 
 from quorate.errors import DataError
 
@@ -134,7 +134,9 @@ def calibrated(model: Seq2Seq, data: Data, declined: float, no_repeat: int) -> C
     others = asked[:: max(1, len(asked) // _OTHERS)][:_OTHERS]
     own = _sureness(model, asked, others, no_repeat)
     threshold = float(np.quantile(own, declined))
-    foreign = [data.vocabulary.numbers(words(line, data.language)) for line in _foreign(data)]
+    foreign = [
+        data.vocabulary.numbers(question_words(line, data.language)) for line in _foreign(data)
+    ]
     sure = {
         "of the test set's": _sureness(model, _some(data.test), others, no_repeat),
         "about other things": _sureness(model, foreign, others, no_repeat),

@@ -40,7 +40,7 @@ SOURCES: dict[str, ModuleType] = {
 
 HELD_OUT = {"test": range(0, 5), "validation": range(5, 10)}  # per cent of the questions
 
-_FORMAT = "2"  # of what is cached: count it up when the same pairs make other numbers
+_FORMAT = "3"  # of what is cached: count it up when the same pairs make other numbers
 
 Indices = NDArray[np.int64]
 

@@ -32,7 +32,7 @@ from model import Read, Seq2Seq, State, joined
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from vocabulary import BEGIN, END, PAD
-from words import words
+from words import question_words
 
 from quorate.errors import DataError, UserError
 
@@ -260,7 +260,7 @@ def main() -> None:
     try:
         run = saved_run.load(options.run_dir)
         lines = saved_run.questions(options.run_dir)[:_MOST_ASKED]
-        asked = [run.vocabulary.numbers(words(line, run.language)) for line in lines]
+        asked = [run.vocabulary.numbers(question_words(line, run.language)) for line in lines]
         shortest = min(asked, key=len)[:1]  # one piece: a case of its own for a compiler
         fresh = [options.run_dir / f".{name}" for name in (READER, WRITER)]
         for program, path in zip(exported(run.model), fresh, strict=True):

@@ -33,7 +33,7 @@ def parse(description: str, run_dir: str) -> argparse.Namespace:
     data.add_argument("--language", choices=LANGUAGES, default="zh")
     data.add_argument("--least-answer", type=int, metavar="WORDS", help="3; of short talk 1")
     data.add_argument("--skip-bad", action="store_true", help="count bad lines, and go on")
-    data.add_argument("--spell", type=float, default=0.1, help="questions read letter by letter")
+    data.add_argument("--spell", type=float, help="share of questions read letter by letter")
 
     network = parser.add_argument_group("network")
     network.add_argument("--vocabulary", type=int, help="words and characters")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from words import first_sentence, words
+from words import first_sentence, question_words, words
 
 from quorate.errors import DataError
 
@@ -109,7 +109,7 @@ def tokenized(
     kept: dict[tuple[str, str], Tokens] = {}
     out: Counter[str] = Counter()
     for pair in pairs:
-        question = words(pair.question, language)
+        question = question_words(pair.question, language)
         answer = words(first_sentence(pair.answer, language), language)
         key = (" ".join(question), " ".join(answer))
         if not question or not answer:

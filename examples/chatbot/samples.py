@@ -10,7 +10,7 @@ import torch
 from answers import beam, greedy
 from data import Data, padded
 from loss import Loss
-from words import words
+from words import question_words
 
 import quorate
 
@@ -45,10 +45,10 @@ class Samples(quorate.Callback):
         if summaries is None:
             return
         questions = self._data.questions[:MOST]
-        asked = self._data.vocabulary
+        asked = [question_words(question, self._data.language) for question in questions]
         model = self._trainer.model
         device = next(model.parameters()).device
-        batch = padded([asked.numbers(words(q, self._data.language)) for q in questions]).to(device)
+        batch = padded([self._data.vocabulary.numbers(one) for one in asked]).to(device)
         was_training = model.training
         model.eval()
         with torch.no_grad():

@@ -17,6 +17,7 @@ _SENTENCE_END = {
 }
 _HALF_WIDTH = re.compile(r"[?!,;:()](?!\d)")  # but for 1,000 and 12:30
 _FULL_WIDTH = dict(zip("?!,;:()", "？！，；：（）", strict=True))
+_MARKS_AT_THE_END = re.compile(r"[\s?!.,;:~？！。，；：、…～]+$")  # "(2)" and "50%" keep theirs
 _NO_SPACE_BEFORE = set(".,;:!?)%'\"")
 _NO_SPACE_AFTER = set("($\"'")
 
@@ -27,6 +28,14 @@ def words(text: str, language: str) -> list[str]:
         return _ENGLISH.findall(text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
     cut = _jieba().cut(_HALF_WIDTH.sub(lambda mark: _FULL_WIDTH[mark[0]], text))
     return [word.strip() for word in cut if word.strip()]
+
+
+def question_words(text: str, language: str) -> list[str]:
+    """The words of a question, without the marks at its end: they say nothing that it does not.
+
+    What is learnt from and what is asked both come through here. A text of marks alone keeps them.
+    """
+    return words(_MARKS_AT_THE_END.sub("", text) or text, language)
 
 
 def text(words: list[str], language: str) -> str:
