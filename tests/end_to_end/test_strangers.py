@@ -11,7 +11,7 @@ import pytest
 from support.strangers import catalogue, is_right, judged
 
 CASES = catalogue()
-EVERY = int(os.environ.get("QUORATE_TEST_STRANGERS", "9"))  # of so many cases one; 1: all of them
+EVERY = int(os.environ.get("QUORATE_TEST_STRANGERS", "27"))  # of so many cases one; 1: all of them
 
 
 @pytest.mark.slow

@@ -265,6 +265,8 @@ class Simulation:
             run_s=run_s,
         )
         self._run_s = run_s
+        # By step and shard that two compute: how long each took usually when the second began.
+        self._frozen: dict[tuple[int, int], dict[int, float]] = {}
         self._single: set[int] = set()  # steps in which a run crashed, or a shard of it failed
         self._home_shards = home_shards or (
             lambda rank_of, step: plan.home_shards(rank_of, self.shards_of(step))
@@ -360,8 +362,8 @@ class Simulation:
                     if self._applying is not None and worker in self._applying[0].holders:
                         self._applying = None
                 task = member.task
-                if event.crashed and task is not None and len(task.shards) > 1:
-                    self._single.add(task.step)
+                if event.crashed and task is not None:
+                    self._note_run(task)
                 if event.crashed and member.task is not None and len(member.task.shards) == 1:
                     self._note_failure(worker, member.task.step, member.task.shards[0])
                 if member.is_replaced:
@@ -373,8 +375,7 @@ class Simulation:
                 for shard in task.shards:
                     self._results[worker].pending[step, shard] = task
             case Failed(worker, step, shard):
-                if len(self._end_task(worker).shards) > 1:
-                    self._single.add(step)
+                self._note_run(self._end_task(worker))
                 self._note_failure(worker, step, shard)
             case Cancelled(worker):
                 task = self._end_task(worker)
@@ -506,6 +507,9 @@ class Simulation:
                 raise self._violation(f"shard {shard} failed there and others could try: {effect}")
             if runners and effect.count > 1:
                 raise self._violation(f"shard {shard} is a copy, and copies come alone: {effect}")
+            if runners:
+                both = [*runners, worker]
+                self._frozen[number, shard] = {w: self._expected_s(self._workers[w]) for w in both}
             self.copies += len(runners)
         if effect.count > 1:
             self._check_run(effect, member)
@@ -517,6 +521,11 @@ class Simulation:
                 self._post_of(worker, task, time_s, Failed(worker, number, shard))
                 return
         self._post_of(worker, task, time_s, Done(worker, number, effect.shard))
+
+    def _note_run(self, task: _Task) -> None:
+        """Note that a run ended badly, unless nobody waits for any of it."""
+        if len(task.shards) > 1 and any(self._is_wanted(task.step, s) for s in task.shards):
+            self._single.add(task.step)
 
     def _check_run(self, effect: Compute, member: _Worker) -> None:
         """Whether a run is short, of the worker's own, and nobody waits for a part of it."""
@@ -713,12 +722,13 @@ class Simulation:
         if self.now <= self._open[step].begun_at + (self._patience - 1) * own_s:
             return False  # whoever was told to leave off is back by then
         others = []
-        for runners in self._running(step).values():
+        for shard, runners in self._running(step).items():
             ends = []
             for runner in runners:
                 member = self._workers[runner]
                 assert member.task is not None
-                usual_s = self._expected_s(member)
+                frozen = self._frozen[step, shard] if len(runners) > 1 else {}
+                usual_s = frozen.get(runner, self._expected_s(member))
                 is_behind = member.task.since + self._patience * usual_s <= self.now
                 ends.append(math.inf if is_behind else member.task.since + usual_s)
             others.append(min(ends))

@@ -291,6 +291,7 @@ class Coordinator:
     def _failed(self, task: Task, worker: int, shard: int) -> list[Effect]:
         step = self._steps.expecting(task)
         if step is None:
+            self._steps.put_back(task)  # to be dealt again, should the update come to nothing
             return []  # a copy that nobody needs any more
         self._give_back(step, task)
         if shard in step.kept:

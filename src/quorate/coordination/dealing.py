@@ -37,7 +37,7 @@ from quorate.coordination.members import Members, Task
 from quorate.coordination.open_steps import OpenStep, OpenSteps
 from quorate.coordination.protocol import Compute
 from quorate.coordination.rules import Rule
-from quorate.coordination.running import Copied, Running, Who
+from quorate.coordination.running import Expected, Running, Who
 
 
 class Work(NamedTuple):
@@ -327,15 +327,15 @@ class Dealing:
         not_behind = self._running.not_behind(now)
         return max(0, step.wanting - not_behind), max(0, min(step.wanting, not_behind))
 
-    def _copied(self, worker: int, original: Task | None, now: float) -> Copied:
+    def _copied(self, worker: int, original: Task | None, now: float) -> list[Expected]:
         """Return what is expected of a shard that a worker begins as another's copy."""
         assert original is not None
         own_s = self._members.expected_s(worker)
         both = [(original.since, self._expected_s(original)), (now, own_s)]
-        behind_at = [since + self._patience * expected_s for since, expected_s in both]
-        done_at = [since + expected_s for since, expected_s in both]
-        fresh = [done for done, behind in zip(done_at, behind_at, strict=True) if behind > now]
-        return Copied(max(behind_at), min(fresh, default=inf))
+        each = [Expected(since + self._patience * s, since + s) for since, s in both]
+        first, last = sorted(each)
+        until = Expected(first.behind_at, min(first.done_at, last.done_at))
+        return [last] if first.behind_at <= now else [until, last]
 
     def _expected_s(self, task: Task) -> float:
         """Return how long a task takes, if it takes as long as usual."""

@@ -16,12 +16,12 @@ a shard was dealt.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quorate.coordination.members import Task
-from quorate.coordination.running import Copied, Running
+from quorate.coordination.running import Expected, Running
 from quorate.coordination.todo import Todo
 
 
@@ -46,7 +46,7 @@ class OpenStep:
     held: dict[int, set[int]] = field(default_factory=dict)  # by worker: its shards that are kept
     tasks: dict[int, Task] = field(default_factory=dict)  # by worker
     computing: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by shard: workers
-    copied: dict[int, Copied] = field(default_factory=dict)  # by shard
+    copied: dict[int, Sequence[Expected]] = field(default_factory=dict)  # by shard
     running: int = 0  # how many shards are being computed that nobody holds
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
     homes: dict[int, range] = field(default_factory=dict)  # by worker, those that were asked for
@@ -125,11 +125,11 @@ class OpenSteps:
 
     # --- who computes and holds what --------------------------------------------------------------
 
-    def give(self, worker: int, task: Task, copied: Copied | None = None) -> None:
+    def give(self, worker: int, task: Task, copied: Sequence[Expected] | None = None) -> None:
         """Note that a worker computes shards.
 
         Args:
-            copied: what is expected now, if another computes the same shard.
+            copied: what is expected of both, if another computes the same shard.
         """
         step = self._open[task.step]
         step.tasks[worker] = task

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -30,11 +30,11 @@ class Who(NamedTuple):
     shard: int
 
 
-class Copied(NamedTuple):
-    """What is expected of the two copies of a shard, as it was when the second was dealt."""
+class Expected(NamedTuple):
+    """What is expected of a shard for some time."""
 
-    behind_at: float  # when both are far behind
-    done_at: float  # when the first that was not behind then will be done
+    behind_at: float  # until then: one of those that compute it is far behind from then on
+    done_at: float  # by the first of those that are not
 
 
 @dataclass(eq=False)
@@ -45,15 +45,15 @@ class _Known:
     """
 
     who: Who  # of the first
-    behind_at: float
-    done_at: float
+    expected: Expected
     shards: range
+    then: Sequence[Expected] = ()  # once it is far behind on one worker
     is_single: bool = True
     is_behind: bool = False
 
     @property
     def by_done(self) -> tuple[float, float, Who]:
-        return self.done_at, self.behind_at, self.who
+        return self.expected.done_at, self.expected.behind_at, self.who
 
 
 class Running:
@@ -90,12 +90,17 @@ class Running:
             return
         usual_s = task.usual_s * task.count
         behind_at = task.since + self._patience * usual_s
-        self._put(_Known(who, behind_at, task.since + usual_s, shards))
+        self._put(_Known(who, Expected(behind_at, task.since + usual_s), shards))
 
-    def put_two(self, worker: int, step: int, shard: int, copied: Copied) -> None:
-        """Note that two workers compute a shard, the lower of which is named."""
-        who = Who(worker, step, shard)
-        self._put(_Known(who, *copied, range(shard, shard + 1), is_single=False))
+    def put_two(self, worker: int, step: int, shard: int, expected: Sequence[Expected]) -> None:
+        """Note that two workers compute a shard, the lower of which is named.
+
+        Args:
+            expected: what is until the first is far behind, and then; as it was when the second
+                began.
+        """
+        who, (first, *then) = Who(worker, step, shard), expected
+        self._put(_Known(who, first, range(shard, shard + 1), then, is_single=False))
 
     def drop(self, step: int, shard: int) -> None:
         """Forget a shard, or the run that begins with it, if it is here."""
@@ -105,7 +110,7 @@ class Running:
         if (since := self._since.pop(key, None)) is not None:
             del self._by_since[bisect_left(self._by_since, since)]
         elif (known := self._known.pop(key, None)) is not None:
-            entry = known.behind_at, known.who
+            entry = known.expected.behind_at, known.who
             if known.is_behind:
                 del self._are_behind[bisect_left(self._are_behind, entry)]
             else:
@@ -114,7 +119,7 @@ class Running:
 
     def _put(self, known: _Known) -> None:
         self._known[known.who[1:]] = known
-        insort(self._by_behind, (known.behind_at, known.who))
+        insort(self._by_behind, (known.expected.behind_at, known.who))
         insort(self._by_done, known.by_done)
 
     # --- what is asked ----------------------------------------------------------------------------
@@ -125,9 +130,13 @@ class Running:
         while self._by_behind and self._by_behind[0][0] <= now:
             entry = self._by_behind.pop(0)
             known = self._known[entry[1][1:]]
-            known.is_behind = True
             del self._by_done[bisect_left(self._by_done, known.by_done)]
-            insort(self._are_behind, entry)
+            if known.then:
+                known.expected, *known.then = known.then
+                self._put(known)
+            else:
+                known.is_behind = True
+                insort(self._are_behind, entry)
 
     def expected_at(self, place: int, now: float) -> float:
         """Return when so many shards, and one more, will be in; infinite: nobody can tell.

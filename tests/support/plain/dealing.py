@@ -108,7 +108,7 @@ class Dealing:
         # 3. Another look when the next one is.
         if self._rule.copies and self._members.idle():
             wanting = [step for step in self._steps if step.wanting > 0]
-            alone = [r for step in wanting for r in self._running(step) if len(r.workers) == 1]
+            alone = [r for step in wanting for r in self._running(step, now) if len(r.workers) == 1]
             self.look_again_at = min((r.behind_at for r in alone if r.behind_at > now), default=inf)
 
     def _give(
@@ -130,10 +130,10 @@ class Dealing:
                 self._members.expected_s(worker),
             )
             both = [(original.since, own_s), (now, others_s)]
-            behind_at = [since + self._patience * usual_s for since, usual_s in both]
-            done_at = [since + usual_s for since, usual_s in both]
-            fresh = [at for at, behind in zip(done_at, behind_at, strict=True) if behind > now]
-            step.copied[shard] = max(behind_at), min(fresh, default=inf)
+            each = [(since + self._patience * s, since + s) for since, s in both]
+            first, last = sorted(each)
+            until = first[0], min(first[1], last[1])
+            step.copied[shard] = [last] if first[0] <= now else [until, last]
         step.todo.difference_update(range(shard, shard + count))
         # The version is of now and not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
@@ -213,7 +213,7 @@ class Dealing:
         # All shards are needed, or the step begins at this very event.
         if step.needed == step.shards or step.begun_at == now:
             return True
-        running, own_s = self._running(step), self._members[worker].usual_s
+        running, own_s = self._running(step, now), self._members[worker].usual_s
         if len(running) < step.wanting or own_s is None:
             return True
         # Whoever was told to leave off is back a little after the others have begun. Without this
@@ -278,13 +278,13 @@ class Dealing:
 
     def _worth_copying(self, step: OpenStep, now: float) -> list[Running]:
         """Return those that one worker alone computes, and that the step cannot do without."""
-        running = self._running(step)
+        running = self._running(step, now)
         if step.wanting < len(running):  # the quorum does not wait for the others
             running.sort(key=lambda r: (r.expected_at(now), r.behind_at, r.who))
             del running[max(0, step.wanting) :]
         return [r for r in running if len(r.workers) == 1]
 
-    def _running(self, step: OpenStep) -> list[Running]:
+    def _running(self, step: OpenStep, now: float) -> list[Running]:
         """Return the shards of a step that are being computed and that nobody holds.
 
         A worker without a time of its own is measured by the others'; before one is known, nobody
@@ -302,7 +302,8 @@ class Dealing:
                 usual_s = usual_s_of_all if member.usual_s is None else member.usual_s
                 began.append((member.task.since, usual_s * member.task.count))
             if len(workers) == 2:
-                behind_at, done_at = step.copied[shard]
+                phases = step.copied[shard]
+                behind_at, done_at = next((p for p in phases if p[0] > now), phases[-1])
             else:
                 ((since, usual_s),) = began
                 behind_at, done_at = since + self._patience * usual_s, since + usual_s

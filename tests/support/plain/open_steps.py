@@ -29,7 +29,7 @@ class OpenStep:
     kept: dict[int, Kept] = field(default_factory=dict)  # by shard
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
     homes: dict[int, range] = field(default_factory=dict)  # by worker; empty: not known any more
-    copied: dict[int, tuple[float, float]] = field(default_factory=dict)  # behind at, done at
+    copied: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # behind, done at
     has_runs: bool = True  # False: a worker crashed, or user code raised, in one
 
     @property
