@@ -91,8 +91,8 @@ def main() -> None:
         }
         rows.append(row)
         print(
-            f"| {workers:,} | {options.steps} | {run.run.events:,} | {run.run.copies:,} | {run.join_s:.2f} "
-            f"| {run.spent_s:.2f} | {row['us_per_event']:.1f} | {mib:.0f} |",
+            f"| {workers:,} | {options.steps} | {run.run.events:,} | {run.run.copies:,} "
+            f"| {run.join_s:.2f} | {run.spent_s:.2f} | {row['us_per_event']:.1f} | {mib:.0f} |",
             flush=True,
         )
     if options.json is not None:

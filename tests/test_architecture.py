@@ -39,7 +39,8 @@ MOST_LINES = 400  # in a file
 MOST_PARAMETERS = 14  # of the front door
 MOST_IMPORTS = 20  # from the package, in one module
 
-# The coordinator's logic, and what drives it in virtual time, has none of these, not even by way of something that it imports.
+# The coordinator's logic, and what drives it in virtual time, has none of these, not
+# even by way of something that it imports.
 IMPURE = {"torch", "time", "threading", "socket", "multiprocessing", "asyncio", "subprocess"}
 # Of rooms without them: the rooms that they import from.
 PURE = {
