@@ -36,7 +36,7 @@ RUN = [
 
 # The package's command at the beginning of a line, behind a prompt, or in backticks.
 COMMAND = re.compile(r"^(?:\$ )?(quorate [a-z-]+ .*)$", re.MULTILINE)
-IN_TEXT = re.compile(r"`(quorate (?:run|inspect|verify|bench|doctor|convert)\b[^`]*)`")
+IN_TEXT = re.compile(r"`(quorate (?:run|inspect|verify|bench|plan|doctor|convert)\b[^`]*)`")
 
 
 @pytest.mark.parametrize("name", RUN)
