@@ -20,7 +20,7 @@ EXACT = ShardTimes(mean_s=2.0)
 
 
 def test_by_hand() -> None:
-    """4 workers on two hosts, 2 s a shard, 0.5 s of update, 4 x 0.1 s of sums over the link."""
+    """4 workers on two hosts, 2 s a shard, 0.5 s of update, 2 x 0.1 s of sums over the link."""
     told = quorate.simulate(
         4,
         shard_times=EXACT,
@@ -30,18 +30,18 @@ def test_by_hand() -> None:
         network=Network(gradient_bytes=1e6, bandwidth_bytes_per_s=1e7, latency_s=0.05),
         dollars_per_worker_h=3.0,
     )
-    assert told.step_s == pytest.approx(2.0 + 0.5 + 0.4 + 0.1)
-    assert told.step_p99_s == pytest.approx(3.0)
-    assert told.examples_per_s == told.running_examples_per_s == pytest.approx(4 * 8 / 3.0)
-    assert told.efficiency == pytest.approx((32 / 3.0) / (4 * 32 / 8.5))
-    assert told.dollars_per_million == pytest.approx(12.0 / 3600 * 3.0 / 32 * 1e6)
+    assert told.step_s == pytest.approx(2.0 + 0.5 + 0.2 + 0.1)
+    assert told.step_p99_s == pytest.approx(2.8)
+    assert told.examples_per_s == told.running_examples_per_s == pytest.approx(4 * 8 / 2.8)
+    assert told.efficiency == pytest.approx((32 / 2.8) / (4 * 32 / 8.5))
+    assert told.dollars_per_million == pytest.approx(12.0 / 3600 * 2.8 / 32 * 1e6)
     assert (told.goodput, told.dropped, told.staleness_max) == (1.0, 0.0, 0)
     assert told.shares == {
-        "arithmetic": pytest.approx(2 / 3),
+        "arithmetic": pytest.approx(2 / 2.8),
         "uneven": 0.0,
         "stragglers": pytest.approx(0.0, abs=1e-9),
-        "updates": pytest.approx(0.5 / 3),
-        "network": pytest.approx(0.5 / 3),
+        "updates": pytest.approx(0.5 / 2.8),
+        "network": pytest.approx(0.3 / 2.8),
         "checkpoints": 0.0,
         "failures": 0.0,
     }
@@ -55,9 +55,9 @@ def test_shards_that_cannot_be_dealt_evenly() -> None:
 
 
 def test_the_collective_by_hand() -> None:
-    """A quarter of 1 MB stays where it is, twice: 1.5 MB at 10 MB/s."""
+    """Of 4 hosts a quarter of 1 MB stays where it is, twice: 1.5 MB at 10 MB/s."""
     network = Network(engine="collective", gradient_bytes=1e6, bandwidth_bytes_per_s=1e7)
-    told = quorate.simulate(4, shard_times=EXACT, network=network)
+    told = quorate.simulate(4, shard_times=EXACT, network=network, per_host=1)
     assert told.step_s == pytest.approx(2.15)
 
 

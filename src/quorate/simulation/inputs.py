@@ -149,7 +149,7 @@ class Network(Settings):
 
     Args:
         engine: processes or ray: all sums go to the coordinator, and parameters from it to every
-            host, over its one link; collective: ranks exchange slices with each other.
+            host, over its one link; collective: hosts exchange slices with each other.
         gradient_bytes: of one whole gradient; the parameters have as many.
         bandwidth_bytes_per_s: of a host's link, each way.
         latency_s: of a message, one way.
@@ -168,17 +168,18 @@ class Network(Settings):
 
         Args:
             holders: workers that have sums of the step.
-            hosts: that are sent the parameters; with one there is no link between.
+            hosts: that the workers are spread over; with one there is no link between.
         """
         of_one_s = self.gradient_bytes / self.bandwidth_bytes_per_s
+        elsewhere = (hosts - 1) / hosts
         if self.engine == "collective":
-            # Each rank sends its slices and gets its own, then sends that and gets the others:
-            # twice (N-1)/N of a gradient through each link, both ways at once.
-            return 2 * (of_one_s * (holders - 1) / holders + self.latency_s * (holders > 1))
-        if hosts <= 1:
-            return holders * self.vector_s
-        # In and out at once; a host's own sums are not added up before they leave it.
-        return holders * self.vector_s + max(holders, hosts) * of_one_s
+            # A host's ranks add up what they have, each a slice. Then each host sends the others
+            # their slices and gets its own, twice, both ways at once.
+            between_s = 2 * (of_one_s * elsewhere + self.latency_s * (holders > 1))
+            return self.vector_s + between_s
+        # In and out at once, and more comes in than goes out: each worker's sums, which nobody adds
+        # up on the way, against one copy of the parameters for each host.
+        return holders * (self.vector_s + elsewhere * of_one_s)
 
 
 @dataclass(frozen=True, kw_only=True)

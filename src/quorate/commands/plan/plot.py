@@ -53,9 +53,10 @@ def plot(rows: Sequence[Prediction], title: str, path: Path) -> None:
     ends = [least.workers, max(told.workers for told in rows)]
     ideal = least.examples_per_s / least.efficiency / least.goodput / (least.workers + least.spares)
     speed.plot(ends, [n * ideal for n in ends], "--", color="#999999", label="ideal", zorder=1)
-    if ends[1] > 8 * ends[0]:
+    if ends[1] > 4 * ends[0]:
         speed.set_xscale("log", base=2)
         speed.set_yscale("log", base=2)
+    speed.set_xticks(numbers := sorted({told.workers for told in rows}), map(str, numbers))
     speed.set_xlabel("workers, without spares")
     speed.set_ylabel("examples/s, failures and checkpoints counted")
     speed.legend(frameon=False, fontsize=8)
@@ -69,7 +70,7 @@ def plot(rows: Sequence[Prediction], title: str, path: Path) -> None:
         parts.bar(names, heights, 0.6, bottom=bottom, color=COLOURS[part], label=part)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     parts.set_ylabel("% of the time")
-    parts.tick_params(axis="x", labelsize=7)
+    parts.tick_params(axis="x", labelsize=7, rotation=45 if len(shown) > 5 else 0)
     handles, labels = parts.get_legend_handles_labels()
     parts.legend(
         handles[::-1], labels[::-1], frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
@@ -87,7 +88,8 @@ def plot(rows: Sequence[Prediction], title: str, path: Path) -> None:
 
 def _line(told: Prediction) -> str:
     rule = "quorum" if told.update == f"quorum:{told.workers}" else told.update
-    return f"{rule}, {told.spares} spares" if told.spares else rule
+    many = f"{told.spares} spare{'s' if told.spares > 1 else ''}"
+    return f"{rule}, {many}" if told.spares else rule
 
 
 def _page(rows: Sequence[Prediction], title: str, svg: str) -> str:

@@ -52,7 +52,7 @@ def below(
     lines = []
     for (workers, rule), group in groupby(rows, key=_family):
         listed = list(group)
-        label = f"{workers:,} workers, {rule}"
+        label = f"{workers:,} worker{'s' if workers > 1 else ''}, {rule}"
         first = listed[0]
         what, helps = bound(first, times, stragglers, network)
         lines.append(f"{label}: {what}; what helps: {helps}")
