@@ -80,7 +80,7 @@ def shown(name: str) -> list[str]:
     in_text = IN_TEXT.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
     # In a sentence the script may be left out.
     return found + [
-        line if re.match("quorate (inspect|doctor|convert)", line) else f"{line} train.py"
+        line if re.match("quorate (inspect|plan|doctor|convert)", line) else f"{line} train.py"
         for line in in_text
     ]
 
