@@ -22,6 +22,7 @@ ROOMS = {  # in the order of the picture
     "services": "what runs beside the loop",
     "transports": "how workers are reached",
     "data": "from files to batches; public",
+    "simulation": "the coordinator in virtual time, and what a run of any size would do; pure",
     "replica": "one shard on one device, and its weighted gradient",
     "coordination": "who computes what and when to update; pure",
     "machine": "devices, memory, cores, environment",

@@ -36,7 +36,7 @@ RUN = [
 
 # The package's command at the beginning of a line, behind a prompt, or in backticks.
 COMMAND = re.compile(r"^(?:\$ )?(quorate [a-z-]+ .*)$", re.MULTILINE)
-IN_TEXT = re.compile(r"`(quorate (?:run|inspect|verify|bench|doctor|convert)\b[^`]*)`")
+IN_TEXT = re.compile(r"`(quorate (?:run|inspect|verify|bench|plan|doctor|convert)\b[^`]*)`")
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -80,7 +80,7 @@ def shown(name: str) -> list[str]:
     in_text = IN_TEXT.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
     # In a sentence the script may be left out.
     return found + [
-        line if re.match("quorate (inspect|doctor|convert)", line) else f"{line} train.py"
+        line if re.match("quorate (inspect|plan|doctor|convert)", line) else f"{line} train.py"
         for line in in_text
     ]
 

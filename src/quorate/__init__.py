@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quorate.services.checkpoints.weights import load_weights
     from quorate.services.report import Report
     from quorate.services.run_dir import RunDir
+    from quorate.simulation.simulate import simulate
     from quorate.trainer import Trainer
     from quorate.training.callbacks import Callback
     from quorate.training.optimizing.optimize import Optimize
@@ -48,6 +49,7 @@ __all__ = [
     "Workers",
     "is_worker",
     "load_weights",
+    "simulate",
 ]
 __version__ = "0.1.0"
 
@@ -71,6 +73,7 @@ _MODULES = {
     "Workers": "transports.workers",
     "is_worker": "transports.as_worker.role",
     "load_weights": "services.checkpoints.weights",
+    "simulate": "simulation.simulate",
 }
 
 

@@ -25,7 +25,7 @@ from quorate.commands.options import OPTIONS as ALL_OPTIONS
 from quorate.commands.verify import command as verify
 from quorate.training.recipe import OPTIONS
 
-COMMANDS = ("run", "runs", "inspect", "verify", "bench", "doctor", "convert")
+COMMANDS = ("run", "runs", "inspect", "verify", "bench", "plan", "doctor", "convert")
 QUORATE = [sys.executable, "-m", "quorate"]
 
 
@@ -279,9 +279,9 @@ def test_exit_codes_and_completion_are_in_the_help(capsys: pytest.CaptureFixture
         "  NO_COLOR ",
     ):
         assert line in shown
-    assert [line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines()[:7]] == list(
-        COMMANDS
-    )
+    assert [
+        line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines()[: len(COMMANDS)]
+    ] == list(COMMANDS)
 
 
 # --- what is there at once ------------------------------------------------------------------------

@@ -358,6 +358,23 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "quorate: out: got 'train.py', expected the path of a directory; train.py is none",
         ),
         (
+            "quorate plan nowhere.json",
+            "quorate: nowhere.json: got no file, expected the results.json of quorate bench",
+        ),
+        (
+            "quorate plan notes.txt",
+            "quorate: notes.txt, line 1: got no JSON, expected what quorate bench writes; "
+            "write it again with quorate bench",
+        ),
+        (
+            "quorate plan --workers 0 notes.txt",
+            "quorate: workers: got '0', expected whole numbers >= 1 such as 1,2,4; list them",
+        ),
+        (
+            "quorate plan --plot plan.jpg notes.txt",
+            "quorate: plot: got 'plan.jpg', expected a name that ends in .png or .html; choose one",
+        ),
+        (
             "quorate doctor --threads 0",
             "quorate: threads: got 0, expected a whole number >= 1; choose a larger one",
         ),

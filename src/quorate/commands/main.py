@@ -47,6 +47,7 @@ commands = _version(
             "inspect": "quorate.commands.inspect",
             "verify": "quorate.commands.verify.command",
             "bench": "quorate.commands.bench.command",
+            "plan": "quorate.commands.plan.command",
             "doctor": "quorate.commands.doctor.command",
             "convert": "quorate.commands.convert",
         },

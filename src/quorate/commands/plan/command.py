@@ -1,0 +1,307 @@
+"""``quorate plan``: what runs of other sizes would do, from a bench and what is assumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quorate.commands.command import Command
+from quorate.commands.help_text import GroupedOption
+from quorate.errors import SettingError
+
+if TYPE_CHECKING:
+    from quorate.commands.plan.measurements import Measurement
+    from quorate.simulation.prediction import Prediction
+
+SPREAD = 0.05  # that is assumed of shard times: a bench has their means alone
+MIB, GBIT = 2**20, 1e9 / 8
+
+HELP = """Say what runs of other sizes would do: speed, cost, how many spares, how often to save.
+
+FILE is the results.json that quorate bench wrote. Shards have as many rows as there, and a batch
+has one per worker. The coordinator of quorate run is played in virtual time; docs/plan.md says what
+is measured, what is assumed, and what this cannot tell.
+"""
+
+# By a heading: option, type, metavar, default, help.
+OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
+    "What to compare": [
+        ("--workers", str, "8,64,1024", "8,64", "numbers of workers (8,64)"),
+        ("--update", str, "WORDS", "", "rules: sync,quorum,async,bounded:8 (the bench's)"),
+        ("--spares", str, "0,1,2", "0", "numbers of workers beyond those (0)"),
+        ("--shards", int, "V", None, "shards of a batch; else one per worker"),
+        ("--from-workers", int, "N", None, "which number of the bench (its largest)"),
+    ],
+    "Stragglers": [
+        ("--spread", float, "X", None, f"of shard times: deviation of their logarithm ({SPREAD})"),
+        ("--trace", str, "FILE", None, "measured shard times: CSV, a column shard_s"),
+        ("--work-spread", float, "X", 0.0, "of the shards themselves, on any worker (0)"),
+        ("--held-up", str, "P:FACTOR", None, "chance that a shard takes times as long: 0.01:4"),
+        ("--slow-workers", str, "SHARE:FACTOR", None, "some are always slower: 0.02:1.5"),
+        ("--slow-hosts", str, "SHARE:FACTOR", None, "likewise whole hosts"),
+    ],
+    "Failures": [
+        ("--mtbf-h", float, "HOURS", float("inf"), "between failures of one worker (never)"),
+        ("--host-mtbf-h", float, "HOURS", float("inf"), "between failures of one host (never)"),
+        ("--detection-s", float, "SECONDS", 1.0, "until a failure is known (1)"),
+        ("--restart-s", float, "SECONDS", 30.0, "until a worker is back (30)"),
+        ("--run-restart-s", float, "SECONDS", 60.0, "until the run is, at a checkpoint (60)"),
+    ],
+    "Machines": [
+        ("--per-host", int, "N", 8, "workers of a host (8)"),
+        ("--engine", str, "WORD", "", "processes, ray or collective (the bench's)"),
+        ("--gradient-mib", float, "MIB", 0.0, "of a gradient, sent between hosts (0)"),
+        ("--gbit-s", float, "X", float("inf"), "of a host's link (infinite)"),
+        ("--latency-ms", float, "MS", None, "of a message (the bench's)"),
+        ("--price", float, "DOLLARS", 0.0, "of a worker for an hour"),
+    ],
+    "Saving": [
+        ("--save-s", float, "SECONDS", 1.0, "that the loop stands still for a checkpoint (1)"),
+        ("--save-every-s", float, "SECONDS", None, "between checkpoints (the best)"),
+    ],
+    "Results": [
+        ("--json", str, "FILE", None, "write all figures"),
+        ("--plot", str, "FILE", None, "draw them: .png or .html"),
+        ("--steps", int, "N", None, "batches that are played (enough for 8,000 shards)"),
+        ("--seed", int, "N", 0, "of what is drawn (0)"),
+    ],
+}
+
+
+def _options(function: Callable[..., int]) -> Callable[..., int]:
+    for group, rows in reversed(OPTIONS.items()):
+        for flag, kind, metavar, default, text in reversed(rows):
+            name = "as_json" if flag == "--json" else flag[2:].replace("-", "_")
+            function = click.option(
+                flag,
+                name,
+                cls=GroupedOption,
+                group=group,
+                type=kind,
+                metavar=metavar,
+                default=default,
+                help=text,
+            )(function)
+    return function
+
+
+@click.command("plan", cls=Command, help=HELP, short_help="what runs of other sizes would do")
+@click.argument("file", type=click.Path(path_type=Path))
+@_options
+def command(file: Path, **asked: Any) -> int:
+    """Play what is asked for, and print a table.
+
+    Raises:
+        SettingError: an option cannot work.
+        DataError: a file is not what it should be.
+    """
+    from quorate.commands.plan.measurements import read_bench, read_shard_times
+    from quorate.commands.plan.table import below, table
+    from quorate.simulation import inputs
+    from quorate.simulation.simulate import simulate
+
+    # 1. What is asked for.
+    for check, names in (
+        (inputs.positive, ("mtbf_h", "host_mtbf_h", "gbit_s", "save_every_s")),
+        (inputs.not_negative, ("detection_s", "restart_s", "run_restart_s", "save_s", "price")),
+        (inputs.not_negative, ("spread", "work_spread", "gradient_mib", "latency_ms")),
+    ):
+        for name in names:
+            if asked[name] is not None:
+                check(name, asked[name])
+    workers = _whole_numbers("workers", asked["workers"], least=1)
+    spares = _whole_numbers("spares", asked["spares"], least=0)
+    picture = _picture(asked["plot"])
+    measured = _one_of(read_bench(file), asked["from_workers"])
+    rules = [word.strip() for word in (asked["update"] or measured.rule).split(",")]
+    drawn = () if asked["trace"] is None else read_shard_times(Path(asked["trace"]))
+    spread = SPREAD if asked["spread"] is None else asked["spread"]
+    held_up, slow, slow_hosts = (
+        _share_and_factor(name, asked[name]) for name in ("held_up", "slow_workers", "slow_hosts")
+    )
+    times = inputs.ShardTimes(
+        mean_s=measured.shard_s,
+        spread=spread,
+        work_spread=asked["work_spread"],
+        measured_s=drawn,
+    )
+    stragglers = inputs.Stragglers(
+        probability=held_up[0],
+        factor=held_up[1],
+        slow_workers=slow[0],
+        slow_factor=slow[1],
+        slow_hosts=slow_hosts[0],
+        slow_host_factor=slow_hosts[1],
+    )
+    latency_s = measured.latency_s if asked["latency_ms"] is None else asked["latency_ms"] / 1e3
+    engine = asked["engine"] or measured.engine.replace("towers", "processes")
+    network = inputs.Network(
+        engine=engine,
+        gradient_bytes=asked["gradient_mib"] * MIB,
+        bandwidth_bytes_per_s=asked["gbit_s"] * GBIT,
+        latency_s=latency_s,
+        vector_s=measured.vector_s,
+    )
+    common: dict[str, Any] = {
+        "shard_times": times,
+        "rows_per_shard": measured.rows_per_shard,
+        "per_host": asked["per_host"],
+        "update_s": measured.update_s,
+        "stragglers": stragglers,
+        "network": network,
+        "steps": asked["steps"],
+        "seed": asked["seed"],
+    }
+    failures = inputs.Failures(
+        worker_mtbf_h=asked["mtbf_h"],
+        host_mtbf_h=asked["host_mtbf_h"],
+        detection_s=asked["detection_s"],
+        restart_s=asked["restart_s"],
+        run_restart_s=asked["run_restart_s"],
+    )
+    checkpoints = inputs.Checkpoints(stall_s=asked["save_s"], every_s=asked["save_every_s"])
+    # 2. What comes of it.
+    rows = [
+        simulate(
+            number,
+            update=rule,
+            spares=spare,
+            shards=asked["shards"],
+            failures=failures,
+            checkpoints=checkpoints,
+            dollars_per_worker_h=asked["price"],
+            **common,
+        )
+        for number, rule, spare in _compared(workers, rules, spares)
+    ]
+    of_itself = simulate(
+        measured.workers, update=measured.rule, **{**common, "shards": measured.shards}
+    )
+    # 3. Said, and written.
+    print(_known(file, measured, of_itself))
+    print(f"assumed: {_assumed(asked, spread)}\n\n{table(rows)}\n")
+    for line in below(rows, times, stragglers, network):
+        print(line)
+    if asked["as_json"] is not None:
+        record = {
+            "measured": measured._asdict(),
+            "asked": {name: value for name, value in asked.items() if value != float("inf")},
+            "of_itself": of_itself.to_json(),
+            "predictions": [told.to_json() for told in rows],
+        }
+        _written("json", Path(asked["as_json"]), json.dumps(record, indent=1) + "\n")
+    if picture is not None:
+        from quorate.commands.plan.plot import plot
+
+        try:
+            plot(rows, f"{file}, {asked['workers']} workers", picture)
+        except OSError as error:
+            raise _unwritten("plot", picture, error) from error
+        print(f"written: {picture}")
+    return 0
+
+
+def _compared(
+    workers: list[int], rules: list[str], spares: list[int]
+) -> Iterator[tuple[int, str, int]]:
+    """Yield what is compared. Spares are for rules that may do without somebody."""
+    for number in workers:
+        for rule in rules:
+            for spare in spares if rule in ("sync", "quorum") else (0,):
+                yield number, rule, spare
+
+
+def _one_of(measured: list[Measurement], workers: int | None) -> Measurement:
+    """Return the measurement of a number of workers; None: of the largest."""
+    if workers is None:
+        return measured[-1]
+    known = {one.workers: one for one in measured}
+    if workers not in known:
+        listed = ", ".join(map(str, known))
+        raise SettingError("from_workers", workers, f"one of {listed}", "that is in the bench")
+    return known[workers]
+
+
+def _known(file: Path, measured: Measurement, of_itself: Prediction) -> str:
+    off = of_itself.running_examples_per_s / measured.examples_per_s - 1
+    many = f"{measured.workers} worker{'s' if measured.workers > 1 else ''}"
+    return (
+        f"from {file}, {many}, {measured.engine}: shards of {measured.rows_per_shard:,.4g} rows "
+        f"take {measured.shard_s * 1e3:,.4g} ms, an update {measured.update_s * 1e3:,.3g} ms, "
+        f"{measured.vector_s * 1e3:,.3g} ms per worker's sums; played again: "
+        f"{of_itself.running_examples_per_s:,.4g} examples/s, measured "
+        f"{measured.examples_per_s:,.4g} ({off:+.1%})"
+    )
+
+
+def _assumed(asked: dict[str, Any], spread: float) -> str:
+    """Return what no bench says, and how to say it."""
+    drawn = asked["trace"]
+    words = [
+        f"shard times of {drawn}" if drawn else f"a spread of {spread:.0%} (--spread, --trace)",
+        "no failures (--mtbf-h)"
+        if asked["mtbf_h"] == asked["host_mtbf_h"] == float("inf")
+        else f"{asked['restart_s']:g} s until a worker is back, {asked['run_restart_s']:g} s until "
+        "the run is",
+        f"{asked['save_s']:g} s a checkpoint",
+    ]
+    if not asked["gradient_mib"] or asked["gbit_s"] == float("inf"):
+        words.append("links that cost nothing (--gradient-mib, --gbit-s)")
+    return ", ".join(words)
+
+
+def _whole_numbers(name: str, text: str, least: int) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        expected = f"whole numbers >= {least} such as 1,2,4"
+        raise SettingError(name, text, expected, "list them")
+    return list(dict.fromkeys(numbers))
+
+
+def _share_and_factor(name: str, text: str | None) -> tuple[float, float]:
+    if text is None:
+        return 0.0, 1.0
+    first, _, second = text.partition(":")
+    try:
+        part, factor = float(first), float(second)
+    except ValueError:
+        part = factor = -1.0
+    if not (0 <= part <= 1 <= factor):
+        expected = "a share and how many times as long, such as 0.01:4"
+        raise SettingError(name, text, expected, "from 0 to 1, and at least 1")
+    return part, factor
+
+
+def _picture(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix not in (".png", ".html"):
+        raise SettingError("plot", text, "a name that ends in .png or .html", "choose one")
+    if find_spec("matplotlib") is None:
+        fix = "pip install 'quorate-torch[bench]'"
+        raise SettingError("plot", text, "matplotlib, which is not installed", fix)
+    return path
+
+
+def _written(name: str, path: Path, text: str) -> None:
+    from quorate.machine.atomic_file import write_atomically
+
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise _unwritten(name, path, error) from error
+    print(f"written: {path}")
+
+
+def _unwritten(name: str, path: Path, error: OSError) -> SettingError:
+    expected = "a file that can be written"
+    return SettingError(name, str(path), expected, str(error.strerror or error))

@@ -1,0 +1,207 @@
+"""Measurements: what `quorate bench` wrote, and files of shard times, checked line by line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from quorate.errors import DataError, cure
+
+WORK = ("fetching", "forward", "backward", "pushing")  # phases that a shard goes through
+COLUMNS = ("shard_s", "worker", "step", "shard")
+_BENCH, _AGAIN = "what quorate bench writes", "write it again with quorate bench"
+
+
+class Measurement(NamedTuple):
+    """What was measured of one number of workers; medians and means over its runs are means."""
+
+    workers: int
+    rule: str
+    engine: str
+    rows_per_shard: float
+    shard_s: float  # a shard's work, mean
+    update_s: float  # an update: optimizer, and what the loop does between two
+    vector_s: float  # taking in and adding up one worker's sums
+    latency_s: float  # of a message; only one worker alone shows it: else it waits for others too
+    shards: int
+    examples_per_s: float  # as measured
+
+
+def read_bench(path: Path) -> list[Measurement]:
+    """Return what a bench measured, the fewest workers first.
+
+    Args:
+        path: of ``results.json``.
+
+    Raises:
+        DataError: it is not there, is no bench's, or says what cannot be; with its line.
+    """
+    text = _text(path, "the results.json of quorate bench")
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        is_short = error.pos >= len(text.rstrip())
+        got = "the end of the file" if is_short else "no JSON"
+        where = f"{path}, line {error.lineno}"
+        raise DataError(where, got=got, expected=_BENCH, fix=_AGAIN) from None
+    reader = _Reader(path, text)
+    contenders = reader.part(record, "contenders", list)
+    if not contenders:
+        raise reader.wrong("contenders", [], "at least one")
+    found = [_measurement(reader, contender) for contender in contenders]
+    return sorted(found, key=lambda one: one.workers)
+
+
+def _measurement(reader: _Reader, contender: Any) -> Measurement:
+    runs = reader.part(contender, "runs", list)
+    if not runs:
+        raise reader.wrong("runs", [], "at least one")
+    shard_s, update_s, vector_s, latency_s = [], [], [], []
+    for run in runs:
+        workers = reader.part(run, "workers", list)
+        updates = reader.positive(run, "updates")
+        seconds = reader.positive(run, "seconds")
+        begun, work_s = 0.0, 0.0
+        for worker in workers:
+            begun += reader.number(worker, "shards")
+            phases = reader.part(worker, "seconds", dict)
+            work_s += sum(reader.number(phases, phase) for phase in WORK)
+        if not begun or not work_s:
+            raise reader.wrong("shards", 0, "a worker that has computed something")
+        on_device_s = reader.number(run, "device_s")  # beside the workers' own time
+        exchange_s = reader.number(run, "exchange_s")
+        between_s = reader.number(run, "update_s") + reader.number(run, "beside_s")
+        shard_s.append((work_s + on_device_s * len(workers)) / begun)
+        update_s.append(between_s / updates)
+        vector_s.append(exchange_s / updates / len(workers))
+        gap_s = seconds - work_s - on_device_s - exchange_s - between_s
+        latency_s.append(max(0.0, gap_s) / begun / 2 if len(workers) == 1 else 0.0)
+    run = runs[0]
+    shards = reader.positive(run, "shards")
+    return Measurement(
+        workers=len(reader.part(run, "workers", list)),
+        rule=str(reader.part(run, "update", str)),
+        engine=str(reader.part(run, "engine", str)),
+        rows_per_shard=reader.positive(run, "batch_size") / shards,
+        shard_s=fmean(shard_s),
+        update_s=fmean(update_s),
+        vector_s=fmean(vector_s),
+        latency_s=fmean(latency_s),
+        shards=int(shards),
+        examples_per_s=reader.positive(contender, "examples_per_s"),
+    )
+
+
+class _Reader:
+    """Reads parts of JSON objects, and knows in which line of the file they are.
+
+    Args:
+        path: of the file.
+        text: of it.
+    """
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+
+    def part(self, record: Any, name: str, kind: type) -> Any:
+        """Return a part of an object.
+
+        Raises:
+            DataError: it is missing, or of another kind.
+        """
+        if not isinstance(record, dict) or name not in record:
+            raise DataError(self._path, got=f"no {name}", expected=_BENCH, fix=_AGAIN)
+        if not isinstance(record[name], kind):
+            raise self.wrong(name, record[name], f"a {kind.__name__}")
+        return record[name]
+
+    def number(self, record: Any, name: str) -> float:
+        """Return a number that is at least 0.
+
+        Raises:
+            DataError: it is not there, or is none.
+        """
+        value = self.part(record, name, object)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not isfinite(value) or value < 0:
+            raise self.wrong(name, value, "a number >= 0")
+        return float(value)
+
+    def positive(self, record: Any, name: str) -> float:
+        """Return a number above 0.
+
+        Raises:
+            DataError: it is not there, or is none.
+        """
+        if not (value := self.number(record, name)):
+            raise self.wrong(name, record[name], "a number > 0")
+        return value
+
+    def wrong(self, name: str, value: Any, expected: str) -> DataError:
+        """Return the error of a value, with its line."""
+        shown = json.dumps(value)[:40]
+        lines = (n for n, line in enumerate(self._lines, 1) if f'"{name}": {shown}' in line)
+        line = next(lines, 1)
+        return DataError(
+            f"{self._path}, line {line}", got=f"{name} {shown}", expected=expected, fix=_AGAIN
+        )
+
+
+def read_shard_times(path: Path) -> tuple[float, ...]:
+    """Return measured shard times, in seconds, of a CSV file with a column ``shard_s``.
+
+    Columns ``worker``, ``step`` and ``shard`` may be there too, and are not used.
+
+    Raises:
+        DataError: something of it cannot be; with its line.
+    """
+    text = _text(path, "a CSV file with a column shard_s")
+    lines = csv.reader(io.StringIO(text))
+    heads = [head.strip() for head in next(lines, [])]
+    for head in heads:
+        if head not in COLUMNS:
+            raise DataError(
+                f"{path}, line 1",
+                got=f"column {head!r}",
+                expected=", ".join(COLUMNS),
+                fix=cure(head, COLUMNS, "leave it out"),
+            )
+    if "shard_s" not in heads:
+        fix = "name it in the first line"
+        raise DataError(f"{path}, line 1", got="no shard_s", expected="a column of it", fix=fix)
+    column, times = heads.index("shard_s"), []
+    for cells in lines:
+        where = f"{path}, line {lines.line_num}"
+        if len(cells) != len(heads):
+            got = f"{len(cells)} cells"
+            fix = "is the file cut off?" if lines.line_num == len(text.splitlines()) else ""
+            raise DataError(where, got=got, expected=len(heads), fix=fix)
+        try:
+            seconds = float(cells[column])
+        except ValueError:
+            seconds = -1.0
+        if not isfinite(seconds) or seconds <= 0:
+            got = f"shard_s {cells[column]!r}"
+            raise DataError(where, got=got, expected="seconds > 0", fix="mend or remove the line")
+        times.append(seconds)
+    if not times or not text.endswith("\n"):
+        where = f"{path}, line {len(text.splitlines())}"
+        got = "a line without an end" if times else "no times"
+        raise DataError(where, got=got, expected="a shard time per line", fix="is it cut off?")
+    return tuple(times)
+
+
+def _text(path: Path, expected: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        got = "no file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise DataError(path, got=got, expected=expected) from None
+    except UnicodeDecodeError as error:
+        raise DataError(path, got="no text", expected=expected, offset=error.start) from None

@@ -1,0 +1,76 @@
+"""The table of a plan, and the lines below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from quorate.commands.plan.advice import best_spares, bound, saving
+from quorate.machine.columns import aligned
+from quorate.services.display.shard_time import duration
+from quorate.simulation.inputs import Network, ShardTimes, Stragglers
+from quorate.simulation.prediction import Prediction
+
+HEADS = (
+    *("workers", "spares", "update", "examples/s", "step", "p99", "efficiency", "goodput"),
+    *("dropped", "stale", "$/M examples"),
+)
+RIGHT = [column for column, head in enumerate(HEADS) if head != "update"]
+
+
+def cells(told: Prediction) -> tuple[str, ...]:
+    """Return a row of the table."""
+    cost, per_s = told.dollars_per_million, told.examples_per_s
+    return (
+        f"{told.workers:,}",
+        f"{told.spares:,}",
+        told.update,
+        f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:,.4g}",
+        duration(told.step_s),
+        duration(told.step_p99_s),
+        f"{told.efficiency:.1%}",
+        f"{told.goodput:.2%}",
+        f"{told.dropped:.1%}",
+        f"{told.staleness_mean:,.1f}",
+        f"{cost:,.3g}" if cost else "",
+    )
+
+
+def table(rows: Sequence[Prediction]) -> str:
+    """Return a row per prediction."""
+    return aligned([HEADS, *map(cells, rows)], right=RIGHT)
+
+
+def below(
+    rows: Sequence[Prediction], times: ShardTimes, stragglers: Stragglers, network: Network
+) -> list[str]:
+    """Return for each number of workers and rule what bounds it, what helps, and how often to save.
+
+    Args:
+        rows: those of one number of workers and one rule follow each other.
+    """
+    lines = []
+    for (workers, rule), group in groupby(rows, key=_family):
+        listed = list(group)
+        label = f"{workers:,} worker{'s' if workers > 1 else ''}, {rule}"
+        first = listed[0]
+        what, helps = bound(first, times, stragglers, network)
+        lines.append(f"{label}: {what}; what helps: {helps}")
+        best = best_spares(listed)
+        if len(listed) > 1:
+            gain = (best.examples_per_s / (best.workers + best.spares)) / (
+                first.examples_per_s / (first.workers + first.spares)
+            ) - 1
+            many = f"{best.spares} spare{'s' if best.spares != 1 else ''}"
+            lines.append(
+                f"  {many} give{'s' if best.spares == 1 else ''} most per worker that is paid for"
+                f": {gain:+.1%} over {first.spares}"
+                if gain > 0
+                else f"  spares do not pay: {first.spares} give most per worker that is paid for"
+            )
+        lines.append(f"  {saving(best)}")
+    return lines
+
+
+def _family(told: Prediction) -> tuple[int, str]:
+    return told.workers, told.update

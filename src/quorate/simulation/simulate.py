@@ -1,0 +1,349 @@
+"""``quorate.simulate``: what a run of any size would do, by the real coordinator in virtual time.
+
+Steps are played (``virtual_run.py``). Failures are rarer than what can be played: what one costs is
+played, and how fast the run goes on while one worker, two, or more are away; how often that is,
+follows from the time between failures. Where a failure ends the run, or the coordinator fails, what
+was computed since the last checkpoint is lost too (``checkpoint_interval.py``).
+
+Legend: V shards of a batch, N workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import exp, inf
+from statistics import fmean, median
+
+from quorate.coordination.rules import Rule, parse
+from quorate.errors import SettingError
+from quorate.settings import whole
+from quorate.simulation.checkpoint_interval import best_s, daly_s, goodput, young_s
+from quorate.simulation.inputs import (
+    Checkpoints,
+    Failures,
+    Network,
+    ShardTimes,
+    Stragglers,
+    not_negative,
+    positive,
+)
+from quorate.simulation.prediction import Prediction
+from quorate.simulation.pretending import Pretending
+from quorate.simulation.virtual_run import Failure, Update, VirtualRun
+
+SHARDS_PLAYED = 8_000  # in a run, about, if nobody says how many steps
+WARM_UP = 3  # rounds: until the coordinator knows how long a shard usually takes
+RARE = 1e-4  # share of the time: what is rarer is not played
+
+
+def simulate(
+    workers: int,
+    *,
+    shard_times: ShardTimes | None = None,
+    rows_per_shard: float = 1.0,
+    update: str = "sync",
+    spares: int = 0,
+    shards: int | None = None,
+    per_host: int = 8,
+    update_s: float = 0.0,
+    stragglers: Stragglers | None = None,
+    failures: Failures | None = None,
+    network: Network | None = None,
+    checkpoints: Checkpoints | None = None,
+    dollars_per_worker_h: float = 0.0,
+    steps: int | None = None,
+    seed: int = 0,
+) -> Prediction:
+    """Return what a run of so many workers would do.
+
+    Args:
+        workers: N, without spares.
+        shard_times: how long a shard takes; default: a second.
+        rows_per_shard: so a batch has V times as many rows.
+        update: the rule. ``quorum`` without a number waits for N shards of N + spares, which is
+            what backup workers were in TensorFlow 1.
+        spares: workers beyond N. Under ``sync`` they take over shards of whoever is late.
+        shards: V; default: N, and N + spares under ``quorum``.
+        per_host: workers of a host, neighbours.
+        update_s: what the optimizer takes for an update.
+        stragglers: who is slow.
+        failures: what fails.
+        network: what is sent.
+        checkpoints: what is saved.
+        dollars_per_worker_h: what a worker costs, spares too.
+        steps: batches that are played; default: enough for ``SHARDS_PLAYED`` shards.
+        seed: of what is drawn.
+
+    Raises:
+        SettingError: a value cannot work.
+    """
+    whole("workers", workers, least=1, most=1_000_000)
+    whole("spares", spares, least=0, most=1_000_000)
+    whole("per_host", per_host, least=1)
+    is_backup = update == "quorum"
+    v = shards if shards is not None else workers + spares * is_backup
+    whole("shards", v, least=1)
+    rule = parse(f"quorum:{workers}" if is_backup else update)
+    if rule.least_shards > v:
+        raise SettingError("update", rule.name, f"at most the {v} shards", "choose more shards")
+    network = network or Network()
+    if network.engine == "collective" and (rule.name != "sync" or spares):
+        got = f"{rule.name} with {spares} spares"
+        raise SettingError("engine", "collective", f"sync without spares, not {got}", "choose ray")
+    if steps is not None:
+        whole("steps", steps, least=2)
+    return _Simulation(
+        rule=rule,
+        workers=workers,
+        spares=spares,
+        shards=v,
+        per_host=per_host,
+        rows=positive("rows_per_shard", rows_per_shard),
+        times=shard_times or ShardTimes(),
+        update_s=not_negative("update_s", update_s),
+        stragglers=stragglers or Stragglers(),
+        failures=failures or Failures(),
+        network=network,
+        checkpoints=checkpoints or Checkpoints(),
+        price=not_negative("dollars_per_worker_h", dollars_per_worker_h),
+        batches=steps or max(8, SHARDS_PLAYED // v),
+        seed=seed,
+    ).prediction()
+
+
+@dataclass(frozen=True)
+class _Simulation:
+    rule: Rule
+    workers: int
+    spares: int
+    shards: int
+    per_host: int
+    rows: float
+    times: ShardTimes
+    update_s: float
+    stragglers: Stragglers
+    failures: Failures
+    network: Network
+    checkpoints: Checkpoints
+    price: float
+    batches: int
+    seed: int
+
+    @property
+    def _all(self) -> int:
+        """N with the spares."""
+        return self.workers + self.spares
+
+    @property
+    def _hosts(self) -> int:
+        return -(-self._all // self.per_host)
+
+    # --- what is played ---------------------------------------------------------------------------
+
+    @cached_property
+    def _pretending(self) -> Pretending:
+        return self._fresh()
+
+    def _fresh(self) -> Pretending:
+        return Pretending(self.times, self.stragglers, self._all, self.per_host, self.seed)
+
+    def _apply_s(self, holders: int) -> float:
+        return self.update_s + self.network.exchange_s(holders, self._hosts)
+
+    def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
+        """Play it, without the last so many workers."""
+        run = VirtualRun(
+            places=[f"host-{worker // self.per_host}" for worker in range(self._all - away)],
+            shards=self.shards,
+            batches=self.batches + WARM_UP,
+            rule=self.rule,
+            shard_s=self._fresh(),
+            apply_s=self._apply_s,
+            latency_s=self.network.latency_s,
+            failures=lost,
+        )
+        run.play()
+        return run
+
+    @cached_property
+    def _whole(self) -> VirtualRun:
+        """The run in which nothing fails."""
+        return self._play()
+
+    def _counted(self, run: VirtualRun) -> list[Update]:
+        """Return the updates after the warm-up, and the last one in it."""
+        of_batch = self.shards if self.rule.by_shard else 1
+        return run.updates[WARM_UP * of_batch - 1 :]
+
+    def _update_s(self, run: VirtualRun) -> float:
+        """Return the mean time from one update to the next."""
+        updates = self._counted(run)
+        return (updates[-1].at_s - updates[0].at_s) / (len(updates) - 1)
+
+    @cached_property
+    def _healthy_s(self) -> float:
+        return self._update_s(self._whole)
+
+    def _slowdown(self, away: int) -> float:
+        """Return the share of the usual speed while so many workers are away."""
+        return 0.0 if away >= self._all else self._healthy_s / self._update_s(self._play(away))
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def _kept(self, units: int, of_unit: int, mtbf_s: float) -> float:
+        """Return what is left of the usual speed by failures after which the run goes on.
+
+        Args:
+            units: that fail, each by itself: workers, or hosts.
+            of_unit: workers of each.
+            mtbf_s: of one.
+        """
+        if mtbf_s == inf:
+            return 1.0
+        restart_s, detection_s = self.failures.restart_s, self.failures.detection_s
+        # 1. While they are away: a Poisson number of them, as is right for many that are rare.
+        mean = units * restart_s / (mtbf_s + restart_s + detection_s)
+        chances, speed, most = [exp(-mean)], 0.0, 1
+        while 1.0 - sum(chances) > RARE and most < 3:
+            chances.append(chances[-1] * mean / most)
+            most += 1
+        rest = max(0.0, 1.0 - sum(chances))
+        for away, chance in enumerate(chances):
+            speed += chance * (self._slowdown(away * of_unit) if away else 1.0)
+        if rest > RARE:
+            told = sum(away * chance for away, chance in enumerate(chances))
+            speed += rest * self._slowdown(round((mean - told) / rest) * of_unit)
+        else:
+            speed += rest * (speed / (1.0 - rest))
+        # 2. From the failure until it is known.
+        return speed * max(0.0, 1.0 - units / mtbf_s * self._stall_s(of_unit))
+
+    def _stall_s(self, of_unit: int) -> float:
+        """Return what a failure of so many workers costs beyond their absence, played."""
+        if of_unit >= self._all:
+            return self.failures.detection_s
+        of_batch = self.shards if self.rule.by_shard else 1
+        total = self.batches + WARM_UP
+        batch_s = self._healthy_s * of_batch
+        at_s = self._counted(self._whole)[0].at_s + 0.5 * batch_s
+        window_s = max(batch_s, (self.batches - 4) * batch_s)
+        detection_s = min(self.failures.detection_s, window_s)
+        lost = [Failure(at_s, self._all - 1 - n, detection_s, away_s=inf) for n in range(of_unit)]
+        played_s = self._play(lost=lost).now
+        later_s = (total - WARM_UP - 0.5) * batch_s / max(self._slowdown(of_unit), 1e-9)
+        stall_s = max(0.0, played_s - at_s - later_s)
+        scale = self.failures.detection_s / detection_s if detection_s else 1.0
+        return stall_s * scale
+
+    def _run_failures_per_s(self) -> float:
+        """Return how often the run has to begin again at a checkpoint."""
+        told = self.failures
+        per_h = told.of_coordinator_per_h
+        if self.network.engine == "collective":
+            per_h += self._all / told.worker_mtbf_h + self._hosts / told.host_mtbf_h
+        else:
+            per_h += 1 / told.host_mtbf_h  # the coordinator's own
+        return per_h / 3600
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    def prediction(self) -> Prediction:
+        """Return what came of it."""
+        run, told = self._whole, self.failures
+        updates = self._counted(run)
+        intervals = [after.at_s - before.at_s for before, after in pairwise(updates)]
+        rows = self.rows * fmean(update.shards for update in updates[1:])
+        running = rows / self._healthy_s
+        # 1. What fails.
+        kept = 1.0
+        if self.network.engine != "collective":
+            kept = self._kept(self._all, 1, told.worker_mtbf_h * 3600)
+            if self._hosts > 1:
+                kept *= self._kept(self._hosts - 1, self.per_host, told.host_mtbf_h * 3600)
+        # 2. What is saved, and lost since then.
+        per_s = self._run_failures_per_s()
+        run_mtbf_s = inf if per_s == 0 else 1 / per_s
+        stall_s = self.checkpoints.stall_s
+        every_s = self.checkpoints.every_s or best_s(stall_s, run_mtbf_s)
+        again_s = told.detection_s + told.run_restart_s
+        saved = goodput(every_s, stall_s, run_mtbf_s, again_s)
+        stays = kept * saved
+        saving = stall_s / (every_s + stall_s) if every_s + stall_s > 0 else 0.0
+        # 3. The sums.
+        counts = run.tally.to_json()
+        applied = sum(counts["fresh"]) + sum(counts["stale"])
+        dropped = sum(counts["dropped"])
+        per_s = running * stays
+        shares = {part: of * stays for part, of in self._parts(run).items()}
+        shares["checkpoints"] = min(saving, 1 - stays)
+        shares["failures"] = max(0.0, 1 - stays - shares["checkpoints"])
+        intervals.sort()
+        hosts_per_h = self._hosts / told.host_mtbf_h
+        return Prediction(
+            update=self.rule.name,
+            workers=self.workers,
+            spares=self.spares,
+            shards=self.shards,
+            rows_per_update=rows,
+            running_examples_per_s=running,
+            step_s=median(intervals),
+            step_p99_s=intervals[min(len(intervals) - 1, int(0.99 * len(intervals)))],
+            efficiency=running / (self._all * self._of_one_per_s()),
+            dropped=dropped / (applied + dropped),
+            copies=run.copies / run.begun,
+            staleness_mean=run.tally.staleness_sum / applied,
+            staleness_max=run.tally.staleness_max,
+            examples_per_s=per_s,
+            goodput=stays,
+            failures_per_day=24 * (self._all / told.worker_mtbf_h + hosts_per_h),
+            run_mtbf_h=run_mtbf_s / 3600,
+            save_every_s=every_s,
+            young_s=young_s(stall_s, run_mtbf_s) if stall_s else 0.0,
+            daly_s=daly_s(stall_s, run_mtbf_s) if stall_s else 0.0,
+            dollars_per_million=(
+                self.price * self._all / 3600 / per_s * 1e6 if per_s else inf * (self.price > 0)
+            ),
+            shares=shares,
+        )
+
+    def _of_one_per_s(self) -> float:
+        """Return examples/s of one worker alone, that nothing holds up."""
+        shards = 1 if self.rule.by_shard else self.shards
+        alone_s = shards * self._pretending.undisturbed_s + self.update_s
+        return shards * self.rows / (alone_s + self.network.exchange_s(1, 1))
+
+    def _parts(self, run: VirtualRun) -> dict[str, float]:
+        """Return what the time of a run without failures goes into, as shares.
+
+        Under rules that apply shard by shard: the time of a worker, in which what waits for the
+        coordinator waits for updates and for the network, as the coordinator's time is divided.
+        """
+        updates = self._counted(run)
+        exchange_s = fmean(self.network.exchange_s(u.holders, self._hosts) for u in updates)
+        undisturbed_s = self._pretending.undisturbed_s
+        busy = min(self._all, self.shards)
+        if self.rule.by_shard:
+            round_s = self._healthy_s * self._all
+            even_s = uneven_s = undisturbed_s
+            waited_s = run.queued_s / run.begun
+        else:
+            round_s = self._healthy_s
+            needed = self.rule.needed(self.shards)
+            even_s = undisturbed_s * needed / min(busy, needed)
+            uneven_s = undisturbed_s * -(-needed // min(busy, needed))
+            waited_s = self.update_s + exchange_s
+        applies_s = self.update_s + exchange_s
+        of_update = self.update_s / applies_s if applies_s else 0.0
+        seconds = {
+            "arithmetic": even_s,
+            "uneven": uneven_s - even_s,
+            "updates": waited_s * of_update,
+            "network": waited_s * (1 - of_update) * bool(applies_s) + 2 * self.network.latency_s,
+        }
+        # Measured times may be shorter than their mean: the parts are then of their own sum.
+        whole_s = max(round_s, sum(seconds.values()))
+        shares = {part: of / whole_s for part, of in seconds.items()}
+        return shares | {"stragglers": 1 - sum(shares.values())}

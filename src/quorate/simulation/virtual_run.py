@@ -1,0 +1,250 @@
+"""A virtual run: the real coordinator, workers that only pretend, and a clock that only jumps.
+
+The coordinator is the one of ``quorate run``; its effects are carried out as ``training/drive.py``
+and a transport do. It does one thing at a time: while it makes an update, events wait for it, and
+how long they waited is counted, as that is what bounds many workers under ``async``. A shard takes
+as long as a function says. Nothing is computed, so ten thousand workers take seconds.
+
+Legend: V shards of a step, N workers, t step, s shard, w worker. Times are virtual seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from quorate.coordination.coordinator import Coordinator
+from quorate.coordination.plan import Plan, PlanByShard
+from quorate.coordination.protocol import (
+    Abort,
+    Applied,
+    Apply,
+    Cancel,
+    Cancelled,
+    Compute,
+    Done,
+    Effect,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Replace,
+    Tick,
+    Wake,
+)
+from quorate.coordination.rules import Rule
+from quorate.coordination.tally import Tally
+from quorate.errors import ProtocolError
+
+TIMEOUT_S = 300.0  # as Workers(timeout_s=) is by default
+
+
+class Failure(NamedTuple):
+    """A worker that fails."""
+
+    at_s: float
+    worker: int
+    detected_s: float = 0.0  # until the coordinator knows
+    away_s: float = 3.0  # after that, until it is back; infinite: it does not come back
+    crashed: bool = False  # the shard that it was computing may be to blame
+
+
+class Update(NamedTuple):
+    """An update that was made."""
+
+    at_s: float  # when it was done
+    took_s: float
+    holders: int  # workers that had sums of it
+    shards: int
+    staleness: int  # of its oldest gradient
+
+
+class VirtualRun:
+    """A run in virtual time. ``play`` it, and read its attributes.
+
+    Args:
+        places: the host of each worker, whose number is its place here; that is N.
+        shards: V of a batch. Rules that apply shard by shard make V updates of each.
+        batches: so many.
+        rule: what makes an update.
+        shard_s: how long worker w takes for shard s of step t.
+        apply_s: how long the update of a step takes of which so many workers have sums.
+        failures: workers that fail; one of a worker that is away is left out.
+        latency_s: of a message, one way.
+        leaves_off_s: how long a worker takes to leave off a shard, once it is told.
+        timeout_s: see ``Coordinator``.
+        patience: see ``Coordinator``.
+        most_open_per_worker: N times this is ``most_open`` of ``Coordinator``.
+
+    Raises:
+        ProtocolError: nothing will happen any more, as all workers are gone for good.
+    """
+
+    def __init__(
+        self,
+        *,
+        places: Sequence[str],
+        shards: int,
+        batches: int,
+        rule: Rule,
+        shard_s: Callable[[int, int, int], float],
+        apply_s: Callable[[int], float] = lambda _: 0.0,
+        failures: Iterable[Failure] = (),
+        latency_s: float = 0.0,
+        leaves_off_s: float = 0.01,
+        timeout_s: float | None = TIMEOUT_S,
+        patience: float = 1.5,
+        most_open_per_worker: int = 4,
+    ) -> None:
+        self.now = 0.0
+        self.updates: list[Update] = []
+        self.events = 0  # that the coordinator was told
+        self.begun = 0  # shards that were given to workers, copies and repetitions among them
+        self.copies = 0
+        self.queued_s = 0.0  # how long events waited for the coordinator, added up
+        kind = PlanByShard if rule.by_shard else Plan
+        plan = kind(rows=shards * batches, batch_size=shards, shards=shards, shuffle=False)
+        self._coordinator = Coordinator(
+            shards_of=plan.shards_of,
+            home_shards=plan.home_shards,
+            next_home=plan.next_home,
+            lookahead=plan.lookahead,
+            first_step=0,
+            last_step=plan.steps_per_epoch,
+            rule=rule,
+            most_open=most_open_per_worker * len(places),
+            timeout_s=timeout_s,
+            patience=patience,
+        )
+        self._shard_s, self._apply_s = shard_s, apply_s
+        self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
+        self._places = places
+        self._queue: list[tuple[float, int, Event | Failure, int]] = []
+        self._posted = 0
+        self._is_over = False
+        self._wake_at: float | None = None
+        # An event of a worker is void once the worker is in another life than when it was posted:
+        # it has failed meanwhile, or was told to leave off what it would have reported.
+        self._lives = [0] * len(places)
+        self._is_away = [False] * len(places)
+        self._due_at = [0.0] * len(places)  # when the shard that it computes would be done
+        for worker, place in enumerate(places):
+            self._post(0.0, Joined(worker, place), worker)
+        for failure in failures:
+            self._post(failure.at_s, failure)
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the shards."""
+        return self._coordinator.tally
+
+    @property
+    def workers(self) -> int:
+        """How many workers are there."""
+        return len(self._coordinator.workers)
+
+    def play(self) -> None:
+        """Play it to its end."""
+        while not self._is_over:
+            self.advance()
+
+    def advance(self) -> Event | None:
+        """Let the next thing happen, and return the event, or None if nobody is told of it."""
+        event = self._next()
+        if event is None or isinstance(event, Failure):
+            return None
+        if isinstance(event, Joined):
+            self._is_away[event.worker] = False
+        self.events += 1
+        effects = deque(self._coordinator.handle(event, self.now))
+        self._wake_at = None
+        while effects:
+            match effect := effects.popleft():
+                case Wake(at):
+                    self._wake_at = at
+                case Apply():
+                    effects.extend(self._apply(effect))
+                case _:
+                    self._carry_out(effect)
+        return event
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _post(self, at: float, event: Event | Failure, worker: int = -1) -> None:
+        self._posted += 1
+        life = self._lives[worker] if worker >= 0 else 0
+        heapq.heappush(self._queue, (at, self._posted, event, life))
+
+    def _next(self) -> Event | Failure | None:
+        """Return what comes next, having set the time; None: an event that is void."""
+        # A tick only when nothing is waiting to be handled: a result may be.
+        if self._wake_at is not None:
+            tick_at = max(self.now, self._wake_at)
+            if not self._queue or tick_at < self._queue[0][0]:
+                self.now = tick_at
+                return Tick()
+        if not self._queue:
+            message = "nothing will happen any more: all workers are gone for good"
+            raise ProtocolError(message, self.updates[-1:])
+        at, _, event, life = heapq.heappop(self._queue)
+        if isinstance(event, Failure):  # whenever it is noticed
+            self._fail(event, at)
+            return event
+        worker = getattr(event, "worker", -1)
+        if worker >= 0 and life != self._lives[worker]:
+            return None
+        self.queued_s += max(0.0, self.now - at) if isinstance(event, Done) else 0.0
+        self.now = max(self.now, at)
+        return event
+
+    def _fail(self, failure: Failure, at: float) -> None:
+        worker = failure.worker
+        if self._is_away[worker]:
+            return
+        self._is_away[worker] = True
+        self._lives[worker] += 1
+        told_at = at + failure.detected_s
+        self._post(told_at, Left(worker, "failed", crashed=failure.crashed), worker)
+        if failure.away_s < float("inf"):
+            joined = Joined(worker, self._places[worker])
+            self._post(told_at + failure.away_s, joined, worker)
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    def _apply(self, effect: Apply) -> list[Effect]:
+        """Make an update: no event is handled meanwhile."""
+        took_s = self._apply_s(len(effect.holders))
+        self.now += took_s
+        number, shards = len(effect.holders), len(effect.shards)
+        self.updates.append(Update(self.now, took_s, number, shards, effect.staleness))
+        self.events += 1
+        return self._coordinator.handle(Applied(effect.step), self.now)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Compute(worker, step, shard):
+                self.begun += 1
+                self.copies += effect.instead_of is not None
+                if self._is_away[worker]:
+                    return  # it has failed, and nobody knows yet
+                takes_s = self._shard_s(worker, step, shard) + 2 * self._latency_s
+                self._due_at[worker] = self.now + takes_s
+                self._post(self._due_at[worker], Done(worker, step, shard), worker)
+            case Cancel(worker, step, shard):
+                # What it has done already is on its way, and counts as an answer.
+                told_at = self.now + self._latency_s
+                if self._is_away[worker] or self._due_at[worker] - self._latency_s <= told_at:
+                    return
+                self._lives[worker] += 1
+                left_off = Cancelled(worker, step, shard)
+                at = min(self._due_at[worker], told_at + self._leaves_off_s + self._latency_s)
+                self._post(at, left_off, worker)
+            case Replace(worker):
+                self._lives[worker] += 1
+                self._is_away[worker] = True
+                self._post(self.now, Left(worker, "silent"), worker)
+                self._post(self.now, Joined(worker, self._places[worker]), worker)
+            case Finish() | Abort():
+                self._is_over = True

@@ -1,0 +1,219 @@
+"""``quorate.simulate``: small cases by hand, and what must be so of large ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from random import Random
+from typing import Any
+
+import pytest
+
+import quorate
+from quorate.coordination.rules import parse
+from quorate.errors import SettingError
+from quorate.simulation.inputs import Checkpoints, Failures, Network, ShardTimes, Stragglers
+from quorate.simulation.prediction import PARTS, Prediction
+from quorate.simulation.virtual_run import Failure, VirtualRun
+
+EXACT = ShardTimes(mean_s=2.0)
+
+
+def test_by_hand() -> None:
+    """4 workers on two hosts, 2 s a shard, 0.5 s of update, 2 x 0.1 s of sums over the link."""
+    told = quorate.simulate(
+        4,
+        shard_times=EXACT,
+        rows_per_shard=8,
+        per_host=2,
+        update_s=0.5,
+        network=Network(gradient_bytes=1e6, bandwidth_bytes_per_s=1e7, latency_s=0.05),
+        dollars_per_worker_h=3.0,
+    )
+    assert told.step_s == pytest.approx(2.0 + 0.5 + 0.2 + 0.1)
+    assert told.step_p99_s == pytest.approx(2.8)
+    assert told.examples_per_s == told.running_examples_per_s == pytest.approx(4 * 8 / 2.8)
+    assert told.efficiency == pytest.approx((32 / 2.8) / (4 * 32 / 8.5))
+    assert told.dollars_per_million == pytest.approx(12.0 / 3600 * 2.8 / 32 * 1e6)
+    assert (told.goodput, told.dropped, told.staleness_max) == (1.0, 0.0, 0)
+    assert told.shares == {
+        "arithmetic": pytest.approx(2 / 2.8),
+        "uneven": 0.0,
+        "stragglers": pytest.approx(0.0, abs=1e-9),
+        "updates": pytest.approx(0.5 / 2.8),
+        "network": pytest.approx(0.3 / 2.8),
+        "checkpoints": 0.0,
+        "failures": 0.0,
+    }
+
+
+def test_shards_that_cannot_be_dealt_evenly() -> None:
+    told = quorate.simulate(3, shards=4, shard_times=EXACT)
+    assert told.step_s == pytest.approx(4.0)
+    assert told.shares["arithmetic"] == pytest.approx(2 / 3)
+    assert told.shares["uneven"] == pytest.approx(1 / 3)
+
+
+def test_the_collective_by_hand() -> None:
+    """Of 4 hosts a quarter of 1 MB stays where it is, twice: 1.5 MB at 10 MB/s."""
+    network = Network(engine="collective", gradient_bytes=1e6, bandwidth_bytes_per_s=1e7)
+    told = quorate.simulate(4, shard_times=EXACT, network=network, per_host=1)
+    assert told.step_s == pytest.approx(2.15)
+
+
+def test_backup_workers_end_the_wait_for_random_stragglers_and_not_for_long_shards() -> None:
+    """With long shards the step is as long as the work: whoever gets a shard, has it for long."""
+
+    def steps(**how: Any) -> list[float]:
+        return [
+            quorate.simulate(32, spares=spares, seed=3, steps=200, **how).step_s
+            for spares in (0, 4)
+        ]
+
+    held_up = Stragglers(probability=0.05, factor=4.0)
+    without, with_four = steps(update="quorum", stragglers=held_up)
+    # Whoever is done makes a copy 1.5 usual times into a shard: over at 2.5, and not at 4.
+    assert without == pytest.approx(2.5)
+    assert with_four == pytest.approx(1.01)  # those that were late leave off
+    without, with_four = steps(update="sync", stragglers=held_up)
+    assert without == pytest.approx(2.5)
+    assert with_four == pytest.approx(2.5)
+    without, with_four = steps(update="sync", shard_times=ShardTimes(work_spread=0.3))
+    assert with_four == pytest.approx(without, rel=0.05)
+
+
+def test_steady_stragglers_are_worked_around_by_more_shards_than_workers() -> None:
+    slow = Stragglers(slow_workers=0.125, slow_factor=2.0)
+    one_each = quorate.simulate(8, stragglers=slow)
+    four_each = quorate.simulate(8, shards=32, stragglers=slow)
+    assert one_each.step_s == pytest.approx(2.0, rel=0.01)
+    assert four_each.step_s / 4 < 1.3
+    # One spare replaces the slow one, for good, where the late are dropped.
+    spared = quorate.simulate(8, update="quorum", spares=1, stragglers=slow)
+    assert spared.step_s == pytest.approx(1.0)
+
+
+def test_dropped_rows_and_staleness() -> None:
+    spread = ShardTimes(spread=0.2)
+    backup = quorate.simulate(16, update="quorum", spares=4, shard_times=spread)
+    assert (backup.shards, backup.rows_per_update) == (20, 16)
+    assert backup.dropped == pytest.approx(4 / 20, abs=0.02)
+    free = quorate.simulate(16, update="async", shard_times=spread)
+    assert free.staleness_mean == pytest.approx(15.0, abs=1.0)
+    bounded = quorate.simulate(16, update="bounded:3", shard_times=spread, steps=20)
+    assert bounded.staleness_max == 3
+    assert bounded.running_examples_per_s < 0.5 * free.running_examples_per_s
+
+
+def test_a_failure_of_a_run_without_copies_by_hand() -> None:
+    """4 workers, a shard of 1 s each: with one away a step takes 2 s, so half of the speed is left.
+
+    They are away for 36 s of each 36,036 s. What was computed of a shard is done again.
+    """
+    failures = Failures(worker_mtbf_h=10.0, coordinator_mtbf_h=inf, detection_s=0.0, restart_s=36.0)
+    told = quorate.simulate(4, failures=failures, steps=50)
+    mean = 4 * 36 / 36036
+    assert told.failures_per_day == pytest.approx(9.6)
+    assert told.goodput == pytest.approx(1 - mean / 2, abs=0.1 * mean)
+    assert told.run_mtbf_h == inf
+    spared = quorate.simulate(4, spares=1, failures=failures, steps=50)
+    assert spared.goodput > 1 - 0.1 * mean  # with one away there are four
+
+
+def test_the_same_with_failures_that_are_played_all_along() -> None:
+    """Rare failures are put together from what one costs. Against a run in which they happen."""
+    failures = Failures(worker_mtbf_h=0.5, coordinator_mtbf_h=inf, detection_s=2.0, restart_s=20.0)
+    told = quorate.simulate(8, failures=failures, steps=50)
+
+    chance, at_s, lost = Random(0), 0.0, []
+    while at_s < 12_000:
+        at_s += chance.expovariate(8 / 1800)
+        lost.append(Failure(at_s, chance.randrange(8), 2.0, 20.0))
+    run = VirtualRun(
+        places=[""] * 8,
+        shards=8,
+        batches=3_000,
+        rule=parse("sync"),
+        shard_s=lambda *_: 1.0,
+        failures=lost,
+    )
+    run.play()
+    assert told.goodput == pytest.approx(3_000 / run.now, rel=0.03)
+
+
+def test_ranks_of_a_collective_begin_again_together() -> None:
+    failures = Failures(worker_mtbf_h=1000.0, coordinator_mtbf_h=inf, run_restart_s=300.0)
+    how: dict[str, Any] = {
+        "failures": failures,
+        "checkpoints": Checkpoints(stall_s=10.0),
+        "steps": 8,
+    }
+    ranks = quorate.simulate(256, network=Network(engine="collective"), **how)
+    others = quorate.simulate(256, **how)
+    assert ranks.run_mtbf_h == pytest.approx(1000 / 256)
+    assert others.run_mtbf_h == inf
+    assert ranks.goodput < others.goodput
+    assert ranks.save_every_s == pytest.approx(ranks.daly_s, rel=0.01)
+    assert ranks.young_s == pytest.approx((2 * 10 * 1000 / 256 * 3600) ** 0.5)
+
+
+def test_what_the_time_goes_into_adds_up() -> None:
+    for update in ("sync", "quorum", "async", "bounded:4"):
+        told = quorate.simulate(
+            12,
+            update=update,
+            shard_times=ShardTimes(spread=0.3),
+            update_s=0.05,
+            failures=Failures(worker_mtbf_h=20.0),
+            checkpoints=Checkpoints(stall_s=5.0),
+            steps=20,
+        )
+        assert told.shares.keys() == set(PARTS)
+        assert sum(told.shares.values()) == pytest.approx(1.0)
+        assert min(told.shares.values()) >= 0.0
+        assert isinstance(told, Prediction)
+
+
+def test_the_same_seed_is_the_same_prediction() -> None:
+    how: dict[str, Any] = {"shard_times": ShardTimes(spread=0.3), "steps": 10}
+    assert quorate.simulate(8, seed=1, **how) == quorate.simulate(8, seed=1, **how)
+    assert quorate.simulate(8, seed=1, **how) != quorate.simulate(8, seed=2, **how)
+    assert replace(quorate.simulate(8, **how)).to_json()["run_mtbf_h"] is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"workers": 0}, "workers: got 0, expected a whole number >= 1"),
+        ({"spares": -1}, "spares: got -1, expected a whole number >= 0"),
+        ({"update": "quorum:9"}, "update: got 'quorum:9', expected at most the 4 shards"),
+        ({"update": "sometimes"}, "update: got 'sometimes', expected sync, quorum:R"),
+        ({"update_s": -1.0}, "update_s: got -1.0, expected a number >= 0"),
+        ({"update_s": float("nan")}, "update_s: got nan, expected a number >= 0"),
+        ({"rows_per_shard": 0}, "rows_per_shard: got 0, expected a number > 0"),
+        ({"steps": 1}, "steps: got 1, expected a whole number >= 2"),
+        ({"network": Network(engine="collective"), "update": "async"}, "engine: got 'collective'"),
+    ],
+)
+def test_what_cannot_be(wrong: dict[str, Any], line: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        quorate.simulate(**{"workers": 4, **wrong})
+    assert str(raised.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("group", "wrong"),
+    [
+        (ShardTimes, {"mean_s": 0.0}),
+        (ShardTimes, {"measured_s": (1.0, -1.0)}),
+        (Stragglers, {"probability": 1.5}),
+        (Stragglers, {"slow_factor": 0.5}),
+        (Failures, {"worker_mtbf_h": 0}),
+        (Failures, {"restart_s": -1}),
+        (Network, {"engine": "pigeons"}),
+        (Checkpoints, {"every_s": 0}),
+    ],
+)
+def test_groups_check_themselves(group: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        group(**wrong)
