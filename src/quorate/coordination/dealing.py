@@ -286,12 +286,15 @@ class Dealing:
     def _may_copy(self, now: float) -> bool:
         """Return whether there may be a shard that an idle worker had better compute too."""
         self._running.advance(now)
+        # Clearly before: see ``_next_copy``.
+        done_s = now + self._patience * self._members.usual_s_of_fastest_idle
+        if not self._running.may_help(now, done_s):
+            return False
         late, slow = self._most(now)
         if late != 0 and next(self._running.behind(now, late), None) is not None:
             return True
-        fastest_s = self._members.usual_s_of_fastest_idle
         last, _ = next(self._running.last_to_be_done(now, slow), (-inf, None))
-        return fastest_s < inf and last > now + self._patience * fastest_s
+        return last > done_s
 
     def _next_copy(self, worker: int, now: float) -> tuple[Who, str] | None:
         """Return which shard that another computes a worker had better compute too, and why.

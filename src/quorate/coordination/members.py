@@ -24,7 +24,7 @@ _Order = tuple[bool, int, str, int]
 _Entry = TypeVar("_Entry", int, float, _Order)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Task:
     """A shard that a worker computes, or a run of them."""
 
@@ -42,7 +42,7 @@ class Task:
         self.shards = range(self.shard, self.shard + self.count)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Member:
     """One life of a worker, from ``Joined`` to ``Left``."""
 

@@ -32,7 +32,7 @@ class Kept(NamedTuple):
     version: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class OpenStep:
     """A step that was begun and is not applied."""
 

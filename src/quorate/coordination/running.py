@@ -37,7 +37,7 @@ class Expected(NamedTuple):
     done_at: float  # by the first of those that are not
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Known:
     """Shards of which it is known how long they will take, if they take as long as usual.
 
@@ -137,6 +137,15 @@ class Running:
             else:
                 known.is_behind = True
                 insort(self._are_behind, entry)
+
+    def may_help(self, now: float, done_s: float) -> bool:
+        """Return False if no shard is far behind, and all will be in by ``done_s``: quickly."""
+        if self._are_behind or (self._by_done and self._by_done[-1][0] > done_s):
+            return True
+        if not self._by_since:
+            return False
+        first, last = self._by_since[0][0], self._by_since[-1][0]
+        return self._behind_at(first) <= now or last + self._usual_s > done_s
 
     def expected_at(self, place: int, now: float) -> float:
         """Return when so many shards, and one more, will be in; infinite: nobody can tell.
