@@ -15,8 +15,9 @@ train: $(VENV)/stamp
 test: $(VENV)/stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
+# Many of the slow ones wait, for a cluster or a timeout: three at a time.
 test-all: $(VENV)/stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(VENV)/stamp docs
 	$(BIN)/ruff format --check .

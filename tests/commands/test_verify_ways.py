@@ -30,7 +30,7 @@ SCRIPT = SCRIPTS / "scripts" / "verified.py"
 STRANGER = SCRIPTS / "strangers" / "stranger.py"
 LIMIT_S = 100
 COMPILES_S = 600  # a run that compiles: both workers do, each shape, beside all that is tried
-EVERY = int(os.environ.get("QUORATE_TEST_STRANGERS", "9"))  # of so many further cases one; 1: all
+EVERY = int(os.environ.get("QUORATE_TEST_STRANGERS", "27"))  # of so many further cases one; 1: all
 
 # --- the verdict over made records ----------------------------------------------------------------
 
