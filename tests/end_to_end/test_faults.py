@@ -138,8 +138,8 @@ def test_scripts_that_are_not_repeatable(tmp_path: Path) -> None:
     assert ended["fails"].code == 1
     assert "RuntimeError: only in workers" in ended["fails"].err
     assert "about to fail" in ended["fails"].err
-    assert ended["fails"].said.count("another is starting") <= 2 * 3
-    assert "no worker is left, and no other is started" in ended["fails"].err
+    assert ended["fails"].said.count("Traceback") == 1
+    assert ended["fails"].said.count("another is starting") <= 2  # the second time is no accident
     # Edited under way: a worker that is lost cannot be had again, and the others go on.
     assert ended["edited"].code == 0, ended["edited"].said
     said = "unrepeatable.py has changed since, so that no other can take its place; the run goes on"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +14,7 @@ from quorate.transports import remote_error
 from quorate.transports.as_worker.users_line import line_of_error
 
 RAISED = "raised"  # the kind of a worker's message
+_TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,22 @@ class Raised:
 
 def message_of(error: Exception) -> dict[str, Any]:
     """Return the message by which a worker tells of it."""
-    line = line_of_error(error)
-    return {"kind": RAISED, "error": remote_error.to_json(error), "line": line}
+    return {
+        "kind": RAISED,
+        "error": remote_error.to_json(error),
+        "line": line_of_error(error),
+        "printed": _printed(),
+    }
+
+
+def _printed() -> str:
+    """Return the end of what the script has printed: up to its loop that goes to a file."""
+    with suppress(OSError, ValueError):  # or elsewhere, in an actor
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        size = os.fstat(1).st_size
+        return os.pread(1, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+    return ""
 
 
 def raised_in(worker: int, message: Mapping[str, Any]) -> Raised:
@@ -33,6 +51,8 @@ def raised_in(worker: int, message: Mapping[str, Any]) -> Raised:
     named = "" if isinstance(error, WorkerError) else type(error).__name__  # else its text does
     said = (str(error).splitlines() or [""])[0]
     text = f"{': '.join(part for part in (named, said) if part)} ({message['line']})"
+    if printed := message["printed"]:
+        error.add_note(f"quorate: before that it had printed: {printed}")
     error.add_note(
         f"quorate: worker {worker} raised it, which runs the script up to fit(); the script's own "
         "process did not. What is to be done once belongs where quorate.is_worker() is False"
