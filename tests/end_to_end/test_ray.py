@@ -269,6 +269,14 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path, words) as (process, mark):
         wait_for(process, "step 1/")
         assert len(processes_of(mark)) > 4  # those of Ray too
+        # Also the one that writes a title over its command line, and else over its environment:
+        # without the word in there it would not be found below, nor by who ends it.
+        until = time.monotonic() + 60.0
+        while not any(
+            line.startswith("ray::DashboardAgent") for line in processes_of(mark).values()
+        ):
+            assert time.monotonic() < until, processes_of(mark)
+            time.sleep(0.05)
         os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
         said = "" if number == signal.SIGKILL else process.communicate(timeout=60)[0]
         assert process.wait(30) == (130 if number == signal.SIGINT else -number), said

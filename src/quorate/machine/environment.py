@@ -92,12 +92,22 @@ def ray_address() -> str | None:
 
 @contextmanager
 def marked(mark: str) -> Iterator[None]:
-    """Within the block processes that are started, by whatever library, have a word with them."""
-    os.environ["QUORATE_MARK"] = mark
+    """Within the block processes that are started, by whatever library, have a word with them.
+
+    Those who write their title over their command line (setproctitle, as Ray's agents do) write it
+    over their environment too, and the word is gone, unless SPT_NOENV is set.
+    """
+    changes = {"QUORATE_MARK": mark, "SPT_NOENV": "1"}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
-        del os.environ["QUORATE_MARK"]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def child_environment(
