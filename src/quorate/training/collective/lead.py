@@ -27,6 +27,7 @@ from quorate.transports.collective.company import Company
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.spot_check import Answer, SpotCheck
+from quorate.transports.tracing.trace import current
 
 OPEN, STEP = "open", "step"  # kinds of records
 
@@ -262,7 +263,9 @@ class _Lead:
         self._mark = share.mark(self._state)
 
     def _hear(self, rank: int, handed: Handed) -> None:
-        """Hear what another rank has to say beside its gradient."""
+        """Hear what a rank has to say beside its gradient."""
+        if handed.spans is not None and (trace := current()) is not None:
+            trace.take_batch(rank, handed.spans)
         if handed.stop is not None:
             _asked(self._stops, self._company, f"rank {rank}: {handed.stop}")
         for note in handed.notes:

@@ -108,6 +108,7 @@ class Member:
         """
         self._keep_buffers()
         if at is not None:
+            self._shards.note_other_spans()
             self.sheet.tell(*at)
         try:
             return self._thread.do(lambda stream: work(self._replica, stream))
@@ -152,7 +153,9 @@ class Member:
         self.sheet.tell("pushing")
         try:
             own = tell(own)._replace(
-                is_finite=are_finite(gradient), sends_again=exchange.outbox.is_to_go_again
+                is_finite=are_finite(gradient),
+                sends_again=exchange.outbox.is_to_go_again,
+                spans=self._shards.spans(),
             )
             parts, handed = handed_over(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
