@@ -27,7 +27,6 @@ from quorate.transports.collective.company import Company
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.spot_check import Answer, SpotCheck
-from quorate.transports.tracing.trace import current
 
 OPEN, STEP = "open", "step"  # kinds of records
 
@@ -264,8 +263,7 @@ class _Lead:
 
     def _hear(self, rank: int, handed: Handed) -> None:
         """Hear what a rank has to say beside its gradient."""
-        if handed.spans is not None and (trace := current()) is not None:
-            trace.take_batch(rank, handed.spans)
+        self._member.take_spans(rank, handed)
         if handed.stop is not None:
             _asked(self._stops, self._company, f"rank {rank}: {handed.stop}")
         for note in handed.notes:

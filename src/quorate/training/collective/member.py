@@ -94,6 +94,11 @@ class Member:
         """Have the next shards read these values of ``Shared``."""
         self._replica.called.shared.take(values)
 
+    def take_spans(self, rank: int, handed: Handed) -> None:
+        """Take what a rank was at into the trace, if there is one."""
+        if handed.spans is not None:
+            self._shards.take_spans(rank, handed.spans)
+
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
         return self.beside(lambda replica, stream: probe_fingerprint(replica, self._source, stream))
@@ -107,8 +112,8 @@ class Member:
             at: phase, step and shard to tell of it.
         """
         self._keep_buffers()
+        self._shards.note_other_spans()
         if at is not None:
-            self._shards.note_other_spans()
             self.sheet.tell(*at)
         try:
             return self._thread.do(lambda stream: work(self._replica, stream))

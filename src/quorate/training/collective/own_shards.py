@@ -117,11 +117,19 @@ class OwnShards:
 
     def spans(self) -> Batch | None:
         """Return what this rank was at since the last call; None: nobody wants to know."""
-        trace, rank = self._job.trace, self._rank_of[0]
-        found = self.sheet.recorded(cuts=False)
-        if trace is not None and found is not None and rank > 0:
-            found["spans"] += trace.take_own("main thread")  # rank 0 has its own trace
+        trace, found = self._job.trace, self.sheet.recorded(cuts=False)
+        if trace is None or found is None:
+            return None
+        # Evaluations have workers of the same numbers, which are threads of rank 0.
+        found["spans"] = [span._replace(track="rank") for span in found["spans"]]
+        if self._rank_of[0] > 0:  # rank 0 has its own trace
+            found["spans"] += trace.take_own("main thread")
         return found
+
+    def take_spans(self, rank: int, spans: Batch) -> None:
+        """Take what a rank was at into the trace of this one, which is rank 0's."""
+        if self._job.trace is not None:
+            self._job.trace.take_batch(rank, spans)
 
     def note_other_spans(self) -> None:
         """Have what follows be noted as what it is, until the next of these shards."""
