@@ -76,19 +76,26 @@ class Trace:
         own, self.spans = self.spans, []
         return [span._replace(track=track) for _, span in own]
 
-    def note(self, name: str, begin: float, end: float, track: str = "") -> None:
-        """Note what the coordinator was at, in seconds of this host's monotonic clock."""
-        if self.is_on:
-            self.put(COORDINATOR, [Span(name, "", self.step, NO_SHARD, begin, end, track)])
+    def note(
+        self, name: str, begin: float, end: float, track: str = "", step: int | None = None
+    ) -> None:
+        """Note what the coordinator was at, in seconds of this host's monotonic clock.
+
+        Args:
+            step: that it began in. None: the one that the run is at.
+        """
+        step = self.step if step is None else step
+        if step in self.steps:
+            self.put(COORDINATOR, [Span(name, "", step, NO_SHARD, begin, end, track)])
 
     @contextmanager
     def span(self, name: str, track: str = "") -> Iterator[None]:
         """Within the block the coordinator is at this, also if it ends by an exception."""
-        begin = time.monotonic()
+        step, begin = self.step, time.monotonic()
         try:
             yield
         finally:
-            self.note(name, begin, time.monotonic(), track)
+            self.note(name, begin, time.monotonic(), track, step)
 
     def count(self, name: str, value: float) -> None:
         """Note a figure as it is now."""
