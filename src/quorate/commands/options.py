@@ -35,7 +35,7 @@ GROUPS = {
     "Updates": ("clip_norm", "ema_decay", "nonfinite"),
     "Saving": (
         *("save_every_s", "save_every_steps", "keep", "keep_every_h", "summary_every_s"),
-        "init_from",
+        *("init_from", "trace", "trace_steps"),
     ),
     "Several machines, and ranks": (
         *("address", "working_dir", "worker_resources", "servers"),

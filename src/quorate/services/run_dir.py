@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
+from quorate.services.tracing.asked import ALL, new_file, steps, steps_between
 from quorate.settings import (
     Settings,
     about,
@@ -32,6 +33,12 @@ class RunDir(Settings):
         fresh: begin anew in a directory that holds a run, which is moved aside.
         init_from: weights to begin from: .safetensors, a state dict by ``torch.save``, or a run
             directory. A run that is resumed has its own. It needs no ``path``.
+        trace: a file for the timeline of the run, as JSON that chrome://tracing and Perfetto open:
+            what coordinator and workers were at when. To find out what a step's time goes into, and
+            who waits for whom. Written at the end of ``fit``, however that ends. It needs no
+            ``path``.
+        trace_steps: "A:B": only steps from A to before B, counted from 0, are in it. For long runs:
+            a trace has 200,000 spans at most, the first.
     """
 
     path: Path | str | None = field(
@@ -84,3 +91,23 @@ class RunDir(Settings):
             check=file_or_directory,
         ),
     )
+    trace: Path | str | None = field(
+        default=None,
+        metadata=about(
+            "write a timeline of the run, for chrome://tracing or Perfetto",
+            kind=str,
+            metavar="FILE",
+            check=new_file,
+        ),
+    )
+    trace_steps: str | None = field(
+        default=None,
+        metadata=about(
+            "the steps of the timeline, from A to before B", kind=str, metavar="A:B", check=steps
+        ),
+    )
+
+    @property
+    def traced_steps(self) -> range:
+        """The steps that a trace is to have."""
+        return steps_between(self.trace_steps or ALL)

@@ -23,6 +23,8 @@ from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
 from quorate.transports import Channel
+from quorate.transports.tracing.channel import TracedChannel
+from quorate.transports.tracing.trace import current
 
 T = TypeVar("T")
 
@@ -59,6 +61,8 @@ def drive(
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
     """
+    if (trace := current()) is not None:
+        channel = TracedChannel(channel, trace)
     clock = clock or channel.now
     held_s = 0.0  # how long the caller had what was yielded: nobody is slow because of that
 

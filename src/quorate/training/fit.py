@@ -19,7 +19,6 @@ from quorate.machine.standard_streams import steady
 from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
-from quorate.services.device_use import Gauges
 from quorate.services.display.display import display, metrics
 from quorate.services.display.worker_table import WorkerTable
 from quorate.services.metrics_log import MetricsLog
@@ -28,6 +27,7 @@ from quorate.services.run_dir import RunDir
 from quorate.services.run_status import RunStatus
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Graph, Summaries
+from quorate.services.tracing import run_trace
 from quorate.training.callbacks import Callback, Run, checked, defines, give_back, kept_by
 from quorate.training.loop import Loop
 from quorate.training.saved_state import Contents, contents
@@ -122,6 +122,7 @@ class Fit:
         limit_s = self._services.max_time_s
         with ExitStack() as stack:
             # 1. Who may ask for a stop or a save: from here on nothing is lost.
+            stack.enter_context(run_trace.traced(self._services.run_dir, self._screen.say))
             if self._run_dir is not None:
                 run_dir, renew = self._services.run_dir, self._services.renew
                 saver = Checkpoints(self._run_dir, policy(run_dir), renew)
@@ -158,6 +159,7 @@ class Fit:
             # 3. Training.
             first = loop.state.global_step + 1
             self._state, visits = loop.state, loop.state.visits
+            run_trace.begun(loop.state.global_step)
             for callback in self._visitors("started"):
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
@@ -165,15 +167,16 @@ class Fit:
             for report in loop.reports:
                 if self._saver is not None and report.global_step == first:
                     loop.state.optimizer_state.save()  # what cannot be saved is found out now
-                self._screen.update(report)
-                self._note_silence(f"step {report.global_step:,}")
-                supervisor.updated(report)
-                if self._log is not None:
-                    self._log.update(report, self._taken_slow())
-                for callback in self._visitors("updated"):
-                    callback.updated(report)
-                self._evaluate_if_due(loop, supervisor)
-                self._save_if_due(loop.state)
+                with run_trace.after_update(report):
+                    self._screen.update(report)
+                    self._note_silence(f"step {report.global_step:,}")
+                    supervisor.updated(report)
+                    if self._log is not None:
+                        self._log.update(report, self._taken_slow())
+                    for callback in self._visitors("updated"):
+                        callback.updated(report)
+                    self._evaluate_if_due(loop, supervisor)
+                    self._save_if_due(loop.state)
         signals.leave()
 
     def _has_nothing_to_do(self, loop: Loop) -> bool:
@@ -204,7 +207,8 @@ class Fit:
         if not validation.is_due(n, per_epoch, loop.last_step):
             return
         state.visits.announce()
-        values = self._services.evaluate(self._stops)
+        with run_trace.span("evaluation"):
+            values = self._services.evaluate(self._stops)
         if values is None:
             return
         state.evaluated_at = n
@@ -244,7 +248,8 @@ class Fit:
         facts = self._facts(state)
         if self._slow:
             facts = {**facts, "slow": [*self._slow]}
-        return contents(state, facts, saver.spare)
+        with run_trace.span("copying the state"):
+            return contents(state, facts, saver.spare)
 
     def _taken_slow(self) -> list[str]:
         """Return who was named as slow since the call before."""
@@ -297,13 +302,12 @@ class Fit:
         run_dir, every_s = self._run_dir, self._services.run_dir.summary_every_s
         if loop.transport is not None:
             status, tell = loop.transport.status, self._slow_now.append
-            services.append(WorkerTable(self._screen, status, Gauges(), tell))
+            services.append(WorkerTable(self._screen, status, tell=tell))
             if run_dir is not None and every_s is not None:
                 self._summaries = Summaries(
                     run_dir,
                     every_s,
                     status=loop.transport.status,
-                    gauges=Gauges(),
                     global_step=loop.state.global_step,
                     finished=self._services.totals.finished,
                     graph=self._services.look.graph(),

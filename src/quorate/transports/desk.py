@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 
 from quorate.coordination.protocol import Cancelled, Compute, Discard, Done, Failed, Keep
+from quorate.coordination.spans import SpanLog
 from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.machine.left import ends_program
@@ -64,6 +65,7 @@ class Desk:
         """
         step, first = given.step, given.shard
         job, sheet = results.job, self.sheet
+        self._note_spans(job, step)
         now, dealt = first, (step, first)  # the shard that it is at
 
         def at(shard: int, ticket: tuple[int, int], phase: str) -> None:
@@ -94,6 +96,19 @@ class Desk:
         for shard, result in zip(shards, done, strict=True):
             results.pending[step, shard] = result.computed_by(self.number, shard)
         return Done(self.number, step, first)
+
+    def _note_spans(self, job: Job, step: int) -> None:
+        """Hand over what is noted of the shard before, and note what follows if it is wanted."""
+        if job.trace is None:
+            return
+        log = self.sheet.log = self.sheet.log or SpanLog()
+        self.hand_over_spans(job)
+        log.job = job.name if step in job.trace.steps_of(job) else None
+
+    def hand_over_spans(self, job: Job) -> None:
+        """Give the trace of a job, if there is one, what is noted. Any thread may."""
+        if job.trace is not None and self.sheet.log is not None:
+            job.trace.put(self.number, self.sheet.log.take())
 
 
 class Results:

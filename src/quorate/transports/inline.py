@@ -153,6 +153,7 @@ class InlineChannel:
     def close(self) -> None:
         """End the job. The worker stays."""
         self._feed.close()
+        self._desk.hand_over_spans(self._results.job)
 
     def _compute(self) -> Event:
         given, self._given = self._given, None

@@ -26,6 +26,7 @@ from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Tensors
 from quorate.transports.amendments import Amendments
+from quorate.transports.tracing.trace import current
 
 
 class NotWanted(BaseException):
@@ -89,6 +90,7 @@ class Job(ABC):
         self.steps = steps
         self.on_snapshots = on_snapshots
         self.loading = {"loader_workers": loader_workers, "threads": threads}
+        self.trace = current()  # takes what workers were at; None: nobody wants it
 
     def options(self) -> dict[str, Any]:
         """Return what a worker process needs to make the same job, beside data and parameters."""

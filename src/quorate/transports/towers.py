@@ -235,6 +235,8 @@ class TowersChannel:
     def close(self) -> None:
         """End the job. Towers stay."""
         self._feed.close()
+        for tower in self._towers:
+            tower.desk.hand_over_spans(self._job)
 
     def _compute(
         self,

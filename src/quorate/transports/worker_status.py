@@ -7,6 +7,9 @@ import time
 from mmap import mmap
 from typing import Any, NamedTuple
 
+from quorate.coordination.spans import SpanLog
+from quorate.transports.tracing.batch import Batch, batch
+
 # In the order in which a shard goes through the last four of them.
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 
@@ -86,6 +89,7 @@ class Timesheet:
         self._memory = memory
         self._copies = (start, start + _ENTRY.size)
         self._last: list[Any] = [-1]  # what this object wrote last
+        self._log: SpanLog | None = None  # of a run that is traced
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
         """Note that a phase begins, or goes on; of the same shard as before if none is named.
@@ -106,8 +110,31 @@ class Timesheet:
         last[0] += 1  # first: if this thread is interrupted here, it is read anew
         if since:
             last[_BEFORE + was] += now - since
+            if self._log is not None:
+                self._log.phase(PHASES[was], old_step, old_shard, since, now)
         last[1:_BEFORE] = number, step, shard, now, shards + (phase == "fetching")
         self._write(*last)
+
+    def record(self, job: str | None) -> None:
+        """Have what is told from now on be noted as spans, of a job; None: not any more."""
+        if job is not None and self._log is None:
+            self._log = SpanLog()
+        if self._log is not None:
+            self._log.job = job
+
+    def recorded(self, *, cuts: bool) -> Batch | None:
+        """Return the spans since the last call, for another process; None: nobody wants them.
+
+        Args:
+            cuts: whether the phase under way is in them, up to now.
+        """
+        log = self._log
+        if log is None or log.job is None:
+            return None
+        if cuts:
+            doing = self.read()
+            log.cut(doing.phase, doing.step, doing.shard, doing.since, time.monotonic())
+        return batch(log.take())
 
     def take(self, doing: Doing) -> None:
         """Note what a sheet elsewhere says; ``since`` by this host's clock. Does not block."""
@@ -153,6 +180,7 @@ class OwnTimesheet:
         # Phase, step, shard, since, shards, seconds: see ``Timesheet``.
         self._entry: tuple[str, int, int, float, int, list[float]]
         self._entry = ("starting", 0, 0, time.monotonic(), 0, [0.0] * len(PHASES))
+        self.log: SpanLog | None = None  # of a run that is traced
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
         """Note that a phase begins, or goes on; of the same shard as before if none is named."""
@@ -164,6 +192,8 @@ class OwnTimesheet:
         now = time.monotonic()
         seconds = [*seconds]
         seconds[_NUMBERS[was]] += now - since
+        if self.log is not None:
+            self.log.phase(was, old_step, old_shard, since, now)
         self._entry = (phase, step, shard, now, shards + (phase == "fetching"), seconds)
 
     def read(self) -> Doing:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.draft import Contents, Draft, write
 from quorate.services.checkpoints.retention import Saved, surplus
+from quorate.transports.tracing.trace import current
 
 
 class Policy(NamedTuple):
@@ -64,6 +65,7 @@ class Checkpoints:
         self._idle = threading.Event()
         self._idle.set()
         self._thread: threading.Thread | None = None
+        self._trace = current()  # of the run, whose thread this one's is not
 
     def ask(self) -> None:
         """Save at the end of the update under way. Any thread, also a signal handler, may."""
@@ -134,9 +136,13 @@ class Checkpoints:
         """
         self.finish()
         self._renew(make=True)  # nobody may come back to save it later
-        path = write(self._run_dir, contents)
-        self._tidy(contents)
+        with self._spanning("writing a checkpoint"):
+            path = write(self._run_dir, contents)
+            self._tidy(contents)
         return path
+
+    def _spanning(self, name: str, track: str = "") -> AbstractContextManager[None]:
+        return nullcontext() if self._trace is None else self._trace.span(name, track)
 
     # --- in its own thread ------------------------------------------------------------------------
 
@@ -145,11 +151,12 @@ class Checkpoints:
         while (waiting := self._waiting.get()) is not None:
             contents, draft = waiting
             try:
-                if draft is None:
-                    self._renew()
-                    draft = Draft(self._run_dir, contents)
-                path = draft.finish()
-                self._tidy(contents)
+                with self._spanning("writing a checkpoint", "checkpoints"):
+                    if draft is None:
+                        self._renew()
+                        draft = Draft(self._run_dir, contents)
+                    path = draft.finish()
+                    self._tidy(contents)
                 self._took_s = time.monotonic() - self._copied_at
                 outcome = Outcome(contents.global_step, path, "")
             except Exception as error:  # the edge of the thread: the loop tells the user

@@ -27,12 +27,12 @@ class WorkerTable:
         self,
         screen: Display,
         status: Callable[[], list[WorkerStatus]],
-        gauges: Gauges,
+        gauges: Gauges | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._screen = screen
         self._status = status
-        self._gauges = gauges
+        self._gauges = gauges or Gauges()
         self._tell = tell
 
     def updated(self, report: Report) -> None:

@@ -51,7 +51,7 @@ class Summaries:
         every_s: float,
         *,
         status: Callable[[], list[WorkerStatus]],
-        gauges: Gauges,
+        gauges: Gauges | None = None,
         global_step: int,
         finished: Callable[[Counts], dict[str, float]] = lambda _totals: {},
         clock: Callable[[], float] = time.monotonic,
@@ -60,7 +60,7 @@ class Summaries:
         self.every_s = every_s
         self._folder = run_dir / "summaries"
         self._status = status
-        self._gauges = gauges
+        self._gauges = gauges or Gauges()
         self._first_step = self._global_step = global_step
         self._finished = finished
         self._clock = clock

@@ -262,7 +262,8 @@ class _Lead:
         self._mark = share.mark(self._state)
 
     def _hear(self, rank: int, handed: Handed) -> None:
-        """Hear what another rank has to say beside its gradient."""
+        """Hear what a rank has to say beside its gradient."""
+        self._member.take_spans(rank, handed)
         if handed.stop is not None:
             _asked(self._stops, self._company, f"rank {rank}: {handed.stop}")
         for note in handed.notes:

@@ -94,6 +94,11 @@ class Member:
         """Have the next shards read these values of ``Shared``."""
         self._replica.called.shared.take(values)
 
+    def take_spans(self, rank: int, handed: Handed) -> None:
+        """Take what a rank was at into the trace, if there is one."""
+        if handed.spans is not None:
+            self._shards.take_spans(rank, handed.spans)
+
     def fingerprint(self) -> str:
         """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
         return self.beside(lambda replica, stream: probe_fingerprint(replica, self._source, stream))
@@ -107,6 +112,7 @@ class Member:
             at: phase, step and shard to tell of it.
         """
         self._keep_buffers()
+        self._shards.note_other_spans()
         if at is not None:
             self.sheet.tell(*at)
         try:
@@ -152,7 +158,9 @@ class Member:
         self.sheet.tell("pushing")
         try:
             own = tell(own)._replace(
-                is_finite=are_finite(gradient), sends_again=exchange.outbox.is_to_go_again
+                is_finite=are_finite(gradient),
+                sends_again=exchange.outbox.is_to_go_again,
+                spans=self._shards.spans(),
             )
             parts, handed = handed_over(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):

@@ -19,6 +19,7 @@ from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.training.whole_batch.jobs import BackThrough, Representing
 from quorate.transports.collective.exchange import Exchange
 from quorate.transports.job import Task, Training
+from quorate.transports.tracing.batch import Batch
 from quorate.transports.worker_status import Timesheet
 
 
@@ -114,6 +115,34 @@ class OwnShards:
         for each in self._before:
             self._replica.recycle(each)
 
+    def spans(self) -> Batch | None:
+        """Return what this rank was at since the last call; None: nobody wants to know."""
+        trace, found = self._job.trace, self.sheet.recorded(cuts=False)
+        if trace is None or found is None:
+            return None
+        # Evaluations have workers of the same numbers, which are threads of rank 0.
+        found["spans"] = [span._replace(track="rank") for span in found["spans"]]
+        if self._rank_of[0] > 0:  # rank 0 has its own trace
+            found["spans"] += trace.take_own("main thread")
+        return found
+
+    def take_spans(self, rank: int, spans: Batch) -> None:
+        """Take what a rank was at into the trace of this one, which is rank 0's."""
+        if self._job.trace is not None:
+            self._job.trace.take_batch(rank, spans)
+
+    def note_other_spans(self) -> None:
+        """Have what follows be noted as what it is, until the next of these shards."""
+        if self._job.trace is not None and self._job.trace.is_on:
+            self.sheet.record("beside training")
+
+    def _note_spans(self, job: Training, step: int) -> None:
+        if (trace := job.trace) is None:
+            return
+        if self._rank_of[0] > 0:
+            trace.step = step
+        self.sheet.record(job.name if step in trace.steps_of(job) else None)
+
     def represented(self, step: int, shards: range, stream: Stream) -> list[Represented]:
         """Return what some shards represent; their rows are kept for ``summed``. Blocks."""
         found: list[Represented] = []
@@ -162,6 +191,8 @@ class OwnShards:
         replica = self._replica
         if self._feed is None:
             self._feed = self._job.feed(self._rank_of, (step, shard), replica.device)
+
+        self._note_spans(job, step)
 
         def at(phase: str) -> None:
             self.sheet.tell(phase, step, shard)

@@ -31,6 +31,7 @@ from quorate.training.optimizing.extent import Mean, Sliced, Whole
 from quorate.training.optimizing.mean import Addition
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.schedule import Schedule, metric_of, scheduler_of
+from quorate.transports.tracing.trace import span
 
 # Computes a step's sum at the parameters as they are, and hands it over: its memory is the workers'
 # own afterwards.
@@ -154,7 +155,7 @@ class Update:
             LossError: the total weight is zero.
             NotFiniteError: the optimizer moved to where the gradient is not finite.
         """
-        with torch.no_grad():
+        with torch.no_grad(), span("update"):
             return self._apply(parts, leaves, n, present, again)
 
     def _apply(

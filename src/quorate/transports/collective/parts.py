@@ -18,6 +18,7 @@ from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import from_json, to_json
 from quorate.transports import remote_error
 from quorate.transports.collective.ranks import Ranks
+from quorate.transports.tracing.batch import Batch
 
 
 class Handed(NamedTuple):
@@ -30,16 +31,19 @@ class Handed(NamedTuple):
     is_finite: bool = True  # whether this rank's slices of the gradient are
     sends_again: bool = False  # whether what it has sent was not what it had in the end
     notes: Sequence[Note] = ()  # that are new on this rank, if it is another than rank 0
+    spans: Batch | None = None  # what it was at, of a run that is traced
 
 
 def to_bytes(handed: Handed) -> bytes:
     """Return what ``from_bytes`` takes, in another process."""
-    beside = {
+    beside: dict[str, Any] = {
         "stop": handed.stop,
         "is_finite": handed.is_finite,
         "sends_again": handed.sends_again,
         "notes": handed.notes,
     }
+    if handed.spans is not None:
+        beside["spans"] = handed.spans
     if handed.error is not None:
         return _packed({**beside, "error": remote_error.to_json(handed.error)}, [])
     if handed.sum is None:
@@ -71,6 +75,7 @@ def from_bytes(packed: bytes, written: Layout) -> Handed:
         is_finite=header["is_finite"],
         sends_again=header["sends_again"],
         notes=[Note(*note) for note in header["notes"]],
+        spans=header.get("spans"),
     )
     if "error" in header:
         return beside._replace(error=remote_error.from_json(header["error"]))

@@ -317,6 +317,15 @@ class Arena:
         """Say what this worker is at; the coordinator may while there is no process of it."""
         self._sheets[worker].tell(phase, step, shard)
 
+    def record(self, worker: int, job: str | None) -> None:
+        """Have what this worker tells be noted as spans of a job; None: not any more."""
+        self._sheets[worker].record(job)
+
+    def recorded(self, worker: int) -> dict[str, Any]:
+        """Return what an answer says of what this worker was at since the last one."""
+        spans = self._sheets[worker].recorded(cuts=True)
+        return {} if spans is None else {"spans": spans}
+
     def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
         """Say what this worker loads ahead from now on, beside the shard that it is at."""
         entry = (0, 0, 0) if ticket is None else (1, *ticket)

@@ -193,7 +193,13 @@ class ProcessesChannel:
             "plan": job.plan.to_json(),
             "steps": [job.steps.start, job.steps.stop],
             "options": job.options(),
+            **self._traced(),
         }
+
+    def _traced(self) -> Message:
+        if self.job.trace is None or not (steps := self.job.trace.steps_of(self.job)):
+            return {}
+        return {"traced": [steps.start, steps.stop]}
 
     def is_computing(self, worker: int) -> bool:
         """Return whether a worker was given a shard and has not answered."""
@@ -231,6 +237,10 @@ class ProcessesChannel:
 
     def answered(self, worker: int, message: Message) -> None:
         """Take in what a worker says of the shard that it was given."""
+        if (trace := self.job.trace) is not None:
+            for number, own in message.get("group", [(worker, message)]):
+                if (spans := own.pop("spans", None)) is not None:
+                    trace.take_batch(number, spans)
         deal_out(message)
         match message["kind"]:
             case "done":

@@ -41,8 +41,9 @@ from quorate.transports.processes.wire import Message, Wire
 class _OpenJob:
     """A job that is open, and the rows that are fetched for it."""
 
-    def __init__(self, job: Job, moves_to: torch.device, told: Told) -> None:
+    def __init__(self, job: Job, traced: range, moves_to: torch.device, told: Told) -> None:
         self.job = job
+        self.traced = traced  # the steps of which spans are noted
         self._told = told
         self._moves_to = moves_to
         self._rank_of: tuple[int, int] | None = None
@@ -133,6 +134,7 @@ class ShardLoop:
         source = Source(dataset, plan, self._program.collates[name], augment)
         self._jobs[message["job"]] = _OpenJob(
             kind(source, parameters, range(*message["steps"]), **message["options"]),
+            range(*message.get("traced", (0,))),
             self._replica.device,
             partial(self._arena.loads_ahead, self._number),
         )
@@ -165,6 +167,8 @@ class ShardLoop:
         number, step, first = (message[name] for name in ("job", "step", "shard"))
         ticket, snapshot = message["ticket"], message["snapshot"]
         open_job = self._jobs[number]
+        is_traced = step in open_job.traced
+        self._arena.record(self._number, open_job.job.name if is_traced else None)
         answer: Message = {"job": number, "ticket": ticket}
         slots = [
             None if slot is None else self._arena.slot(slot)
@@ -202,18 +206,19 @@ class ShardLoop:
                 if into is not None:
                     _put(result, into)
         except NotWanted:
-            self._wire.send({"kind": "left off", **answer})
+            self._wire.send({"kind": "left off", **answer, **self._arena.recorded(self._number)})
             return
         except BaseException as error:  # the edge of the process: the coordinator decides
             open_job.job.annotate(error, tasks[now - first], self._replica.device)
             answer |= {"kind": "failed", "shard": now, "error": remote_error.to_json(error)}
-            self._wire.send(answer)
+            self._wire.send({**answer, **self._arena.recorded(self._number)})
             return
         said, *more = map(_said, results)
         run = {"more": more} if more else {}
         rows, memory = by_row(results)
         fds = [] if memory is None else [memory.fd]
-        self._wire.send({"kind": "done", **answer, **said, **run, **rows}, fds)
+        spans = self._arena.recorded(self._number)
+        self._wire.send({"kind": "done", **answer, **said, **run, **rows, **spans}, fds)
 
 
 def _put(result: ShardSum, into: Vectors) -> None:

@@ -1,0 +1,59 @@
+"""The trace of one run: begun where the run begins, written to its file however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import isfinite
+from pathlib import Path
+
+from quorate.machine.atomic_file import write_atomically
+from quorate.services.report import Report
+from quorate.services.run_dir import RunDir
+from quorate.services.tracing.chrome import as_json
+from quorate.transports.tracing import trace as taking
+from quorate.transports.tracing.trace import Trace, span
+
+__all__ = ["after_update", "begun", "span", "traced"]
+
+
+@contextmanager
+def traced(run_dir: RunDir, say: Callable[[str], None]) -> Iterator[None]:
+    """Within the block a trace is taken, if one is asked for; it is written at the end.
+
+    Also if the block ends by an exception: what is shown is what led there. A file that cannot be
+    written is said, and is no reason for a run to fail.
+    """
+    if run_dir.trace is None:
+        yield
+        return
+    trace, path = Trace(run_dir.traced_steps), Path(run_dir.trace)
+    try:
+        with taking.tracing(trace):
+            yield
+    finally:
+        try:
+            write_atomically(path, as_json(trace))
+        except OSError as error:
+            say(f"no trace is written: {error}")
+        else:
+            more = f", and {trace.left_out:,} later ones left out" if trace.left_out else ""
+            say(f"trace: {len(trace.spans):,} spans{more} in {path}")
+
+
+def begun(global_step: int) -> None:
+    """Note which step is the first, if a trace is taken."""
+    if (trace := taking.current()) is not None:
+        trace.step = global_step
+
+
+def after_update(report: Report) -> AbstractContextManager[None]:
+    """Return a context for what is done between an update and the next step."""
+    if (trace := taking.current()) is None:
+        return nullcontext()
+    trace.step = report.global_step
+    loss = report.metrics.get("loss")
+    for name, value in (("loss", loss), ("examples per s", report.examples_per_s)):
+        if value is not None and isfinite(value):  # JSON knows no others
+            trace.count(name, value)
+    return trace.span("between updates")

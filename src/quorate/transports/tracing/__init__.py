@@ -1,0 +1,1 @@
+"""Tracing: what coordinator and workers were at when, gathered while they run."""
