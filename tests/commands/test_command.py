@@ -349,6 +349,8 @@ def test_the_help_fits_the_terminal(
     shown = capsys.readouterr().out
     long = [line for line in shown.splitlines() if len(line) > min(width, 100)]
     assert [line for line in long if "_QUORATE_COMPLETE" not in line] == []
+    whole = re.findall(r"\[\w+\(\w+=\)\]", shown)  # names of settings, none over two lines
+    assert len(whole) == "".join(shown.split()).count("=)]")
     if not typed:  # what is to be copied is not broken
         assert '  bash  eval "$(_QUORATE_COMPLETE=bash_source quorate)"\n' in shown
     assert "\x1b" not in shown

@@ -85,8 +85,12 @@ class Terminal:
         os.close(self._leader)
 
     @property
+    def written(self) -> str:
+        return self._shown.decode()
+
+    @property
     def plain(self) -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._shown.decode())
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.written)
 
 
 @pytest.fixture
@@ -124,6 +128,18 @@ def test_a_terminal_gets_a_bar(terminal: Terminal) -> None:
     terminal.close()
     assert "8 rows = 2 shards x 4" in terminal.plain
     assert "step 10/10" in terminal.plain
+
+
+def test_what_is_printed_without_an_end_of_line_is_shown_as_it_is(terminal: Terminal) -> None:
+    """As a second bar does. Nothing in it is a tag, and it has the colours that it came with."""
+    screen = display(terminal.file)
+    screen.update(report(1))
+    for text in ("[b]7[/b] [/i]", ":smile: 0.25"):
+        print(text, end="", flush=True)
+    screen.close()
+    terminal.close()
+    assert "[b]7[/b] [/i]" in terminal.written
+    assert ":smile: 0.25" in terminal.written
 
 
 def test_a_terminal_that_cannot_go_back_gets_lines(

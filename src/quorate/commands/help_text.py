@@ -10,6 +10,7 @@ import click
 UNNAMED = "Options"  # the group of those that are in none
 NARROWEST = 36  # columns of a text; click's own narrowest is 50, which a narrow terminal breaks
 MOST_TERM = 26  # columns of the left one
+NARROW = 50  # columns below which two of them leave no room for a word like Trainer(devices=)
 
 
 class Formatter(click.HelpFormatter):
@@ -65,10 +66,19 @@ def write_columns(
 ) -> None:
     """Write terms, and beside each what it means; where that leaves too little room, below it.
 
+    In a narrow text whose terms are long it stands below all of them.
+
     Args:
         beside: the terms of all sections whose columns are to begin below each other.
     """
     bound = min(MOST_TERM, formatter.width // 3)
+    longest = max(len(term) for term in [*beside, *(term for term, _ in rows)])
+    if formatter.width < NARROW and longest > bound:
+        for term, meaning in rows:
+            formatter.write(f"{'':{formatter.current_indent}}{term}\n")
+            with formatter.indentation():
+                formatter.write_text(meaning)
+        return
     own = min(bound, max(len(term) for term, _ in rows))
     wanted = min(bound, max(map(len, beside), default=own))
     formatter.write_dl(rows, col_max=bound, col_spacing=2 + wanted - own)

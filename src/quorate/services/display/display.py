@@ -54,7 +54,8 @@ def display(stream: TextIO | Steady | None = None) -> Display:
     out = stream if isinstance(stream, Steady) else Steady(stream)
     shown = resolved(Shown, None)
     if out.isatty() and not shown.quiet and shown.log_format != JSON:
-        console = Console(file=cast(TextIO, out))
+        # What the user's code prints without an end of line is shown by it as it is: [b] is no tag.
+        console = Console(file=cast(TextIO, out), markup=False, highlight=False, emoji=False)
         if not console.is_dumb_terminal:  # one that cannot go back shows a bar at the end alone
             return Bar(console, shown)
     return Lines(out, shown)
