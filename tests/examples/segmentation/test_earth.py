@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,29 +19,7 @@ import quorate
 from quorate.data.draws import Draws
 from quorate.errors import DataError, UserError
 
-FOLDER = Path(__file__).parents[2] / "examples" / "segmentation"
-NAMES = [path.stem for path in FOLDER.glob("*.py")]
 ZONE_OF = np.array([32, 6, 12, 30, 0], np.uint8)  # of the classes in order; and of none
-
-
-@pytest.fixture(scope="module")
-def example() -> Iterator[Any]:
-    """Its files; other examples have files of the same names."""
-    before = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in NAMES:
-            sys.modules.pop(name, None)
-        sys.modules |= before
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("QUORATE_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")

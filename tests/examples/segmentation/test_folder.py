@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.example_modules import EXAMPLES
 
 import quorate
 from quorate.errors import DataError, SettingError, UserError
 
-FOLDER = Path(__file__).parents[2] / "examples" / "segmentation"
-NAMES = [path.stem for path in FOLDER.glob("*.py") if path.stem != "equal_rows_plot"]
+FOLDER = EXAMPLES / "segmentation"
 SIZES = ((70, 100), (40, 33), (64, 64), (20, 25), (96, 40), (50, 50))  # rows, columns
 COLOURS = ((0, 0, 0), (200, 10, 10), (10, 200, 10))
-
-
-@pytest.fixture(scope="module")
-def example() -> Iterator[Any]:
-    """Its files; other examples have files of the same names."""
-    before = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in NAMES:
-            sys.modules.pop(name, None)
-        sys.modules |= before
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("QUORATE_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def truth(number: int) -> np.ndarray:

@@ -1,0 +1,27 @@
+"""The files of an example, imported under their own names, which other examples have too."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@contextmanager
+def example_modules(folder: Path) -> Iterator[SimpleNamespace]:
+    """All files of an example by name: ``data`` is its own within the block, and not after it."""
+    names = sorted(path.stem for path in folder.glob("*.py"))
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path.insert(0, str(folder))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
