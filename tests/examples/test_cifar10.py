@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ import pytest
 import torch
 from open_data.sources import File
 from PIL import Image
+from support.example_modules import EXAMPLES, example_modules
 from support.warm import WARM
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -28,32 +27,11 @@ import quorate
 from quorate.data import cache_dir
 from quorate.errors import DataError
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10"
+EXAMPLE = EXAMPLES / "cifar10"
 
 
-def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"cifar10_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found  # dataclasses look themselves up there
-    spec.loader.exec_module(found)
-    return found
-
-
-def named(*names: str) -> list[ModuleType]:
-    """Files of the example that import each other by these names, as other examples do."""
-    before = {name: sys.modules.pop(name, None) for name in names}
-    try:
-        return [sys.modules.setdefault(name, module(name)) for name in names]
-    finally:
-        for name, other in before.items():
-            sys.modules.pop(name)
-            if other is not None:
-                sys.modules[name] = other
-
-
-DATA, MODEL, RECIPE = named("data", "model", "recipe")
+with example_modules(EXAMPLE) as example:
+    DATA, MODEL, RECIPE = example.data, example.model, example.recipe
 
 
 PLAIN = RECIPE.Recipe()
@@ -147,7 +125,7 @@ def test_recipe_numbers_are_options(monkeypatch: pytest.MonkeyPatch, data: Path)
 
 
 def test_the_log_is_the_tutorials(capsys: pytest.CaptureFixture[str]) -> None:
-    log = module("log").Log(2)
+    log = example.log.Log(2)
     for loss, right in ((1.25, 0.5), (0.123456789, 0.75)):
         log.step(loss, right)
     (line,) = capsys.readouterr().out.splitlines()

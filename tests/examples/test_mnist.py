@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import gzip
 import hashlib
-import importlib
-import importlib.util
 import json
 import os
 import re
@@ -14,19 +12,22 @@ import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from open_data.sources import File
+from support.example_modules import EXAMPLES, example_modules
 from support.warm import WARM
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from quorate.commands.main import main
 from quorate.data.tfrecord.images import read_images
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist"
+EXAMPLE = EXAMPLES / "mnist"
+
+with example_modules(EXAMPLE) as example:
+    recipe = example.recipe
 
 
 LINE = (
@@ -105,19 +106,7 @@ def test_the_plain_loop(data: Path) -> None:
     assert "Done training for 1 epochs, 3 steps." in out
 
 
-@pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's files; other examples have files of the same names."""
-    for name in ("model", "recipe"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(EXAMPLE)
-    found = importlib.import_module("recipe")
-    yield found
-    for name in ("model", "recipe"):
-        sys.modules.pop(name, None)
-
-
-def test_recipe_numbers_are_options(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_numbers_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
         "--lr 0.1 --lr-decay 0.5 --decay-steps 2 --momentum 0 --filters 4 6 --units 20 --l2 0.01"
     )
@@ -145,7 +134,7 @@ def test_recipe_numbers_are_options(recipe: Any, monkeypatch: pytest.MonkeyPatch
         optimizer.step()
         schedule.step()
     batch = [torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([1, 2])]
-    model = sys.modules["model"]
+    model = example.model
     plain, more = (model.loss_with(l2)(net, batch)["loss"].item() for l2 in (0.0, 0.01))
     squares = sum(
         float(p.detach().double().square().sum()) for p in net.parameters() if p.dim() > 1
@@ -172,11 +161,7 @@ def test_the_two_programs_differ_in_few_lines_and_the_readme_shows_them() -> Non
 def test_published_files_are_fetched_and_converted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = importlib.util.spec_from_file_location("mnist_data", EXAMPLE / "data.py")
-    assert spec is not None
-    assert spec.loader is not None
-    data = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(data)
+    data = example.data
 
     class Shelf:
         title = "the shelf"
