@@ -20,6 +20,7 @@ from quorate.commands import child_run, run
 from quorate.commands.bench import command as bench
 from quorate.commands.command import ScriptCommand
 from quorate.commands.main import main
+from quorate.commands.namesakes import namesakes
 from quorate.commands.options import GROUPS, as_typed, flag
 from quorate.commands.options import OPTIONS as ALL_OPTIONS
 from quorate.commands.verify import command as verify
@@ -134,6 +135,32 @@ def test_what_a_script_has_too_is_said_and_nothing_else(
             "too: its own stands behind --\n"
         )
         assert shown.err == (line if said else "")
+
+
+@pytest.mark.parametrize(
+    ("imports", "is_found"),
+    [
+        ("from options import parse", True),
+        ("import options as o", True),
+        ("from .options import parse", True),
+        ("from . import options", True),
+        ("from pkg.options import parse", True),
+        ("import first", True),  # which imports options, and that it
+        ("import other", False),
+        ("text = 'options'", False),
+    ],
+)
+def test_what_a_file_beside_the_script_has_too_is_found(
+    imports: str, is_found: bool, tmp_path: Path
+) -> None:
+    script, beside = tmp_path / "script.py", tmp_path / "options.py"
+    script.write_text(f"{imports}\n")
+    (tmp_path / "first.py").write_text("import options\n")
+    beside.write_text("import first\nprint('--seed', '--keep')\n")
+    (tmp_path / "other.py").write_text("this is no Python --seed")
+    expected = {"--seed": beside} if is_found else {}
+    assert namesakes(script, ["--seed", "--shards"]) == expected
+    assert namesakes(None, ["--seed"]) == {}
 
 
 def test_a_module_runs_as_python_would_run_it(tmp_path: Path) -> None:

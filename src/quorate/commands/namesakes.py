@@ -1,18 +1,20 @@
 """Namesakes: options that a command and a script both have. Behind a script they are the command's.
 
-That may be a surprise, so it is said. Whether the script has such an option is read off its text: a
-string that is the option's name, as it is given to ``argparse`` or to click.
+That may be a surprise, so it is said. Whether the script has such an option is read off its text,
+and that of the files beside it which it imports: a string that is the option's name, as it is given
+to ``argparse`` or to click.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
-MOST_BYTES = 1 << 20  # of a script; a larger one is not looked into
+MOST_BYTES = 1 << 20  # of a file; a larger one is not looked into
+MOST_FILES = 50  # of a script and what it imports from beside it
 
 
 def say_namesakes(script: str, module: str | None, command: str, behind: Sequence[str]) -> None:
@@ -24,29 +26,56 @@ def say_namesakes(script: str, module: str | None, command: str, behind: Sequenc
         command: "quorate run".
         behind: the options of the command that stood behind the script.
     """
-    own = namesakes(_file(script, module), behind)
-    for name in own:
+    first = _file(script, module)
+    for name, file in namesakes(first, behind).items():
+        place = script if file == first else file.name
         click.echo(
-            f"quorate: {name} behind {script} is taken as {command}'s, and {script} names one too: "
+            f"quorate: {name} behind {script} is taken as {command}'s, and {place} names one too: "
             "its own stands behind --",
             err=True,
         )
 
 
-def namesakes(file: Path | None, names: Sequence[str]) -> list[str]:
-    """Return those of some options that a script has too, each once.
+def namesakes(file: Path | None, names: Sequence[str]) -> dict[str, Path]:
+    """Return those of some options that a script has too, and the file that names each.
 
     Args:
         file: None, or one that cannot be read or is no Python: nothing is known of it.
     """
-    try:
-        if file is None or file.stat().st_size > MOST_BYTES:
-            return []
-        tree = ast.parse(file.read_bytes())
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return []
-    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    return [name for name in dict.fromkeys(names) if name in words]
+    found: dict[str, Path] = {}
+    for each, tree in _with_imports(file) if file is not None and names else ():
+        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        found |= {name: each for name in names if name in words and name not in found}
+    return {name: found[name] for name in names if name in found}
+
+
+def _with_imports(file: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield a file, and those in its folder that it imports, and they: each with its syntax."""
+    files = [file]
+    for each in files:  # which grows
+        try:
+            if each.stat().st_size > MOST_BYTES:
+                continue
+            tree = ast.parse(each.read_bytes())
+        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        yield each, tree
+        beside = (file.parent / f"{name}.py" for name in _imported(tree))
+        files += [new for new in beside if new not in files and new.is_file()]
+        del files[MOST_FILES:]
+
+
+def _imported(tree: ast.Module) -> list[str]:
+    """Return the names that modules of the same folder would be imported by, each once."""
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= dict.fromkeys(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module.rpartition(".")[2] if node.level == 0 else node.module: None}
+        elif isinstance(node, ast.ImportFrom) and node.level == 1:  # from . import options
+            names |= dict.fromkeys(alias.name for alias in node.names)
+    return [name for name in names if "." not in name]
 
 
 def _file(script: str, module: str | None) -> Path | None:
