@@ -77,6 +77,7 @@ class VirtualRun:
         timeout_s: see ``Coordinator``.
         patience: see ``Coordinator``.
         most_open_per_worker: N times this is ``most_open`` of ``Coordinator``.
+        coordinator: makes it, of the arguments of ``Coordinator``.
 
     Raises:
         ProtocolError: nothing will happen any more, as all workers are gone for good.
@@ -97,6 +98,7 @@ class VirtualRun:
         timeout_s: float | None = TIMEOUT_S,
         patience: float = 1.5,
         most_open_per_worker: int = 4,
+        coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         self.now = 0.0
         self.updates: list[Update] = []
@@ -106,7 +108,7 @@ class VirtualRun:
         self.queued_s = 0.0  # how long events waited for the coordinator, added up
         kind = PlanByShard if rule.by_shard else Plan
         plan = kind(rows=shards * batches, batch_size=shards, shards=shards, shuffle=False)
-        self._coordinator = Coordinator(
+        self.coordinator = coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
             next_home=plan.next_home,
@@ -138,12 +140,12 @@ class VirtualRun:
     @property
     def tally(self) -> Tally:
         """What became of the shards."""
-        return self._coordinator.tally
+        return self.coordinator.tally
 
     @property
     def workers(self) -> int:
         """How many workers are there."""
-        return len(self._coordinator.workers)
+        return len(self.coordinator.workers)
 
     def play(self) -> None:
         """Play it to its end."""
@@ -158,7 +160,7 @@ class VirtualRun:
         if isinstance(event, Joined):
             self._is_away[event.worker] = False
         self.events += 1
-        effects = deque(self._coordinator.handle(event, self.now))
+        effects = deque(self.coordinator.handle(event, self.now))
         self._wake_at = None
         while effects:
             match effect := effects.popleft():
@@ -220,7 +222,7 @@ class VirtualRun:
         number, shards = len(effect.holders), len(effect.shards)
         self.updates.append(Update(self.now, took_s, number, shards, effect.staleness))
         self.events += 1
-        return self._coordinator.handle(Applied(effect.step), self.now)
+        return self.coordinator.handle(Applied(effect.step), self.now)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
