@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quorate.coordination.coordinator import Coordinator
@@ -29,6 +29,7 @@ from quorate.coordination.protocol import (
     Event,
     Finish,
     Joined,
+    Keep,
     Left,
     Replace,
     Tick,
@@ -59,6 +60,7 @@ class Update(NamedTuple):
     holders: int  # workers that had sums of it
     shards: int
     staleness: int  # of its oldest gradient
+    vectors: int  # that reached the coordinator
 
 
 class VirtualRun:
@@ -70,7 +72,8 @@ class VirtualRun:
         batches: so many.
         rule: what makes an update.
         shard_s: how long worker w takes for shard s of step t.
-        apply_s: how long the update of a step takes of which so many workers have sums.
+        apply_s: how long the update of a step takes of which so many vectors reach the coordinator.
+        vectors: how many do, from the worker that holds each shard, and V; default: one of each.
         failures: workers that fail; one of a worker that is away is left out.
         latency_s: of a message, one way.
         leaves_off_s: how long a worker takes to leave off a shard, once it is told.
@@ -92,6 +95,7 @@ class VirtualRun:
         rule: Rule,
         shard_s: Callable[[int, int, int], float],
         apply_s: Callable[[int], float] = lambda _: 0.0,
+        vectors: Callable[[Mapping[int, int], int], int] = lambda held, _: len({*held.values()}),
         failures: Iterable[Failure] = (),
         latency_s: float = 0.0,
         leaves_off_s: float = 0.01,
@@ -120,7 +124,11 @@ class VirtualRun:
             timeout_s=timeout_s,
             patience=patience,
         )
-        self._shard_s, self._apply_s = shard_s, apply_s
+        self._shard_s, self._apply_s, self._vectors = shard_s, apply_s, vectors
+        self._shards_of = plan.shards_of
+        self._held: dict[
+            int, dict[int, int]
+        ] = {}  # by step and shard: the last that had to keep it
         self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
         self._places = places
         self._queue: list[tuple[float, int, Event | Failure, int]] = []
@@ -217,10 +225,12 @@ class VirtualRun:
 
     def _apply(self, effect: Apply) -> list[Effect]:
         """Make an update: no event is handled meanwhile."""
-        took_s = self._apply_s(len(effect.holders))
+        held = self._held.pop(effect.step)
+        vectors = self._vectors({s: held[s] for s in effect.shards}, self._shards_of(effect.step))
+        took_s = self._apply_s(vectors)
         self.now += took_s
         number, shards = len(effect.holders), len(effect.shards)
-        self.updates.append(Update(self.now, took_s, number, shards, effect.staleness))
+        self.updates.append(Update(self.now, took_s, number, shards, effect.staleness, vectors))
         self.events += 1
         return self.coordinator.handle(Applied(effect.step), self.now)
 
@@ -234,6 +244,9 @@ class VirtualRun:
                 takes_s = self._shard_s(worker, step, shard) + 2 * self._latency_s
                 self._due_at[worker] = self.now + takes_s
                 self._post(self._due_at[worker], Done(worker, step, shard), worker)
+            case Keep(worker, step, shard, count):
+                held = self._held.setdefault(step, {})
+                held |= dict.fromkeys(range(shard, shard + count), worker)
             case Cancel(worker, step, shard):
                 # What it has done already is on its way, and counts as an answer.
                 told_at = self.now + self._latency_s
