@@ -177,6 +177,17 @@ def test_shard_times_that_cannot_be(text: str, line: str, tmp_path: Path) -> Non
     assert str(raised.value).startswith(f"{path}, {line}")
 
 
+def test_the_vectors_that_hosts_save_are_told(
+    bench: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", str(bench), "--workers", "16", "--per-host", "4", "--steps", "5"]
+    line = "hosts add up what their workers have: 4 vectors of sums per update in the place of 16"
+    assert main([*asked, "--engine", "ray"]) == 0
+    assert line in capsys.readouterr().out
+    assert main(asked) == 0
+    assert "hosts add up" not in capsys.readouterr().out
+
+
 def test_shard_times_are_drawn_from(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = bench.with_name("times.csv")
     path.write_text("worker,shard_s\n0,0.5\n1,0.5\n")

@@ -61,6 +61,25 @@ def test_the_collective_by_hand() -> None:
     assert told.step_s == pytest.approx(2.15)
 
 
+def test_hosts_of_ray_add_up_what_their_workers_have() -> None:
+    """8 workers on 4 hosts: 4 vectors in the place of 8, three quarters of each over the link."""
+
+    def told(**how: Any) -> Prediction:
+        network = Network(engine="ray", gradient_bytes=1e6, bandwidth_bytes_per_s=1e7)
+        return quorate.simulate(
+            8, **{"shard_times": EXACT, "network": network, "per_host": 2} | how
+        )
+
+    assert (told().vectors, told().holders) == (4, 8)
+    assert told().step_s == pytest.approx(2.0 + 4 * 0.075)
+    assert told(per_host=3).vectors == 5  # shards 0 to 2, 3 to 5, 6 and 7: 2, 2 and 1 subtrees
+    assert told(per_host=8).vectors == 8  # in the coordinator's memory
+    assert told(update="quorum:7", shards=16).vectors >= 7  # of any, so each travels alone
+    assert told(update="async").vectors == 1
+    plain = Network(gradient_bytes=1e6, bandwidth_bytes_per_s=1e7)
+    assert told(network=plain).vectors == 8
+
+
 def test_backup_workers_end_the_wait_for_random_stragglers_and_not_for_long_shards() -> None:
     """With long shards the step is as long as the work: whoever gets a shard, has it for long."""
 

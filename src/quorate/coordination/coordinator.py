@@ -33,7 +33,7 @@ from math import inf
 from quorate.coordination import plan
 from quorate.coordination.dealing import Dealing, Work
 from quorate.coordination.members import Members, Task
-from quorate.coordination.open_steps import Kept, OpenStep, OpenSteps
+from quorate.coordination.open_steps import OpenStep, OpenSteps
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -120,7 +120,7 @@ class Coordinator:
         self._attempts = attempts
         self._members = Members(timeout_s)
         running = Running(self._members, patience)
-        self._steps = OpenSteps(first_step, left_open, running)
+        self._steps = OpenSteps(first_step, left_open, running, rule.staleness)
         homes = home_shards or (lambda rank_of, step: plan.home_shards(rank_of, shards_of(step)))
         next_homes = next_home or partial(plan.next_home, homes)
         self._dealing = Dealing(
@@ -173,12 +173,7 @@ class Coordinator:
     @property
     def left_open(self) -> list[int]:
         """Steps that are not applied, though later ones are; none where the order is kept."""
-        return self._steps.left_open()
-
-    @property
-    def left_open_next(self) -> list[int]:
-        """The same as it will be when the update under way is made."""
-        return self._steps.left_open(once_applied=self._steps.applying)
+        return self._steps.left_open
 
     def usual_s(self, worker: int) -> float | None:
         """Return how long a shard usually takes there, in seconds; None before it is known."""
@@ -194,13 +189,15 @@ class Coordinator:
             case Left():
                 return self._leave(event)
             case Done(worker, step, shard):
-                task = self._end_task(worker, step, shard)
+                task = self._task(worker, step, shard)
                 self._members.learn(worker, (now - task.since) / task.count)
+                self._end(task)
                 return self._done(task, worker)
             case Failed(worker, step, shard):
-                return self._failed(self._end_task(worker, step, shard), worker, shard)
+                self._end(task := self._task(worker, step, shard))
+                return self._failed(task, worker, shard)
             case Cancelled(worker, step, shard):
-                task = self._end_task(worker, step, shard)
+                self._end(task := self._task(worker, step, shard))
                 if not task.is_lost:
                     raise self._error(f"worker {worker} left off what it was not told to")
                 # A lower bound: else one that is always too late would seem as fast as ever.
@@ -230,8 +227,8 @@ class Coordinator:
             raise self._error(f"worker {worker} left and had not joined")
         task = self._members.leave(worker)
         if task is not None:
-            self._steps.end(worker, task)
-        for step in self._steps if not event.results_stay else ():
+            self._steps.end(task)
+        for step in self._steps.held_by(worker) if not event.results_stay else ():
             self._lose_results(step, worker)
         if task is not None:
             self._steps.put_back(task)
@@ -255,14 +252,17 @@ class Coordinator:
             # Nothing was applied: the sums went with the worker.
             self.phase, self._steps.applying = Phase.COMPUTING, None
 
-    def _end_task(self, worker: int, step: int, shard: int) -> Task:
+    def _task(self, worker: int, step: int, shard: int) -> Task:
         member = self._members.get(worker)
         task = member.task if member is not None else None
         if member is None or task is None or task.step != step or shard not in task.shards:
             raise self._error(f"worker {worker} was not computing step {step}, shard {shard}")
-        self._members.end(worker)
-        self._steps.end(worker, task)
         return task
+
+    def _end(self, task: Task) -> None:
+        """Note that a worker has answered."""
+        self._members.end(task.worker)
+        self._steps.end(task)
 
     def _done(self, task: Task, worker: int) -> list[Effect]:
         step = self._steps.expecting(task)
@@ -272,7 +272,7 @@ class Coordinator:
             return [Discard(worker, task.step, task.shard, task.count)]
         late = [shard for shard in task.shards if shard in step.kept]  # others were first
         wanted = [shard for shard in task.shards if shard not in late] if late else task.shards
-        self._steps.keep(step, wanted, Kept(worker, task.version))
+        self._steps.keep(step, wanted, task)
         if not late:
             return [Keep(worker, task.step, task.shard, task.count)]
         self._lose(task, worker, late)
@@ -316,9 +316,9 @@ class Coordinator:
         step = self._steps[number]
         for kept, shards in Counter(step.kept.values()).items():
             self.tally.applied(kept.worker, self.applied - kept.version, shards)
-        for worker, task in sorted(step.tasks.items()):
-            self._lose(task, worker, task.shards)
-            yield Cancel(worker, number, task.shard)
+        for task in step.tasks:
+            self._lose(task, task.worker, task.shards)
+            yield Cancel(task.worker, number, task.shard)
         self._steps.close(number)
         self.phase = Phase.COMPUTING
 
@@ -347,37 +347,18 @@ class Coordinator:
             )
 
     def _next_to_apply(self) -> OpenStep | None:
-        """Return the ready step with the oldest parameters that leaves the others time."""
-        ready = self._steps.ready.values()
-        if not ready or len(self._steps) == 1:
-            return next(iter(ready), None)
-        # Of those that are equally old the one that was begun first.
-        oldest = sorted(ready, key=lambda step: (self._version(step), step.order))
-        return next(filter(self._leaves_time, oldest), None)
+        """Return the ready step with the oldest parameters, if it leaves the others time.
 
-    def _version(self, step: OpenStep) -> int:
-        """Return the oldest version that a gradient of the step is from, or will be."""
-        kept = [result.version for result in step.kept.values()]
-        running = [task.version for task in step.tasks.values()]
-        # Nobody has anything of it: if it is dealt at once, it is from after the next update.
-        return min([*kept, *running], default=self.applied + 1)
-
-    def _leaves_time(self, step: OpenStep) -> bool:
-        """Return whether, after this step, the others can all be applied before they are stale.
-
-        They can if they can in the order of their versions: earliest deadline first. A step that
-        is ready may have to wait for one that is not, though nobody knows when that will be. It is
-        no deadlock: a worker that leaves makes the step it had as fresh as can be, and the oldest
-        step alone always leaves the others time, as no more are open than the rule bears.
+        If it does not, no other does: the older the step that is gone, the less are the others
+        late. A step that is ready may have to wait for one that is not, though nobody knows when
+        that will be. It is no deadlock: a worker that leaves makes the step it had as fresh as can
+        be, and the oldest step alone always leaves the others time, as no more are open than the
+        rule bears.
         """
-        if len(self._steps) == 1 or self._rule.staleness == inf:
-            return True
-        others = sorted(self._version(other) for other in self._steps if other is not step)
-        applied = self.applied + 1
-        return all(
-            applied + later - version <= self._rule.staleness
-            for later, version in enumerate(others)
-        )
+        step = self._steps.oldest_ready()
+        if step is None or not self._steps.leaves_time(step):
+            return None
+        return step
 
     # --- silence ----------------------------------------------------------------------------------
 

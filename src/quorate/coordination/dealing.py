@@ -123,7 +123,7 @@ class Dealing:
                 slow = original.worker
                 yield self._give(worker, step, original.shard, reason, now, instead_of=slow)
         # 3. Another look when the next one is.
-        if self._members.idle and any(step.wanting > 0 for step in self._steps):
+        if self._members.idle and len(self._steps.ready) < len(self._steps):
             self._running.advance(now)
             self.look_again_at = self._running.next_behind_at(now)
 
@@ -144,9 +144,9 @@ class Dealing:
             copied = self._copied(worker, self._members[instead_of].task, now)
         # The version is of now and not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
-        task = Task(step.number, shard, self._steps.applied, now, count, member.usual_s)
+        task = Task(worker, step.number, shard, self._steps.applied, now, count, member.usual_s)
         self._members.give(worker, task)
-        self._steps.give(worker, task, copied)
+        self._steps.give(task, copied)
         told = (worker, step.number, shard, reason, rank_of, instead_of)
         return Compute(*told, is_needed=step.needed == step.shards, count=count)
 
@@ -207,13 +207,11 @@ class Dealing:
 
     def _home(self, step: OpenStep, worker: int) -> range:
         """Return the worker's home shards of a step."""
-        if step.homes_as_of != self._members.changes:
-            step.homes, step.homes_as_of = {}, self._members.changes
-        home = step.homes.get(worker)
-        if home is None:
-            home = self._work.home_shards(self._members.rank_of(worker), step.number)
-            step.homes[worker] = home
-        return home
+        member, as_of = self._members[worker], (step.number, self._members.changes)
+        if member.home_as_of != as_of:
+            member.home = self._work.home_shards(self._members.rank_of(worker), step.number)
+            member.home_as_of = as_of
+        return member.home
 
     def _are_of_use(self, now: float) -> bool:
         """Return whether it may be that a step needs an idle worker for one more shard.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
@@ -26,8 +26,9 @@ _Entry = TypeVar("_Entry", int, float, _Order)
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """A shard that a worker computes, or a run of them."""
+    """A shard that a worker computes, or a run of them; it stands for the result too."""
 
+    worker: int
     step: int
     shard: int  # the first
     version: int
@@ -36,6 +37,7 @@ class Task:
     usual_s: float | None = None  # of a shard there, as far as was known
     is_split: bool = False  # another worker has, or had, one of its shards too
     is_lost: bool = False  # in no update, and counted as such: the worker may have been told so
+    earlier: Task | None = None  # that the worker holds results of, in the same step
     shards: range = field(init=False)  # all of them
 
     def __post_init__(self) -> None:
@@ -49,10 +51,12 @@ class Member:
     task: Task | None = None
     place: str = ""  # where it is: those of one place are neighbours; "" is the coordinator's own
     is_replaced: bool = False  # it is being ended: it may report still, and gets nothing more
-    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    times_s: list[float] = field(default_factory=list)  # of the last ``RECENT`` shards
     usual_s: float | None = None  # their median; None before the first shard is done
     rank_as_of: int = -1  # at which of the changes of ranks ``rank_of`` was found
     rank_of: tuple[int, int] = (0, 1)
+    home_as_of: tuple[int, int] = (-1, -1)  # of which step, and at which of those changes
+    home: range = range(0)  # its home shards of that step
 
 
 class Members:
@@ -70,12 +74,15 @@ class Members:
         self._by_number: dict[int, Member] = {}
         self._sizes: Counter[str] = Counter()  # workers by place
         self._ordered: list[_Order] = []  # all workers, by rank
-        self._usual_s: list[float] = []  # of all whose usual time is known, sorted
+        # Of all whose usual time is known, sorted. None: it has not been asked for lately. Once
+        # all times are known hardly anybody asks, and so none is sorted in at each answer.
+        self._usual_s: list[float] | None = None
+        self._unasked = 0  # times that were sorted in since it was asked for
         self._idle_unknown = 0  # of which no usual time is known
         # Heaps of (usual time, worker), and of (-usual time, worker), of the other idle ones, and
-        # of some that are not idle any more.
+        # of some that are not idle any more. None: nobody asked for it yet.
         self._fastest: list[tuple[float, int]] = []
-        self._slowest: list[tuple[float, int]] = []
+        self._slowest: list[tuple[float, int]] | None = None
         self._silent: list[tuple[float, int, int, Task]] = []  # a heap, with tasks that are over
         self._count = 0  # of tasks given, which orders those that are due at one time
 
@@ -109,7 +116,7 @@ class Members:
         """Remove a worker, and return what it was computing. Ranks change."""
         member = self._by_number[worker]
         self._forget_idle(worker, member)
-        if member.usual_s is not None:
+        if member.usual_s is not None and self._usual_s is not None:
             _drop(self._usual_s, member.usual_s)
         _drop(self._ordered, self._order(worker))
         del self._by_number[worker]
@@ -183,31 +190,56 @@ class Members:
     # --- how long it takes them -------------------------------------------------------------------
 
     def learn(self, worker: int, seconds: float) -> None:
-        """Take in how long a shard took."""
+        """Take in how long a shard took. Best before ``end``: it is noted as idle once then."""
         member = self._by_number[worker]
         member.times_s.append(seconds)
+        if len(member.times_s) > RECENT:
+            del member.times_s[0]
         is_idle = member.task is None and not member.is_replaced
-        if member.usual_s is not None:
-            _drop(self._usual_s, member.usual_s)
-        else:
+        before_s, member.usual_s = member.usual_s, _median(sorted(member.times_s))
+        if before_s is None:
             self._idle_unknown -= is_idle
-        member.usual_s = _median(sorted(member.times_s))
-        insort(self._usual_s, member.usual_s)
+        if self._usual_s is not None:
+            self._sort_in(self._usual_s, before_s, member.usual_s)
         if is_idle:
             self._note_idle(worker, member)
+
+    def _sort_in(self, ordered: list[float], before_s: float | None, usual_s: float) -> None:
+        """Replace a usual time among all; or forget all, if nobody has asked for so long.
+
+        To sort all anew costs a comparison or two more for each that was not sorted in.
+        """
+        self._unasked += 1
+        if self._unasked > len(self._by_number):
+            self._usual_s = None
+            return
+        if before_s is not None:
+            _drop(ordered, before_s)
+        insort(ordered, usual_s)
 
     def _note_idle(self, worker: int, member: Member) -> None:
         if member.usual_s is None:
             self._idle_unknown += 1
             return
         heapq.heappush(self._fastest, (member.usual_s, worker))
-        heapq.heappush(self._slowest, (-member.usual_s, worker))
-        if len(self._fastest) + len(self._slowest) > 6 * len(self._by_number) + 64:
+        if self._slowest is not None:
+            heapq.heappush(self._slowest, (-member.usual_s, worker))
+        if max(len(self._fastest), len(self._slowest or ())) > 3 * len(self._by_number) + 32:
             # Most are idle no more.
-            self._fastest = [entry for entry in {*self._fastest} if self._is_idle(*entry)]
-            self._slowest = [(-usual_s, worker) for usual_s, worker in self._fastest]
+            self._fastest = self._idle_known()
             heapq.heapify(self._fastest)
-            heapq.heapify(self._slowest)
+            if self._slowest is not None:
+                self._slowest = self._by_minus_usual_s()
+
+    def _idle_known(self) -> list[tuple[float, int]]:
+        """Return (usual time, worker) of those that are idle, where it is known."""
+        known = ((self._by_number[worker].usual_s, worker) for worker in self.idle)
+        return [(usual_s, worker) for usual_s, worker in known if usual_s is not None]
+
+    def _by_minus_usual_s(self) -> list[tuple[float, int]]:
+        heap = [(-usual_s, worker) for usual_s, worker in self._idle_known()]
+        heapq.heapify(heap)
+        return heap
 
     def _is_idle(self, usual_s: float, worker: int) -> bool:
         """Whether a worker is idle and takes so long as a rule."""
@@ -219,6 +251,10 @@ class Members:
     @property
     def usual_s_of_all(self) -> float:
         """The median of the workers' usual times; infinite before one is known."""
+        self._unasked = 0
+        if self._usual_s is None:
+            known = (member.usual_s for member in self._by_number.values())
+            self._usual_s = sorted(usual_s for usual_s in known if usual_s is not None)
         return _median(self._usual_s) if self._usual_s else inf
 
     @property
@@ -231,11 +267,14 @@ class Members:
     @property
     def usual_s_of_idle(self) -> list[float | None]:
         """The least and the greatest usual time of idle workers, and None if one has none yet."""
-        while self._slowest and not self._is_idle(-self._slowest[0][0], self._slowest[0][1]):
-            heapq.heappop(self._slowest)
+        if self._slowest is None:
+            self._slowest = self._by_minus_usual_s()
+        slowest = self._slowest
+        while slowest and not self._is_idle(-slowest[0][0], slowest[0][1]):
+            heapq.heappop(slowest)
         found: list[float | None] = [None] if self._idle_unknown else []
-        if self._slowest:
-            found += [self.usual_s_of_fastest_idle, -self._slowest[0][0]]
+        if slowest:
+            found += [self.usual_s_of_fastest_idle, -slowest[0][0]]
         return found
 
     def expected_s(self, worker: int) -> float:

@@ -18,18 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from heapq import heappop, heappush
+from math import inf
 
+from quorate.coordination.deadlines import Deadlines
 from quorate.coordination.members import Task
 from quorate.coordination.running import Expected, Running
 from quorate.coordination.todo import Todo
-
-
-class Kept(NamedTuple):
-    """A result that counts."""
-
-    worker: int  # who holds it
-    version: int
 
 
 @dataclass(eq=False, slots=True)
@@ -42,15 +37,13 @@ class OpenStep:
     needed: int  # of them
     begun_at: float
     todo: Todo  # nobody computes or holds them
-    kept: dict[int, Kept] = field(default_factory=dict)  # by shard
-    held: dict[int, set[int]] = field(default_factory=dict)  # by worker: its shards that are kept
-    tasks: dict[int, Task] = field(default_factory=dict)  # by worker
-    computing: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by shard: workers
+    kept: dict[int, Task] = field(default_factory=dict)  # by shard: of who holds it
+    held: dict[int, Task] = field(default_factory=dict)  # by worker: the last of those
+    computing: dict[int, Task] = field(default_factory=dict)  # by shard
+    copies: dict[int, Task] = field(default_factory=dict)  # by shard that another computes too
     copied: dict[int, Sequence[Expected]] = field(default_factory=dict)  # by shard
     running: int = 0  # how many shards are being computed that nobody holds
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
-    homes: dict[int, range] = field(default_factory=dict)  # by worker, those that were asked for
-    homes_as_of: int = -1  # at which of the changes of ranks
     has_runs: bool = True  # False: a worker crashed, or user code raised, in one
 
     @property
@@ -62,6 +55,18 @@ class OpenStep:
     def is_ready(self) -> bool:
         """Whether enough shards are kept."""
         return self.wanting <= 0
+
+    @property
+    def tasks(self) -> list[Task]:
+        """What workers are computing of it, by their numbers."""
+        tasks = {*self.computing.values(), *self.copies.values()}
+        return sorted(tasks, key=lambda task: task.worker)
+
+    @property
+    def version(self) -> int | None:
+        """The oldest version that a gradient of it is from, or will be; None: nobody has any."""
+        tasks = (self.kept, self.computing, self.copies)
+        return min((task.version for each in tasks for task in each.values()), default=None)
 
     def failed_on(self, shard: int) -> list[int]:
         """Return the workers that a shard failed on."""
@@ -80,9 +85,14 @@ class OpenSteps:
         applied: updates made so far.
         left_open: steps that are not in them, though later ones are.
         running: is told which shards are being computed that nobody holds.
+        staleness: the most updates between parameters and gradient. Above 0 several steps may be
+            open: then it is known which of those that are ready is the oldest, and whether the
+            others can wait for it.
     """
 
-    def __init__(self, applied: int, left_open: Iterable[int], running: Running) -> None:
+    def __init__(
+        self, applied: int, left_open: Iterable[int], running: Running, staleness: float = inf
+    ) -> None:
         self.applied = applied
         self.running = running
         self.applying: int | None = None  # the step whose update is being made
@@ -90,8 +100,15 @@ class OpenSteps:
         self._open: dict[int, OpenStep] = {}  # by number
         self._begun = 0
         self._with_todo: list[tuple[int, int]] = []  # (order, number) of those that have some
+        self._left_open = {*left_open}  # not applied, though later ones are
+        self._staleness = staleness
+        self._deadlines = Deadlines()
+        # A heap of (version, order, number) of those that are ready, and of some that are not any
+        # more, or are of another version.
+        self._by_age: list[tuple[int, int, int]] = []
+        self._open_of: dict[int, set[int]] = {}  # by worker, the steps of which it holds shards
         # Steps that nobody has begun: those left open or skipped, in order, and all from _top on.
-        self._skipped = sorted(left_open)
+        self._skipped = sorted(self._left_open)
         self._top = applied + len(self._skipped)
 
     def __len__(self) -> int:
@@ -104,9 +121,9 @@ class OpenSteps:
         return self._open[number]
 
     @property
-    def with_todo(self) -> list[OpenStep]:
+    def with_todo(self) -> Iterator[OpenStep]:
         """The steps with a shard that nobody computes or holds, the oldest first."""
-        return [self._open[number] for _, number in self._with_todo]
+        return (self._open[number] for _, number in self._with_todo)
 
     @property
     def have_todo(self) -> bool:
@@ -121,38 +138,38 @@ class OpenSteps:
         step = self._open.get(task.step)
         if step is None or step.number == self.applying:
             return None
-        return step if not step.kept.keys() >= {*task.shards} else None
+        if task.count == 1:
+            return step if task.shard not in step.kept else None
+        return step if not all(shard in step.kept for shard in task.shards) else None
 
     # --- who computes and holds what --------------------------------------------------------------
 
-    def give(self, worker: int, task: Task, copied: Sequence[Expected] | None = None) -> None:
+    def give(self, task: Task, copied: Sequence[Expected] | None = None) -> None:
         """Note that a worker computes shards.
 
         Args:
             copied: what is expected of both, if another computes the same shard.
         """
         step = self._open[task.step]
-        step.tasks[worker] = task
         if copied is not None:
-            (other,) = step.computing[task.shard]
-            self._split(step, other)
+            self._split(step, step.computing[task.shard])
             task.is_split, step.copied[task.shard] = True, copied
-            step.computing[task.shard] = (min(other, worker), max(other, worker))
+            step.copies[task.shard] = task
             self._recount(step, task.shard, was_running=True)
-            return
-        step.todo.take(task.shards)
-        if not step.todo:
-            del self._with_todo[bisect_left(self._with_todo, (step.order, step.number))]
-        step.computing.update(dict.fromkeys(task.shards, (worker,)))
-        step.running += task.count
-        if self.running.is_asked:
-            self.running.put(worker, task, task.shards)
+        else:
+            step.todo.take(task.shards)
+            if not step.todo:
+                del self._with_todo[bisect_left(self._with_todo, (step.order, step.number))]
+            step.computing.update(dict.fromkeys(task.shards, task))
+            step.running += task.count
+            if self.running.is_asked:
+                self.running.put(task, task.shards)
+        self._note_age(step)
 
-    def end(self, worker: int, task: Task) -> None:
+    def end(self, task: Task) -> None:
         """Note that a worker computes its shards no more, and does not hold them yet."""
         if (step := self._open.get(task.step)) is None:
             return
-        del step.tasks[worker]
         if not task.is_split:  # nobody else computes or holds any of them
             for shard in task.shards:
                 del step.computing[shard]
@@ -160,35 +177,52 @@ class OpenSteps:
             self.running.drop(task.step, task.shard)
             return
         for shard in task.shards:
-            left = tuple(other for other in step.computing[shard] if other != worker)
-            if left:
-                step.computing[shard] = left
+            copy = step.copies.pop(shard, None)
+            if step.computing[shard] is not task:
+                pass  # its own was the copy
+            elif copy is not None:
+                step.computing[shard] = copy
             else:
                 del step.computing[shard]
             if shard not in step.kept:
                 self._recount(step, shard, was_running=True)
 
-    def keep(self, step: OpenStep, shards: Collection[int], kept: Kept) -> None:
+    def keep(self, step: OpenStep, shards: Collection[int], task: Task) -> None:
         """Note that a worker holds shards that nobody held."""
-        step.kept |= dict.fromkeys(shards, kept)
-        step.held.setdefault(kept.worker, set()).update(shards)
+        worker = task.worker
+        step.kept |= dict.fromkeys(shards, task)
+        task.earlier, step.held[worker] = step.held.get(worker), task
         for shard in shards if step.computing else ():
             if shard in step.computing:  # by another one
                 self._recount(step, shard, was_running=True)
         if step.is_ready:
             self.ready[step.number] = step
+        if self._staleness:
+            self._open_of.setdefault(worker, set()).add(step.number)
+        self._note_age(step)
+
+    def held_by(self, worker: int) -> list[OpenStep]:
+        """Return the steps of which a worker may hold shards, in the order of their numbers."""
+        if not self._staleness:
+            return [*self]
+        return [self._open[number] for number in sorted(self._open_of.get(worker, ()))]
 
     def lose(self, step: OpenStep, worker: int) -> bool:
         """Forget what a worker held of a step; return whether it was anything."""
-        lost = step.held.pop(worker, None)
-        if lost is None:
+        task = step.held.pop(worker, None)
+        if task is None:
             return False
+        lost = []
+        while task is not None:
+            lost += [shard for shard in task.shards if step.kept.get(shard) is task]
+            task = task.earlier
         for shard in lost:
             del step.kept[shard]
             if shard in step.computing:
                 self._recount(step, shard, was_running=False)
         if not step.is_ready:
             self.ready.pop(step.number, None)
+        self._forget_held(step, worker)
         self._put_back(step, lost)
         return True
 
@@ -202,10 +236,10 @@ class OpenSteps:
         step.todo.add(s for s in shards if s not in step.kept and s not in step.computing)
         if step.todo and not had_todo:
             insort(self._with_todo, (step.order, step.number))
+        self._note_age(step)
 
-    def _split(self, step: OpenStep, worker: int) -> None:
+    def _split(self, step: OpenStep, task: Task) -> None:
         """Have each shard of a worker's task stand for itself: another gets one of them."""
-        task = step.tasks[worker]
         if not task.is_split:
             task.is_split = True
             self.running.drop(step.number, task.shard)
@@ -214,13 +248,64 @@ class OpenSteps:
 
     def _recount(self, step: OpenStep, shard: int, *, was_running: bool) -> None:
         """Note who now computes a shard that has been computed by two."""
-        workers = () if shard in step.kept else step.computing.get(shard, ())
-        step.running += bool(workers) - was_running
+        task = None if shard in step.kept else step.computing.get(shard)
+        step.running += (task is not None) - was_running
         self.running.drop(step.number, shard)
-        if len(workers) == 1:
-            self.running.put(workers[0], step.tasks[workers[0]], range(shard, shard + 1))
-        elif workers and step.needed < step.shards:  # else nobody asks for those that two compute
-            self.running.put_two(workers[0], step.number, shard, step.copied[shard])
+        if task is None:
+            return
+        copy = step.copies.get(shard)
+        if copy is None:
+            self.running.put(task, range(shard, shard + 1))
+        elif step.needed < step.shards:  # else nobody asks for those that two compute
+            lower = min(task.worker, copy.worker)
+            self.running.put_two(lower, step.number, shard, step.copied[shard])
+
+    def _forget_held(self, step: OpenStep, worker: int) -> None:
+        if (held := self._open_of.get(worker)) is not None:
+            held.discard(step.number)
+            if not held:
+                del self._open_of[worker]
+
+    # --- which is applied next --------------------------------------------------------------------
+
+    def _note_age(self, step: OpenStep) -> None:
+        """Note that others compute or hold shards of a step: it may have another version."""
+        if not self._staleness:
+            return
+        version = step.version
+        if version is not None and step.number in self.ready:
+            heappush(self._by_age, (version, step.order, step.number))
+        if self._staleness == inf:
+            return
+        if version is None:
+            self._deadlines.drop(step.number)
+        else:
+            self._deadlines.put(step.number, version)
+
+    def oldest_ready(self) -> OpenStep | None:
+        """Return the step with the oldest version of those of which enough is kept.
+
+        Of those that are equally old the one that was begun first.
+        """
+        if len(self.ready) <= 1:
+            return next(iter(self.ready.values()), None)
+        while True:
+            version, _, number = self._by_age[0]
+            step = self.ready.get(number)
+            if step is not None and step.version == version:
+                return step
+            heappop(self._by_age)
+
+    def leaves_time(self, step: OpenStep) -> bool:
+        """Return whether, after this step, the others can all be applied before they are stale.
+
+        They can if they can in the order of their versions. One that nobody has anything of does
+        not count: if it is dealt at once, it is from after this update, and no more are open than
+        the rule bears.
+        """
+        if len(self._open) == 1 or self._staleness == inf:
+            return True
+        return self._deadlines.least_without(step.number) >= self.applied + 1 - self._staleness
 
     # --- which steps ------------------------------------------------------------------------------
 
@@ -263,9 +348,16 @@ class OpenSteps:
         step = self._open.pop(number)
         self.ready.pop(number, None)
         self._forget(step)
-        for task in step.tasks.values():
-            for shard in task.shards if task.is_split else task.shards[:1]:
-                self.running.drop(number, shard)
+        for shard in step.computing:
+            self.running.drop(number, shard)
+        for worker in step.held:
+            self._forget_held(step, worker)
+        self._deadlines.drop(number)
+        end = self.applied + len(self._left_open)  # the step after the last that is applied
+        if number < end:
+            self._left_open.remove(number)
+        else:
+            self._left_open.update(range(end, number))
         self.applied += 1
         self.applying = None
 
@@ -283,18 +375,10 @@ class OpenSteps:
         """Have ``running`` know what is being computed: from now on it is asked."""
         self.running.is_asked = True
         for step in self:
-            for worker, task in step.tasks.items():
-                self.running.put(worker, task, task.shards)
+            for task in step.tasks:
+                self.running.put(task, task.shards)
 
-    def left_open(self, *, once_applied: int | None = None) -> list[int]:
-        """Return the steps that are not applied, though later ones are.
-
-        Args:
-            once_applied: a step to count as applied.
-        """
-        end = self._top
-        steps = sorted([*self._skipped, *(self._open.keys() - {once_applied})])
-        while steps and steps[-1] == end - 1:  # nothing later is applied
-            end -= 1
-            steps.pop()
-        return steps
+    @property
+    def left_open(self) -> list[int]:
+        """The steps that are not applied, though later ones are, in order."""
+        return sorted(self._left_open)

@@ -149,12 +149,13 @@ class Network(Settings):
 
     Args:
         engine: processes or ray: all sums go to the coordinator, and parameters from it to every
-            host, over its one link; collective: hosts exchange slices with each other.
+            host, over its one link, with ray under sync what a host's workers have added up;
+            collective: hosts exchange slices with each other.
         gradient_bytes: of one whole gradient; the parameters have as many.
         bandwidth_bytes_per_s: of a host's link, each way.
         latency_s: of a message, one way.
-        vector_s: what one worker's sums cost the coordinator beside that: taking them in, adding
-            them up.
+        vector_s: what a vector of sums costs the coordinator beside that: taking it in, adding it
+            up.
     """
 
     engine: str = _field("processes", _engine, "how workers are reached")
@@ -163,11 +164,11 @@ class Network(Settings):
     latency_s: float = _field(0.0, not_negative, "of a message")
     vector_s: float = _field(0.0, not_negative, "per sum")
 
-    def exchange_s(self, holders: int, hosts: int) -> float:
+    def exchange_s(self, vectors: int, hosts: int) -> float:
         """Return the seconds of an update that go into the exchange.
 
         Args:
-            holders: workers that have sums of the step.
+            vectors: of sums that go to the coordinator; with collective: ranks.
             hosts: that the workers are spread over; with one there is no link between.
         """
         of_one_s = self.gradient_bytes / self.bandwidth_bytes_per_s
@@ -175,11 +176,11 @@ class Network(Settings):
         if self.engine == "collective":
             # A host's ranks add up what they have, each a slice. Then each host sends the others
             # their slices and gets its own, twice, both ways at once.
-            between_s = 2 * (of_one_s * elsewhere + self.latency_s * (holders > 1))
+            between_s = 2 * (of_one_s * elsewhere + self.latency_s * (vectors > 1))
             return self.vector_s + between_s
-        # In and out at once, and more comes in than goes out: each worker's sums, which nobody adds
-        # up on the way, against one copy of the parameters for each host.
-        return holders * (self.vector_s + elsewhere * of_one_s)
+        # In and out at once, and what comes in is at least as much as what goes out: at least one
+        # vector of each host, against one copy of the parameters for it.
+        return vectors * (self.vector_s + elsewhere * of_one_s)
 
 
 @dataclass(frozen=True, kw_only=True)

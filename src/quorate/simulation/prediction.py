@@ -29,6 +29,8 @@ class Prediction:
     copies: float  # share of the shards that were begun which another worker had too
     staleness_mean: float  # updates
     staleness_max: int
+    vectors: float  # of sums that reach the coordinator for an update, mean
+    holders: float  # workers that have some, mean
     # Over a long time.
     examples_per_s: float
     goodput: float  # share of what is computed above that stays: work kept over work that could be

@@ -10,13 +10,14 @@ Legend: V shards of a batch, N workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import exp, inf
 from statistics import fmean, median
 
+from quorate.coordination import host_sums
 from quorate.coordination.rules import Rule, parse
 from quorate.errors import SettingError
 from quorate.settings import whole
@@ -150,8 +151,16 @@ class _Simulation:
     def _fresh(self) -> Pretending:
         return Pretending(self.times, self.stragglers, self._all, self.per_host, self.seed)
 
-    def _apply_s(self, holders: int) -> float:
-        return self.update_s + self.network.exchange_s(holders, self._hosts)
+    def _apply_s(self, vectors: int) -> float:
+        return self.update_s + self.network.exchange_s(vectors, self._hosts)
+
+    def _vectors(self, held: Mapping[int, int], shards: int) -> int:
+        """Return how many vectors reach the coordinator: see docs/plan.md."""
+        if self.network.engine != "ray" or self._hosts == 1:
+            return len({*held.values()})  # they are in the coordinator's memory, or come as one
+        if self.rule.needed(shards) < shards:
+            return len(held)  # nobody knows which of them will be in the update
+        return host_sums.vectors({s: w // self.per_host for s, w in held.items()}, shards)
 
     def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
         """Play it, without the last so many workers."""
@@ -162,6 +171,7 @@ class _Simulation:
             rule=self.rule,
             shard_s=self._fresh(),
             apply_s=self._apply_s,
+            vectors=self._vectors,
             latency_s=self.network.latency_s,
             failures=lost,
         )
@@ -296,6 +306,8 @@ class _Simulation:
             copies=run.copies / run.begun,
             staleness_mean=run.tally.staleness_sum / applied,
             staleness_max=run.tally.staleness_max,
+            vectors=fmean(u.vectors for u in updates),
+            holders=fmean(u.holders for u in updates),
             examples_per_s=per_s,
             goodput=stays,
             failures_per_day=24 * (self._all / told.worker_mtbf_h + hosts_per_h),
@@ -322,7 +334,7 @@ class _Simulation:
         coordinator waits for updates and for the network, as the coordinator's time is divided.
         """
         updates = self._counted(run)
-        exchange_s = fmean(self.network.exchange_s(u.holders, self._hosts) for u in updates)
+        exchange_s = fmean(self.network.exchange_s(u.vectors, self._hosts) for u in updates)
         undisturbed_s = self._pretending.undisturbed_s
         busy = min(self._all, self.shards)
         if self.rule.by_shard:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from quorate.coordination.coordinator import Coordinator
@@ -29,6 +29,7 @@ from quorate.coordination.protocol import (
     Event,
     Finish,
     Joined,
+    Keep,
     Left,
     Replace,
     Tick,
@@ -59,6 +60,7 @@ class Update(NamedTuple):
     holders: int  # workers that had sums of it
     shards: int
     staleness: int  # of its oldest gradient
+    vectors: int  # that reached the coordinator
 
 
 class VirtualRun:
@@ -70,13 +72,15 @@ class VirtualRun:
         batches: so many.
         rule: what makes an update.
         shard_s: how long worker w takes for shard s of step t.
-        apply_s: how long the update of a step takes of which so many workers have sums.
+        apply_s: how long the update of a step takes of which so many vectors reach the coordinator.
+        vectors: how many do, from the worker that holds each shard, and V; default: one of each.
         failures: workers that fail; one of a worker that is away is left out.
         latency_s: of a message, one way.
         leaves_off_s: how long a worker takes to leave off a shard, once it is told.
         timeout_s: see ``Coordinator``.
         patience: see ``Coordinator``.
         most_open_per_worker: N times this is ``most_open`` of ``Coordinator``.
+        coordinator: makes it, of the arguments of ``Coordinator``.
 
     Raises:
         ProtocolError: nothing will happen any more, as all workers are gone for good.
@@ -91,12 +95,14 @@ class VirtualRun:
         rule: Rule,
         shard_s: Callable[[int, int, int], float],
         apply_s: Callable[[int], float] = lambda _: 0.0,
+        vectors: Callable[[Mapping[int, int], int], int] = lambda held, _: len({*held.values()}),
         failures: Iterable[Failure] = (),
         latency_s: float = 0.0,
         leaves_off_s: float = 0.01,
         timeout_s: float | None = TIMEOUT_S,
         patience: float = 1.5,
         most_open_per_worker: int = 4,
+        coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         self.now = 0.0
         self.updates: list[Update] = []
@@ -106,7 +112,7 @@ class VirtualRun:
         self.queued_s = 0.0  # how long events waited for the coordinator, added up
         kind = PlanByShard if rule.by_shard else Plan
         plan = kind(rows=shards * batches, batch_size=shards, shards=shards, shuffle=False)
-        self._coordinator = Coordinator(
+        self.coordinator = coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
             next_home=plan.next_home,
@@ -118,7 +124,11 @@ class VirtualRun:
             timeout_s=timeout_s,
             patience=patience,
         )
-        self._shard_s, self._apply_s = shard_s, apply_s
+        self._shard_s, self._apply_s, self._vectors = shard_s, apply_s, vectors
+        self._shards_of = plan.shards_of
+        self._held: dict[
+            int, dict[int, int]
+        ] = {}  # by step and shard: the last that had to keep it
         self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
         self._places = places
         self._queue: list[tuple[float, int, Event | Failure, int]] = []
@@ -138,12 +148,12 @@ class VirtualRun:
     @property
     def tally(self) -> Tally:
         """What became of the shards."""
-        return self._coordinator.tally
+        return self.coordinator.tally
 
     @property
     def workers(self) -> int:
         """How many workers are there."""
-        return len(self._coordinator.workers)
+        return len(self.coordinator.workers)
 
     def play(self) -> None:
         """Play it to its end."""
@@ -158,7 +168,7 @@ class VirtualRun:
         if isinstance(event, Joined):
             self._is_away[event.worker] = False
         self.events += 1
-        effects = deque(self._coordinator.handle(event, self.now))
+        effects = deque(self.coordinator.handle(event, self.now))
         self._wake_at = None
         while effects:
             match effect := effects.popleft():
@@ -215,12 +225,14 @@ class VirtualRun:
 
     def _apply(self, effect: Apply) -> list[Effect]:
         """Make an update: no event is handled meanwhile."""
-        took_s = self._apply_s(len(effect.holders))
+        held = self._held.pop(effect.step)
+        vectors = self._vectors({s: held[s] for s in effect.shards}, self._shards_of(effect.step))
+        took_s = self._apply_s(vectors)
         self.now += took_s
         number, shards = len(effect.holders), len(effect.shards)
-        self.updates.append(Update(self.now, took_s, number, shards, effect.staleness))
+        self.updates.append(Update(self.now, took_s, number, shards, effect.staleness, vectors))
         self.events += 1
-        return self._coordinator.handle(Applied(effect.step), self.now)
+        return self.coordinator.handle(Applied(effect.step), self.now)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -232,6 +244,9 @@ class VirtualRun:
                 takes_s = self._shard_s(worker, step, shard) + 2 * self._latency_s
                 self._due_at[worker] = self.now + takes_s
                 self._post(self._due_at[worker], Done(worker, step, shard), worker)
+            case Keep(worker, step, shard, count):
+                held = self._held.setdefault(step, {})
+                held |= dict.fromkeys(range(shard, shard + count), worker)
             case Cancel(worker, step, shard):
                 # What it has done already is on its way, and counts as an answer.
                 told_at = self.now + self._latency_s

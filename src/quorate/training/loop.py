@@ -122,7 +122,7 @@ def looping(
             turns=turns,
             whole_batch=whole,
         )
-        apply = updates.applying(coordinator)
+        apply = updates.applying()
         made = drive(coordinator, channel, apply, say=say, stopping=lambda: stops.reason)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
@@ -153,7 +153,7 @@ class Updates(NamedTuple):
     turns: Turns | None = None  # where servers have the state
     whole_batch: WholeBatch | None = None  # if the loss is over all rows of a batch
 
-    def applying(self, coordinator: Coordinator) -> Callable[[Ready], tuple[Ready, Applied]]:
+    def applying(self) -> Callable[[Ready], tuple[Ready, Applied]]:
         """Return what makes the update of a step."""
         state, plan = self.state, self.source.plan
 
@@ -169,14 +169,14 @@ class Updates(NamedTuple):
             whole = self.whole_batch
             with drawing("update", plan, n):
                 applied = update(ready.parts) if whole is None else whole(ready, update)
-            self.took(ready, applied, coordinator.left_open_next)
+            self.took(ready, applied)
             if self.turns is not None:
                 self.turns.updated()
             return ready, applied
 
         return apply
 
-    def took(self, ready: Ready, applied: Applied, left_open: list[int]) -> None:
+    def took(self, ready: Ready, applied: Applied) -> None:
         """Take an update into the state.
 
         Raises:
@@ -187,7 +187,7 @@ class Updates(NamedTuple):
             make_replica = partial(self.crew.probe_replica, state)
             state.bring_home()
             not_made(ready.step, applied, state, self.source, make_replica, self.say)
-        state.global_step, state.left_open = state.global_step + 1, left_open
+        state.count_update(ready.step)
 
     def reports(
         self, made: Iterator[tuple[Ready, Applied]], progress: Progress

@@ -66,7 +66,7 @@ class State:
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
-        self.left_open: list[int] = []  # see ``Coordinator``
+        self.left_open: set[int] = set()  # steps that are not applied, though later ones are
         self.tally = Tally()
         self.dropped_rows = 0  # of the epoch under way
         self.not_finite = 0  # updates that were not made for that
@@ -229,10 +229,19 @@ class State:
         model.load_state_dict(self.tensors(self.average.shadow), strict=False)
         return model
 
+    def count_update(self, step: int) -> None:
+        """Note that the update of a step is made."""
+        end = self.global_step + len(self.left_open)  # the step after the last that is applied
+        if step < end:
+            self.left_open.remove(step)
+        else:
+            self.left_open.update(range(end, step))
+        self.global_step += 1
+
     def account(self) -> dict[str, Any]:
         """Return what became of the shards so far, and which are left, for JSON."""
         return {
-            "left_open": self.left_open,
+            "left_open": sorted(self.left_open),
             "tally": self.tally.to_json(),
             "dropped_rows": self.dropped_rows,
             "not_finite": self.not_finite,
@@ -242,7 +251,7 @@ class State:
 
     def load_account(self, account: dict[str, Any]) -> None:
         """Take what ``account`` gave."""
-        self.left_open = account["left_open"]
+        self.left_open = {*account["left_open"]}
         self.tally = Tally(account["tally"])
         self.dropped_rows = account["dropped_rows"]
         self.not_finite = account["not_finite"]

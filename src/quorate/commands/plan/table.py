@@ -68,6 +68,11 @@ def below(
                 if gain > 0
                 else f"  spares do not pay: {first.spares} give most per worker that is paid for"
             )
+        if first.vectors < first.holders:
+            lines.append(
+                f"  hosts add up what their workers have: {first.vectors:,.0f} vectors of sums "
+                f"per update in the place of {first.holders:,.0f}"
+            )
         lines.append(f"  {saving(best)}")
     return lines
 

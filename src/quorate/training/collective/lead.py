@@ -253,7 +253,7 @@ class _Lead:
         ready = Ready(step, [], tuple(range(member.shards_of(step))), staleness=0)
         for each in applied.shares:
             state.tally.applied(each.worker, 0)
-        self._updates.took(ready, applied, [])
+        self._updates.took(ready, applied)
         state.visits.updated(self._take_mark)
         self._optimizer.note_state()
         return ready, applied

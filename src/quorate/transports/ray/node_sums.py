@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from quorate.coordination.tree import TreeSum
+from quorate.coordination.host_sums import together
 
 T = TypeVar("T")
 
@@ -44,13 +44,6 @@ class _Shards(Generic[T]):
     def drop(self, shard: int) -> None:
         self.ordered_at.pop(shard, None)
         self.waiting.pop(shard, None)
-
-    def together(self, shard: int, among: Iterable[int]) -> list[int]:
-        """Return the shards of the largest subtree that is wholly among these, and has this one."""
-        found: TreeSum[list[int]] = TreeSum(self.of, lambda left, right: left + right)
-        for each in sorted(among):
-            found.put((0, each), [each])
-        return next(shards for shards in found.parts.values() if shard in shards)
 
 
 class NodeSums(Generic[T]):
@@ -89,18 +82,18 @@ class NodeSums(Generic[T]):
             took_s = self._clock() - step.ordered_at[shard]
             until = self._clock() + min(PATIENCE * took_s, MOST_S)
             while step.waiting.get(shard) is result:
-                together = step.together(shard, step.ordered_at)
-                if not step.waiting.keys() >= set(together):
+                group = together(shard, step.ordered_at, step.of)
+                if not step.waiting.keys() >= set(group):
                     if (left_s := until - self._clock()) > 0:
                         self._changed.wait(left_s)
                         continue
-                    together = step.together(shard, step.waiting)
-                found = {each: step.waiting[each] for each in together}
-                self._drop(where, together)
+                    group = together(shard, step.waiting, step.of)
+                found = {each: step.waiting[each] for each in group}
+                self._drop(where, group)
                 return found
             return {}
 
-    def _drop(self, where: Where, shards: list[int]) -> None:
+    def _drop(self, where: Where, shards: Iterable[int]) -> None:
         if (step := self._steps.get(where)) is None:
             return
         for shard in shards:
