@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorate.coordination.schedules import SCHEDULES, Action, Rows, Work
@@ -17,6 +17,8 @@ from quorate.coordination.schedules.timeline import Times, bubble, makespan, tim
 from quorate.errors import SettingError
 
 pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
+
+fixed = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 
 NAMES = sorted(SCHEDULES)
 DEVICES = st.integers(1, 6)
@@ -29,6 +31,7 @@ def rows_of(name: str, devices: int, shards: int, chunks: int) -> Rows:
     return SCHEDULES[name](stages, shards, devices=devices)
 
 
+@fixed
 @given(st.sampled_from(NAMES), DEVICES, SHARDS, CHUNKS)
 def test_everything_once_and_nobody_waits_forever(
     name: str, devices: int, shards: int, chunks: int
@@ -40,6 +43,7 @@ def test_everything_once_and_nobody_waits_forever(
     assert placement(rows) == tuple(stage % devices for stage in range(stages_of(rows)))
 
 
+@fixed
 @given(st.sampled_from(NAMES), DEVICES, SHARDS, CHUNKS, st.data())
 def test_a_timeline_keeps_what_an_action_needs(
     name: str, devices: int, shards: int, chunks: int, data: st.DataObject
@@ -70,6 +74,7 @@ def test_a_timeline_keeps_what_an_action_needs(
     assert bubble(rows, times) == pytest.approx(1 - busy / (devices * whole))
 
 
+@fixed
 @given(DEVICES, SHARDS)
 def test_what_is_held(devices: int, shards: int) -> None:
     first = [min(devices - stage, shards) for stage in range(devices)]
@@ -79,12 +84,14 @@ def test_what_is_held(devices: int, shards: int) -> None:
     assert max(in_flight(SCHEDULES["zero-bubble"](devices, shards))) <= min(devices, shards)
 
 
+@fixed
 @given(st.sampled_from(["1f1b", "interleaved", "zero-bubble"]), DEVICES, CHUNKS)
 def test_what_is_held_does_not_grow_with_the_shards(name: str, devices: int, chunks: int) -> None:
     held = [in_flight(rows_of(name, devices, k * devices, chunks)) for k in (3, 4, 12)]
     assert held[0] == held[1] == held[2]
 
 
+@fixed
 @given(DEVICES, SHARDS, CHUNKS)
 def test_a_device_of_interleaved_holds_a_bounded_number(
     devices: int, shards: int, chunks: int
@@ -95,6 +102,7 @@ def test_a_device_of_interleaved_holds_a_bounded_number(
     assert all(n <= most for n, most in zip(in_flight_by_device(rows), ahead, strict=True))
 
 
+@fixed
 @given(DEVICES, SHARDS, st.sampled_from(["1f1b", "gpipe"]))
 def test_the_bound_of_stages_alike(p: int, m: int, name: str) -> None:
     rows, times = SCHEDULES[name](p, m), Times(1.0, 2.0)
@@ -102,6 +110,7 @@ def test_the_bound_of_stages_alike(p: int, m: int, name: str) -> None:
     assert 1 - bubble(rows, times) == pytest.approx(m / (m + p - 1))
 
 
+@fixed
 @given(DEVICES, st.integers(1, 4), CHUNKS)
 def test_the_bubble_of_chunks_is_a_fraction(p: int, groups: int, v: int) -> None:
     # The paper's figure, of whole groups: the bubble of 1F1B over the number of chunks.
@@ -110,6 +119,7 @@ def test_the_bubble_of_chunks_is_a_fraction(p: int, groups: int, v: int) -> None
     assert makespan(rows, Times(1.0 / v, 2.0 / v)) == pytest.approx(3.0 * m + 3.0 * (p - 1) / v)
 
 
+@fixed
 @given(DEVICES, st.integers(0, 12))
 def test_the_bubble_of_a_backward_in_two_parts(p: int, more: int) -> None:
     # (p - 1) (F + I - W), once the pipeline is full; with F = I = W that is (p - 1) F.
@@ -118,6 +128,7 @@ def test_the_bubble_of_a_backward_in_two_parts(p: int, more: int) -> None:
     assert makespan(rows, Times(1.0, 2.0)) == pytest.approx(3.0 * m + (p - 1))
 
 
+@fixed
 @given(DEVICES, SHARDS)
 def test_two_parts_are_never_slower(p: int, m: int) -> None:
     times = Times(1.0, 2.0)

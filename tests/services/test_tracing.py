@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextvars import Context
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from quorate.services.report import Report
 from quorate.services.tracing.chrome import as_json
 from quorate.transports.processes import records
 from quorate.transports.tracing.batch import batch, moved
+from quorate.transports.tracing.own_log import own_log
 from quorate.transports.tracing.trace import Trace, current, tracing
 from quorate.transports.worker_status import OwnTimesheet, Timesheet
 
@@ -70,6 +72,7 @@ def test_of_a_run_in_this_process(
     plain = trainer(None, workers)
     plain.fit(DATA, epochs=2, validation=DATA)
     assert digest_of(run) == digest_of(plain)
+    assert own_log() is None  # also in the thread that was the worker
 
 
 @pytest.mark.slow
@@ -214,6 +217,24 @@ def test_what_was_handed_over_is_not_handed_over_again() -> None:
     (pushing,), (answering,) = first["spans"], second["spans"]
     assert (pushing.name, answering.name) == ("pushing", "answering")
     assert pushing.end == answering.begin
+
+
+def test_a_replica_in_stages_finds_the_log_of_its_worker() -> None:
+    Context().run(note_a_stage)  # where no log is left from before
+
+
+def note_a_stage() -> None:
+    sheet = Timesheet(bytearray(Timesheet.SIZE))
+    assert own_log() is None
+    sheet.record("training", 7, 4)
+    log = own_log()
+    assert log is not None
+    log.stage("forward", stage=1, place=2, begin=1.0, end=2.0)
+    found = sheet.recorded(cuts=False)
+    assert found is not None
+    assert found["spans"] == [Span("forward", "training", 7, 6, 1.0, 2.0, "stage 1")]
+    sheet.record(None)
+    assert own_log() is None
 
 
 def test_nothing_is_noted_where_nobody_asks() -> None:

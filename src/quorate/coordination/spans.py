@@ -29,13 +29,24 @@ class SpanLog:
 
     def __init__(self) -> None:
         self.job: str | None = None  # what the worker computes for; None: nothing is noted
+        self._at = (0, 0)  # step, and first shard of the run that it was given
         self._spans: deque[Span] = deque()
         self._cut_at = 0.0
 
-    def add(self, span: Span) -> None:
-        """Add a span, if spans are noted at present."""
+    def begin(self, job: str | None, step: int, shard: int) -> None:
+        """Note what a run of shards is for, which begins with this one; None: note nothing."""
+        self.job, self._at = job, (step, shard)
+
+    def stage(self, name: str, stage: int, place: int, begin: float, end: float) -> None:
+        """Add what a stage of the worker's replica did, by a clock of this host.
+
+        Args:
+            place: of the shard, in the run that the worker was given.
+        """
         if self.job is not None:
-            self._spans.append(span)
+            step, first = self._at
+            track = f"stage {stage}"
+            self._spans.append(Span(name, self.job, step, first + place, begin, end, track))
 
     def phase(self, name: str, step: int, shard: int, begin: float, end: float) -> None:
         """Add a phase of a worker that is over; what was cut off of it is not there again."""

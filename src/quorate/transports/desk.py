@@ -17,6 +17,7 @@ from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.transports.amendments import Amendments, Follower
 from quorate.transports.job import Job, NotWanted, Original, Task
+from quorate.transports.tracing import own_log
 from quorate.transports.worker_status import OwnTimesheet
 
 
@@ -65,7 +66,7 @@ class Desk:
         """
         step, first = given.step, given.shard
         job, sheet = results.job, self.sheet
-        self._note_spans(job, step)
+        self._note_spans(job, step, first)
         now, dealt = first, (step, first)  # the shard that it is at
 
         def at(shard: int, ticket: tuple[int, int], phase: str) -> None:
@@ -97,18 +98,20 @@ class Desk:
             results.pending[step, shard] = result.computed_by(self.number, shard)
         return Done(self.number, step, first)
 
-    def _note_spans(self, job: Job, step: int) -> None:
+    def _note_spans(self, job: Job, step: int, shard: int) -> None:
         """Hand over what is noted of the shard before, and note what follows if it is wanted."""
         if job.trace is None:
             return
         log = self.sheet.log = self.sheet.log or SpanLog()
         self.hand_over_spans(job)
-        log.job = job.name if step in job.trace.steps_of(job) else None
+        is_wanted = step in job.trace.steps_of(job)
+        own_log.begin(log, job.name if is_wanted else None, step, shard)
 
     def hand_over_spans(self, job: Job) -> None:
-        """Give the trace of a job, if there is one, what is noted. Any thread may."""
+        """Give the trace of a job, if there is one, what is noted; note no more. Any thread may."""
         if job.trace is not None and self.sheet.log is not None:
             job.trace.put(self.number, self.sheet.log.take())
+            self.sheet.log.job = None
 
 
 class Results:

@@ -8,6 +8,7 @@ from mmap import mmap
 from typing import Any, NamedTuple
 
 from quorate.coordination.spans import SpanLog
+from quorate.transports.tracing import own_log
 from quorate.transports.tracing.batch import Batch, batch
 
 # In the order in which a shard goes through the last four of them.
@@ -115,12 +116,17 @@ class Timesheet:
         last[1:_BEFORE] = number, step, shard, now, shards + (phase == "fetching")
         self._write(*last)
 
-    def record(self, job: str | None) -> None:
-        """Have what is told from now on be noted as spans, of a job; None: not any more."""
+    def record(self, job: str | None, step: int = 0, shard: int = 0) -> None:
+        """Have what is told from now on be noted as spans, of a job; None: not any more.
+
+        Args:
+            step: that the worker, whose thread this is, was given.
+            shard: the first that it was given of it.
+        """
         if job is not None and self._log is None:
             self._log = SpanLog()
         if self._log is not None:
-            self._log.job = job
+            own_log.begin(self._log, job, step, shard)
 
     def recorded(self, *, cuts: bool) -> Batch | None:
         """Return the spans since the last call, for another process; None: nobody wants them.

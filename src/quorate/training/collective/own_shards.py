@@ -136,12 +136,13 @@ class OwnShards:
         if self._job.trace is not None and self._job.trace.is_on:
             self.sheet.record("beside training")
 
-    def _note_spans(self, job: Training, step: int) -> None:
+    def _note_spans(self, job: Training, step: int, shard: int) -> None:
         if (trace := job.trace) is None:
             return
         if self._rank_of[0] > 0:
             trace.step = step
-        self.sheet.record(job.name if step in trace.steps_of(job) else None)
+        noted = job.name if step in trace.steps_of(job) else None
+        self.sheet.record(noted, step, shard)
 
     def represented(self, step: int, shards: range, stream: Stream) -> list[Represented]:
         """Return what some shards represent; their rows are kept for ``summed``. Blocks."""
@@ -192,7 +193,7 @@ class OwnShards:
         if self._feed is None:
             self._feed = self._job.feed(self._rank_of, (step, shard), replica.device)
 
-        self._note_spans(job, step)
+        self._note_spans(job, step, shard)
 
         def at(phase: str) -> None:
             self.sheet.tell(phase, step, shard)

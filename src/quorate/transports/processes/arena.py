@@ -317,9 +317,9 @@ class Arena:
         """Say what this worker is at; the coordinator may while there is no process of it."""
         self._sheets[worker].tell(phase, step, shard)
 
-    def record(self, worker: int, job: str | None) -> None:
+    def record(self, worker: int, job: str | None, step: int, shard: int) -> None:
         """Have what this worker tells be noted as spans of a job; None: not any more."""
-        self._sheets[worker].record(job)
+        self._sheets[worker].record(job, step, shard)
 
     def recorded(self, worker: int) -> dict[str, Any]:
         """Return what an answer says of what this worker was at since the last one."""

@@ -167,8 +167,8 @@ class ShardLoop:
         number, step, first = (message[name] for name in ("job", "step", "shard"))
         ticket, snapshot = message["ticket"], message["snapshot"]
         open_job = self._jobs[number]
-        is_traced = step in open_job.traced
-        self._arena.record(self._number, open_job.job.name if is_traced else None)
+        noted = open_job.job.name if step in open_job.traced else None
+        self._arena.record(self._number, noted, step, first)
         answer: Message = {"job": number, "ticket": ticket}
         slots = [
             None if slot is None else self._arena.slot(slot)
