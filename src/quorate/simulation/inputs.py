@@ -105,6 +105,8 @@ class Stragglers(Settings):
         slow_factor: times as long as each of their shards takes.
         slow_hosts: share of the hosts that are, with all of their workers.
         slow_host_factor: times as long as each of those shards takes.
+        steady: times as long as each worker's shards take, one number per worker; those beyond its
+            end take once as long.
     """
 
     probability: float = _field(0.0, share, "of being held up")
@@ -114,6 +116,7 @@ class Stragglers(Settings):
     slow_factor: float = _field(1.0, at_least_one, "times as long")
     slow_hosts: float = _field(0.0, share, "share of slow hosts")
     slow_host_factor: float = _field(1.0, at_least_one, "times as long")
+    steady: Sequence[float] = _field((), _times, "times as long, by worker")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ class Pretending:
         self._steady = [
             (stragglers.slow_factor if worker in slow_workers else 1.0)
             * (stragglers.slow_host_factor if worker // per_host in slow_hosts else 1.0)
+            * (stragglers.steady[worker] if worker < len(stragglers.steady) else 1.0)
             for worker in range(workers)
         ]
 

@@ -298,6 +298,7 @@ class _Simulation:
             staleness_max=run.tally.staleness_max,
             examples_per_s=per_s,
             goodput=stays,
+            goodput_of_workers=kept,
             failures_per_day=24 * (self._all / told.worker_mtbf_h + hosts_per_h),
             run_mtbf_h=run_mtbf_s / 3600,
             save_every_s=every_s,

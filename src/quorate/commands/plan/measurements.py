@@ -36,12 +36,12 @@ def read_bench(path: Path) -> list[Measurement]:
     """Return what a bench measured, the fewest workers first.
 
     Args:
-        path: of ``results.json``.
+        path: of ``results.json``, or of what ``quorate run --profile`` wrote: one run alone.
 
     Raises:
         DataError: it is not there, is no bench's, or says what cannot be; with its line.
     """
-    text = _text(path, "the results.json of quorate bench")
+    text = text_of(path, "the results.json of quorate bench")
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
@@ -50,6 +50,9 @@ def read_bench(path: Path) -> list[Measurement]:
         where = f"{path}, line {error.lineno}"
         raise DataError(where, got=got, expected=_BENCH, fix=_AGAIN) from None
     reader = _Reader(path, text)
+    if isinstance(record, dict) and "contenders" not in record and "updates" in record:
+        rows_per_s = reader.positive(record, "rows") / reader.positive(record, "seconds")
+        return [_measurement(reader, {"runs": [record], "examples_per_s": rows_per_s})]
     contenders = reader.part(record, "contenders", list)
     if not contenders:
         raise reader.wrong("contenders", [], "at least one")
@@ -161,7 +164,7 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
     Raises:
         DataError: something of it cannot be; with its line.
     """
-    text = _text(path, "a CSV file with a column shard_s")
+    text = text_of(path, "a CSV file with a column shard_s")
     lines = csv.reader(io.StringIO(text))
     heads = [head.strip() for head in next(lines, [])]
     for head in heads:
@@ -197,7 +200,12 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
     return tuple(times)
 
 
-def _text(path: Path, expected: str) -> str:
+def text_of(path: Path, expected: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        DataError: it is not there, cannot be read, or is no text.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
