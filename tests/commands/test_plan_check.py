@@ -98,6 +98,7 @@ def test_a_run_beside_its_profile(run_dir: Path) -> None:
     each = [{"worker": n, "device": "cpu", "shards": 200, "seconds": seconds} for n in range(2)]
     profile = {
         **{"update": "sync", "engine": "processes", "shards": 4, "batch_size": 12},
+        **{"cores": 2, "threads": 1},
         **{"updates": 100, "rows": 1200, "seconds": 25.0, "workers": each, "device_s": 0.0},
         **{"exchange_s": 0.0, "update_s": 0.75, "beside_s": 0.25},
     }

@@ -7,7 +7,10 @@ from math import isfinite
 from typing import Any
 
 # What the time of a run goes into, as shares of it.
-PARTS = ("arithmetic", "uneven", "stragglers", "updates", "network", "checkpoints", "failures")
+PARTS = (
+    *("arithmetic", "cores", "uneven", "stragglers"),
+    *("updates", "network", "checkpoints", "failures"),
+)
 
 
 @dataclass(frozen=True)

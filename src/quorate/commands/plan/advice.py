@@ -27,6 +27,7 @@ def bound(
     rule = parse(told.update)
     everybody = told.workers + told.spares
     words = {
+        "cores": f"cores: {takes:.0%} of the time workers wait for one, or share memory",
         "uneven": f"{told.shards} shards on {everybody} workers: {takes:.0%} of the time some "
         "have nothing to do",
         "stragglers": f"stragglers: {takes:.0%} of the time workers wait for others",
@@ -36,6 +37,7 @@ def bound(
         "failures": f"failures: {takes:.0%} of the time is lost to them",
     }
     helps = {
+        "cores": "no more workers than cores, or more hosts: more workers on these bring nothing",
         "uneven": "shards that workers divide",
         "updates": "larger shards, or a faster optimizer (fused, on a GPU)",
         "network": "larger shards"

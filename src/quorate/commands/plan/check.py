@@ -18,7 +18,7 @@ from quorate.errors import CheckpointError, DataError
 from quorate.machine.columns import aligned
 from quorate.services.checkpoints import files
 from quorate.services.display.shard_time import duration
-from quorate.simulation.inputs import Checkpoints, Failures, Stragglers
+from quorate.simulation.inputs import Failures, Stragglers
 from quorate.simulation.prediction import Prediction
 from quorate.simulation.simulate import WARM_UP, simulate
 
@@ -87,23 +87,23 @@ def check(
     seen = observed(lines, warm_up=WARM_UP * (shards if parse(rule).by_shard else 1))
     # 2. What is put in.
     source, measured, stragglers = _source(run_dir, bench, seen, facts, workers, assumptions)
-    given = assumptions.about(measured)
+    given = assumptions.about(measured, rule)
     given |= {"stragglers": stragglers, "rows_per_shard": int(facts["batch_size"]) / shards}
+    if asked["cores"] is None and measured.is_on_cpu and facts["engine"] in ("towers", "processes"):
+        given |= {"cores": replace(given["cores"], per_host=measured.cores), "per_host": workers}
     if asked["engine"] == "" and facts["engine"] == "collective":
         given["network"] = replace(given["network"], engine="collective")
-    failures, failing = _failures(assumptions.failures, seen)
+    failures, failing = _failures(given["failures"], seen)
     every_s = asked["save_every_s"] or SAVE_EVERY_S
-    checkpoints = Checkpoints(stall_s=asked["save_s"], every_s=every_s)
-    told = simulate(
-        workers, update=rule, shards=shards, failures=failures, checkpoints=checkpoints, **given
-    )
+    given |= {"failures": failures, "checkpoints": replace(given["checkpoints"], every_s=every_s)}
+    told = simulate(workers, update=rule, shards=shards, **given)
     # 3. Beside each other.
     figures = _figures(told, seen, measured, failures, lines)
     print(
         f"{run_dir}: {len(lines):,} updates, {workers} worker{'s' if workers > 1 else ''}, {rule}, "
         f"{shards} shard{'s' if shards > 1 else ''}, {facts['engine']}; {seen.updates:,} counted"
     )
-    print(f"from {source}\nassumed: {assumptions.words()}{failing}\n\n{_table(figures)}\n")
+    print(f"from {source}\nassumed: {assumptions.words(measured)}{failing}\n\n{_table(figures)}\n")
     for line in _remarks(figures):
         print(line)
     return {
@@ -233,6 +233,10 @@ def _source(
         latency_s=0.0,
         shards=int(facts["shards"]),
         examples_per_s=seen.rows_per_s or 1.0,
+        cores=1,
+        threads=int(facts["threads"]),
+        is_on_cpu=False,  # how slow its workers were, on whatever cores, is known
+        leaves_off_s=mean_s / 4,
     )
     words = (
         f"{run_dir / 'metrics.jsonl'}: shards of {duration(mean_s)}, as slow as each worker was; "

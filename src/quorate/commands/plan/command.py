@@ -45,20 +45,23 @@ OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
     "Failures": [
         ("--mtbf-h", float, "HOURS", float("inf"), "between failures of one worker (never)"),
         ("--host-mtbf-h", float, "HOURS", float("inf"), "between failures of one host (never)"),
-        ("--detection-s", float, "SECONDS", 1.0, "until a failure is known (1)"),
-        ("--restart-s", float, "SECONDS", 30.0, "until a worker is back (30)"),
+        ("--detection-s", float, "SECONDS", None, "until a failure is known (the bench's, or 1)"),
+        ("--restart-s", float, "SECONDS", None, "until a worker is back (the bench's, or 30)"),
         ("--run-restart-s", float, "SECONDS", 60.0, "until the run is, at a checkpoint (60)"),
     ],
     "Machines": [
         ("--per-host", int, "N", 8, "workers of a host (8)"),
+        ("--cores", int, "N", None, "of a host, that its workers share (enough for all)"),
         ("--engine", str, "WORD", "", "processes, ray or collective (the bench's)"),
         ("--gradient-mib", float, "MIB", 0.0, "of a gradient, sent between hosts (0)"),
         ("--gbit-s", float, "X", float("inf"), "of a host's link (infinite)"),
+        ("--bisection-gbit-s", float, "X", float("inf"), "between halves of the hosts (infinite)"),
+        ("--servers", int, "S", 0, "that have parameters in slices; --engine ray (0)"),
         ("--latency-ms", float, "MS", None, "of a message (the bench's)"),
         ("--price", float, "DOLLARS", 0.0, "of a worker for an hour"),
     ],
     "Saving": [
-        ("--save-s", float, "SECONDS", 1.0, "that the loop stands still for a checkpoint (1)"),
+        ("--save-s", float, "SECONDS", None, "a checkpoint stops the loop for (the bench's, or 1)"),
         ("--save-every-s", float, "SECONDS", None, "between checkpoints (the best)"),
     ],
     "Results": [
@@ -120,7 +123,6 @@ def command(file: Path | None, **asked: Any) -> int:
     picture = _picture(asked["plot"])
     measured = _one_of(read_bench(file), asked["from_workers"])
     rules = [word.strip() for word in (asked["update"] or measured.rule).split(",")]
-    common = assumptions.about(measured)
     # 2. What comes of it.
     rows = [
         simulate(
@@ -128,19 +130,16 @@ def command(file: Path | None, **asked: Any) -> int:
             update=rule,
             spares=spare,
             shards=asked["shards"],
-            failures=assumptions.failures,
-            checkpoints=assumptions.checkpoints,
             dollars_per_worker_h=asked["price"],
-            **common,
+            **assumptions.about(measured, rule),
         )
         for number, rule, spare in _compared(workers, rules, spares)
     ]
-    of_itself = simulate(
-        measured.workers, update=measured.rule, **{**common, "shards": measured.shards}
-    )
+    common = assumptions.about(measured, measured.rule)
+    of_itself = simulate(measured.workers, update=measured.rule, shards=measured.shards, **common)
     # 3. Said, and written.
     print(_known(file, measured, of_itself))
-    print(f"assumed: {assumptions.words()}\n\n{table(rows)}\n")
+    print(f"assumed: {assumptions.words(measured)}\n\n{table(rows)}\n")
     for line in below(rows, common["shard_times"], common["stragglers"], common["network"]):
         print(line)
     if asked["as_json"] is not None:
