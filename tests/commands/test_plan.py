@@ -266,6 +266,8 @@ def test_what_bounds_a_run_in_words() -> None:
     assert told_bound()[0] == "arithmetic: it takes 100% of the time"
     assert told_bound(update_s=1.0)[0].startswith("updates: 50%")
     assert told_bound(network=Network(vector_s=0.125))[0].startswith("network: 50%")
+    ray = Network(engine="ray", vector_s=0.125)
+    assert told_bound(network=ray)[1].endswith("--engine collective under sync, --servers")
     assert told_bound(shards=12)[0].startswith("12 shards on 8 workers: 25%")
     held_up = Stragglers(probability=0.1, factor=3.0)
     assert "--update quorum with --spares" in told_bound(stragglers=held_up)[1]

@@ -131,6 +131,19 @@ def test_restarts_and_workers_that_were_away(run_dir: Path) -> None:
     assert figures(run_dir)["restarts of the run"]["predicted"] is None  # it is put in
 
 
+def test_only_processes_with_as_many_workers_count(run_dir: Path) -> None:
+    lines = made(60)
+    for line in lines[:20]:  # the first one had another worker, and was three times as fast
+        line |= {name: [0, 0, 0] for name in ("fresh", "stale", "dropped")}
+        line["at"] -= 100 - STEP_S / 3 * line["global_step"]
+        line.pop("spent", None)
+    lines[20] |= {"begun_at": 1005.0, "spent": spent(STEP_S, 2)}
+    write(run_dir, lines)
+    told = figures(run_dir)
+    assert told["step, median"]["measured"] == pytest.approx(STEP_S)
+    assert told["restarts of the run"]["measured"] == 0
+
+
 def test_evaluations_and_lines_without_times_are_not_counted(run_dir: Path) -> None:
     lines = made(20)
     lines.insert(10, {"global_step": 10, "validation": {"loss": 0.1}, "at": 1003.0})

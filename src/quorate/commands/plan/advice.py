@@ -26,6 +26,7 @@ def bound(
         return f"arithmetic: it takes {arithmetic:.0%} of the time", "more workers bring more"
     rule = parse(told.update)
     everybody = told.workers + told.spares
+    may_serve = network.engine == "ray" and not network.servers and not rule.by_shard
     words = {
         "cores": f"cores: {takes:.0%} of the time workers wait for one, or share memory",
         "uneven": f"{told.shards} shards on {everybody} workers: {takes:.0%} of the time some "
@@ -41,7 +42,8 @@ def bound(
         "uneven": "shards that workers divide",
         "updates": "larger shards, or a faster optimizer (fused, on a GPU)",
         "network": "larger shards"
-        + ("" if network.engine == "collective" else ", --engine collective under sync"),
+        + ("" if network.engine == "collective" else ", --engine collective under sync")
+        + (", --servers" if may_serve else ""),
         "checkpoints": "a checkpoint that holds the loop up for less",
         "failures": "a faster restart, and a faster detection"
         + (

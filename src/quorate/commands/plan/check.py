@@ -83,7 +83,8 @@ def check(
     lines = read_trace(run_dir / "metrics.jsonl")
     facts = _facts(run_dir)
     rule, shards = str(facts["update"]), int(facts["shards"])
-    workers = lines[-1].workers
+    workers, total = lines[-1].workers, len(lines)
+    lines = [line for line in lines if line.workers == workers]  # of earlier processes: others
     seen = observed(lines, warm_up=WARM_UP * (shards if parse(rule).by_shard else 1))
     # 2. What is put in.
     source, measured, stragglers = _source(run_dir, bench, seen, facts, workers, assumptions)
@@ -100,7 +101,7 @@ def check(
     # 3. Beside each other.
     figures = _figures(told, seen, measured, failures, lines)
     print(
-        f"{run_dir}: {len(lines):,} updates, {workers} worker{'s' if workers > 1 else ''}, {rule}, "
+        f"{run_dir}: {total:,} updates, {workers} worker{'s' if workers > 1 else ''}, {rule}, "
         f"{shards} shard{'s' if shards > 1 else ''}, {facts['engine']}; {seen.updates:,} counted"
     )
     print(f"from {source}\nassumed: {assumptions.words(measured)}{failing}\n\n{_table(figures)}\n")
