@@ -62,7 +62,7 @@ def backup_step_s(spares: int, chance: float, factor: float, spread: float, step
         batches=steps,
         rule=parse(f"quorum:{NEEDED}"),
         shard_s=shard_s,
-        leaves_off_s=0.0,
+        leaves_off_s=lambda _: 0.0,
         patience=1e9,  # TensorFlow's backup workers made no copies
     )
     run.play()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,56 @@ def test_a_bench_that_says_what_cannot_be(
         assert f"results.json, line {number}: " in said
 
 
+COSTS = {
+    "workers": 1,
+    "crowding": {"copies": 2, "times": 1.25},
+    "saving": {"stall_s": 0.5, "every_s": 1.0, "took_s": 0.1},
+    "failing": {"detection_s": 0.25, "restart_s": 2.0},
+}
+
+
+def with_costs(bench: Path, **changes: Any) -> Path:
+    record = json.loads(bench.read_text())
+    one = replace(measured(1), update="async", exchange_s=3.0, updates=400)
+    by_shard = {"runs": [asdict(one)], "examples_per_s": one.examples_per_s}
+    record["costs"] = {**COSTS, "by_shard": by_shard, **changes}
+    bench.write_text(json.dumps(record, indent=1))
+    return bench
+
+
+def test_costs_that_a_bench_measured(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = read_bench(with_costs(bench))
+    assert (one.crowding, two.crowding) == (1.25, None)  # of two it is in their shards' times
+    assert (one.save_s, one.detection_s, one.restart_s) == (0.5, 0.25, 2.0)
+    assert one.under("quorum:2") is one
+    assert one.under("bounded:2").vector_s == pytest.approx(3.0 / 400)
+    # Half of what is left of a phase, by how long it is: 0.01, 0.03, 0.05 and 0.01 of 0.1 s.
+    assert one.leaves_off_s == pytest.approx((2 * 0.01**2 + 0.03**2 + 0.05**2) / 0.1 / 2)
+    out = bench.with_name("told.json")
+    asked = ["plan", str(bench), "--from-workers", "1", "--workers", "2,4", "--cores", "2"]
+    asked += ["--shards", "4", "--spread", "0", "--mtbf-h", "1", "--json", str(out)]
+    assert main(asked) == 0
+    told = json.loads(out.read_text())["predictions"]
+    # Two at a time, each slower by a quarter; 20 ms, and 10 ms for each that has sums.
+    assert told[0]["step_s"] == pytest.approx(2 * 0.125 + 0.02 + 0.02)
+    assert told[1]["step_s"] == pytest.approx(2 * 0.125 + 0.02 + 0.04)
+    assert told[1]["shares"]["cores"] > 0.3
+    shown = capsys.readouterr().out
+    assert "4 workers, sync: cores: " in shown
+    assert "2 s until a worker is back" in shown
+    assert "0.5 s a checkpoint" in shown
+    assert "--cores" not in shown
+
+
+def test_costs_that_cannot_be(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_costs(bench, crowding={"copies": 2, "times": 0.5})
+    assert main(["plan", str(bench)]) == 2
+    assert "got times 0.5, expected a number >= 1" in the_line(capsys)
+    with_costs(bench, failing={"detection_s": 0.25})
+    assert main(["plan", str(bench)]) == 2
+    assert "got no restart_s" in the_line(capsys)
+
+
 def test_a_bench_that_stops(bench: Path) -> None:
     text = bench.read_text()[:1000]
     bench.write_text(text)
@@ -226,6 +277,8 @@ def test_what_bounds_a_run_in_words() -> None:
     assert told_bound()[0] == "arithmetic: it takes 100% of the time"
     assert told_bound(update_s=1.0)[0].startswith("updates: 50%")
     assert told_bound(network=Network(vector_s=0.125))[0].startswith("network: 50%")
+    ray = Network(engine="ray", vector_s=0.125)
+    assert told_bound(network=ray)[1].endswith("--engine collective under sync, --servers")
     assert told_bound(shards=12)[0].startswith("12 shards on 8 workers: 25%")
     held_up = Stragglers(probability=0.1, factor=3.0)
     assert "--update quorum with --spares" in told_bound(stragglers=held_up)[1]

@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from quorate.services.checkpoints import files
 from quorate.services.log_cut import Cut, cut
 from quorate.services.metrics_log import MetricsLog
 from quorate.services.report import Report
+from quorate.transports.worker_status import PHASES, WorkerStatus
 
 
 def line(step: int, **more: Any) -> bytes:
@@ -356,3 +358,33 @@ def test_a_log_that_is_taken_away_is_begun_again(kind: str, tmp_path: Path) -> N
     finally:
         metrics_log.LOOK_EVERY_S = look_every_s
     assert steps(path) == ([0] if kind == "replaced" else []) + [4, 5, 6, 7, 8]
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def test_times_and_what_workers_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of 0.5 s per update, set back by a day meanwhile: that is in no line."""
+    clock = {"now": 100.0, "today": 1e9}
+    clocks = SimpleNamespace(monotonic=lambda: clock["now"], time=lambda: clock["today"])
+    monkeypatch.setattr(metrics_log, "time", clocks)
+
+    def status() -> list[WorkerStatus]:
+        spent = dict.fromkeys(PHASES, 0.0) | {"forward": clock["now"] - 100}
+        return [WorkerStatus(0, "cpu", 1, None, "forward", 0, 0, 0.0, spent, 7)]
+
+    log = MetricsLog(tmp_path, 0, print, status=status)
+    for step in range(1, 121):
+        clock["now"] += 0.5
+        clock["today"] = 1e9 - 86_400
+        log.update(report(step))
+    log.close()
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["at"] for line in lines] == [1e9 + 0.5 * step for step in range(1, 121)]
+    assert [line.get("begun_at") for line in lines] == [1e9] + [None] * 119
+    noted = {line["global_step"] / 2: line["spent"] for line in lines if "spent" in line}
+    assert [*noted][:4] == [1.0, 2.0, 3.0, 4.0]
+    assert [*noted][-1] - [*noted][-2] == 10.0  # each 10 s by then
+    assert noted[4.0]["forward"] == [4.0]
+    assert noted[4.0]["shards"] == [7]
+    assert noted[4.0]["starting"] == [0.0]

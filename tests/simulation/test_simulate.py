@@ -12,7 +12,7 @@ import pytest
 import quorate
 from quorate.coordination.rules import parse
 from quorate.errors import SettingError
-from quorate.simulation.inputs import Checkpoints, Failures, Network, ShardTimes, Stragglers
+from quorate.simulation.inputs import Checkpoints, Cores, Failures, Network, ShardTimes, Stragglers
 from quorate.simulation.prediction import PARTS, Prediction
 from quorate.simulation.virtual_run import Failure, VirtualRun
 
@@ -20,7 +20,7 @@ EXACT = ShardTimes(mean_s=2.0)
 
 
 def test_by_hand() -> None:
-    """4 workers on two hosts, 2 s a shard, 0.5 s of update, 2 x 0.1 s of sums over the link."""
+    """4 workers on two hosts, 2 s a shard, 0.5 s of update; 2 sums over the link, 1 copy back."""
     told = quorate.simulate(
         4,
         shard_times=EXACT,
@@ -30,18 +30,19 @@ def test_by_hand() -> None:
         network=Network(gradient_bytes=1e6, bandwidth_bytes_per_s=1e7, latency_s=0.05),
         dollars_per_worker_h=3.0,
     )
-    assert told.step_s == pytest.approx(2.0 + 0.5 + 0.2 + 0.1)
-    assert told.step_p99_s == pytest.approx(2.8)
-    assert told.examples_per_s == told.running_examples_per_s == pytest.approx(4 * 8 / 2.8)
-    assert told.efficiency == pytest.approx((32 / 2.8) / (4 * 32 / 8.5))
-    assert told.dollars_per_million == pytest.approx(12.0 / 3600 * 2.8 / 32 * 1e6)
+    assert told.step_s == pytest.approx(2.0 + 0.5 + 0.2 + 0.1 + 0.1)
+    assert told.step_p99_s == pytest.approx(2.9)
+    assert told.examples_per_s == told.running_examples_per_s == pytest.approx(4 * 8 / 2.9)
+    assert told.efficiency == pytest.approx((32 / 2.9) / (4 * 32 / 8.5))
+    assert told.dollars_per_million == pytest.approx(12.0 / 3600 * 2.9 / 32 * 1e6)
     assert (told.goodput, told.dropped, told.staleness_max) == (1.0, 0.0, 0)
     assert told.shares == {
-        "arithmetic": pytest.approx(2 / 2.8),
+        "arithmetic": pytest.approx(2 / 2.9),
+        "cores": 0.0,
         "uneven": 0.0,
         "stragglers": pytest.approx(0.0, abs=1e-9),
-        "updates": pytest.approx(0.5 / 2.8),
-        "network": pytest.approx(0.3 / 2.8),
+        "updates": pytest.approx(0.5 / 2.9),
+        "network": pytest.approx(0.4 / 2.9),
         "checkpoints": 0.0,
         "failures": 0.0,
     }
@@ -71,13 +72,37 @@ def test_hosts_of_ray_add_up_what_their_workers_have() -> None:
         )
 
     assert (told().vectors, told().holders) == (4, 8)
-    assert told().step_s == pytest.approx(2.0 + 4 * 0.075)
+    assert told().step_s == pytest.approx(2.0 + 4 * 0.075 + 4 * 0.075)  # in, and copies out
     assert told(per_host=3).vectors == 5  # shards 0 to 2, 3 to 5, 6 and 7: 2, 2 and 1 subtrees
     assert told(per_host=8).vectors == 8  # in the coordinator's memory
     assert told(update="quorum:7", shards=16).vectors >= 7  # of any, so each travels alone
     assert told(update="async").vectors == 1
     plain = Network(gradient_bytes=1e6, bandwidth_bytes_per_s=1e7)
     assert told(network=plain).vectors == 8
+
+
+MB = {"gradient_bytes": 1e6, "bandwidth_bytes_per_s": 1e7}  # 0.1 s over a link
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [
+        ({}, 0.8 * 3 / 4 + 0.4 * 3 / 4),  # 8 sums in, 4 copies out, all but those of its own host
+        ({"bisection_bytes_per_s": 2.5e6}, 4 * 0.4 + 2 * 0.4),  # half of both, at 0.4 s each
+        ({"servers": 4}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # a quarter of that through each link
+        ({"servers": 16}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # but what a host sends does not get less
+        ({"servers": 2}, 0.4 * 3 / 4 + 0.2 * 3 / 4),
+        ({"servers": 4, "bisection_bytes_per_s": 1e7}, 4 * 0.1 + 2 * 0.1),
+        ({"vector_s": 0.01, "servers": 2}, 0.4 * 3 / 4 + 0.2 * 3 / 4 + 8 * 0.01 / 2),
+        ({"engine": "collective"}, 2 * 0.1 * 3 / 4),
+        ({"engine": "collective", "bisection_bytes_per_s": 2e6}, 2 * 0.5),  # 4 MB/4, twice
+    ],
+)
+def test_exchanges_by_hand(how: dict[str, Any], seconds: float) -> None:
+    """8 workers on 4 hosts, 1 MB of parameters, links of 10 MB/s."""
+    network = Network(**({"engine": "ray"} | MB | how))
+    assert network.exchange_s(8, 4) == pytest.approx(seconds)
+    assert network.exchange_s(8, 1) == pytest.approx(how.get("vector_s", 0) * 4)  # no link
 
 
 def test_backup_workers_end_the_wait_for_random_stragglers_and_not_for_long_shards() -> None:
@@ -212,6 +237,8 @@ def test_the_same_seed_is_the_same_prediction() -> None:
         ({"rows_per_shard": 0}, "rows_per_shard: got 0, expected a number > 0"),
         ({"steps": 1}, "steps: got 1, expected a whole number >= 2"),
         ({"network": Network(engine="collective"), "update": "async"}, "engine: got 'collective'"),
+        ({"network": Network(servers=2)}, "servers: got 2, expected ray under sync or quorum"),
+        ({"network": Network(engine="ray", servers=2), "update": "async"}, "servers: got 2"),
     ],
 )
 def test_what_cannot_be(wrong: dict[str, Any], line: str) -> None:
@@ -230,6 +257,9 @@ def test_what_cannot_be(wrong: dict[str, Any], line: str) -> None:
         (Failures, {"worker_mtbf_h": 0}),
         (Failures, {"restart_s": -1}),
         (Network, {"engine": "pigeons"}),
+        (Network, {"servers": -1}),
+        (Cores, {"per_host": 0}),
+        (Cores, {"crowding": 0.9}),
         (Checkpoints, {"every_s": 0}),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_quorum_takes_the_order_statistic_of_exponential_times(workers: int, n
         batches=1500,
         rule=parse(f"quorum:{needed}"),
         shard_s=lambda *_: chance.expovariate(1.0),
-        leaves_off_s=0.0,
+        leaves_off_s=lambda _: 0.0,
         patience=1e9,  # no copies: they would change what is drawn
     )
     run.play()

@@ -77,6 +77,7 @@ ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, a
     is_flag=True,
     help="on a Ray cluster's head node, which goes on without this command; see docs/ray.md",
 )
+@click.option("--profile-kill", is_flag=True, hidden=True)
 @click.option("--record-kill", type=int, metavar="UPDATE", hidden=True)
 @click.option("--dies-with", type=int, metavar="PID", hidden=True)
 def command(
@@ -85,6 +86,7 @@ def command(
     arguments: tuple[str, ...],
     profile: str | None,
     profile_s: float,
+    profile_kill: bool,
     record: str | None,
     record_updates: int,
     detached: bool,
@@ -108,7 +110,8 @@ def command(
             from quorate.transports.standby import on_standby
 
             stack.enter_context(on_standby())  # while nothing else is in this process
-        for observe in _observers(profile, profile_s, record, record_updates, record_kill):
+        profiles = profile, profile_s, profile_kill
+        for observe in _observers(*profiles, record, record_updates, record_kill):
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
 
@@ -155,6 +158,7 @@ def _may_fork(settings: Mapping[str, Any]) -> bool:
 def _observers(
     profile: str | None,
     profile_s: float,
+    profile_kill: bool,
     record: str | None,
     record_updates: int,
     record_kill: int | None,
@@ -167,7 +171,7 @@ def _observers(
         real("profile_s", profile_s, above=0)
         from quorate.commands.bench.profile import profiling  # imports torch
 
-        yield profiling(file, profile_s)
+        yield profiling(file, profile_s, kills=profile_kill)
     if record is not None:
         folder = Path(record).absolute()
         if not folder.is_dir() or any(folder.iterdir()):

@@ -15,9 +15,13 @@ from typing import Any
 from quorate.errors import UserError
 from quorate.services.log_cut import cut
 from quorate.services.report import Report
+from quorate.transports.worker_status import PHASES, WorkerStatus
 
 MOST_WAITING_BYTES = 16 << 20  # while nothing can be written; what is newer is lost
 LOOK_EVERY_S = 1.0  # whether the file still has its name
+TIMES = ("at", "begun_at", "spent")  # fields that only some lines have: no metric's names
+SPENT_EVERY_S = 10.0  # what workers' time went into; at first more often, as runs may be short
+SPENT_PER_WORKER_S = 0.1  # and less often with very many, whose figures are long
 
 
 class MetricsLog:
@@ -32,6 +36,7 @@ class MetricsLog:
         global_step: where the run goes on.
         say: shows a line to the user.
         renew: ``RunLock.renew``, called before the file is made again.
+        status: of the workers, whose time is noted now and then; None: there is none.
     """
 
     def __init__(
@@ -40,10 +45,16 @@ class MetricsLog:
         global_step: int,
         say: Callable[[str], None],
         renew: Callable[[], None] = lambda: None,
+        status: Callable[[], Sequence[WorkerStatus]] | None = None,
     ) -> None:
         self._path = run_dir / "metrics.jsonl"
         self._say = say
         self._renew = renew
+        self._status = status
+        # Of the day, as runs go on elsewhere; and by a clock that is never set, from here on.
+        self._begun_at, self._begun = time.time(), time.monotonic()
+        self._is_first = True
+        self._spent_at = self._begun
         self._waiting = bytearray()  # whole lines, or the rest of one and whole lines
         self._is_in_a_line = False  # the first of them was begun in the file
         self._lost = 0  # lines
@@ -67,11 +78,14 @@ class MetricsLog:
         if not report.doubts:
             del record["doubts"]
         metrics = record.pop("metrics")
-        self._log(record | {f"metric_{n}" if n in record else n: v for n, v in metrics.items()})
+        record |= self._times()
+        taken = {*record, *TIMES}
+        self._log(record | {f"metric_{n}" if n in taken else n: v for n, v in metrics.items()})
 
     def evaluation(self, global_step: int, metrics: dict[str, float]) -> None:
         """Write what the validation set gave."""
-        self._log({"global_step": global_step, "validation": metrics})
+        times = {"at": self._now()}
+        self._log({"global_step": global_step, "validation": metrics, **times})
 
     def close(self) -> None:
         """Close the file. If something could not be written, that is said."""
@@ -80,6 +94,27 @@ class MetricsLog:
         if lost:
             self._say(f"{self._path} lacks its last lines, {lost:,}: {self._failing}")
         self._close()
+
+    def _now(self) -> float:
+        return round(self._begun_at + time.monotonic() - self._begun, 4)
+
+    def _times(self) -> dict[str, Any]:
+        """Return when it is, and now and then what the workers' time went into so far."""
+        times: dict[str, Any] = {"at": self._now()}
+        if self._is_first:
+            self._is_first, times["begun_at"] = False, round(self._begun_at, 4)
+        now = time.monotonic()
+        every_s = min(SPENT_EVERY_S, max(1.0, (now - self._begun) / 4))
+        if self._status is None or now - self._spent_at < every_s:
+            return times
+        workers = self._status()
+        if now - self._spent_at < SPENT_PER_WORKER_S * len(workers):
+            return times
+        self._spent_at = now
+        spent: dict[str, list[float]] = {"shards": [worker.shards for worker in workers]}
+        for phase in PHASES:
+            spent[phase] = [round(worker.seconds[phase], 4) for worker in workers]
+        return times | {"spent": spent}
 
     # --- the file ---------------------------------------------------------------------------------
 

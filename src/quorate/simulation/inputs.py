@@ -11,7 +11,7 @@ from math import inf, isnan
 from typing import Any
 
 from quorate.errors import SettingError
-from quorate.settings import Settings, about, one_of
+from quorate.settings import Settings, about, one_of, whole
 
 ENGINES = ("processes", "ray", "collective")
 
@@ -69,6 +69,18 @@ def _engine(name: str, value: str) -> str:
     return one_of(name, value, ENGINES)
 
 
+def _cores(name: str, value: int | None) -> int | None:
+    return None if value is None else whole(name, value, least=1)
+
+
+def _threads(name: str, value: int) -> int:
+    return whole(name, value, least=1)
+
+
+def _servers(name: str, value: int) -> int:
+    return whole(name, value, least=0)
+
+
 def _field(default: Any, check: Any, help: str) -> Any:
     return field(default=default, metadata=about(help, check=check))
 
@@ -85,12 +97,15 @@ class ShardTimes(Settings):
             them longer, and another worker is no remedy.
         measured_s: times that were measured, of which one is drawn each time, in the place of mean
             and spread.
+        leaves_off_s: until a worker leaves off a shard that is not wanted any more: it looks
+            between two phases. One that is slower takes as many times as long.
     """
 
     mean_s: float = _field(1.0, positive, "mean")
     spread: float = _field(0.0, not_negative, "of a worker's times")
     work_spread: float = _field(0.0, not_negative, "of the shards themselves")
     measured_s: Sequence[float] = _field((), _times, "times to draw from")
+    leaves_off_s: float = _field(0.01, not_negative, "until a shard is left off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +120,8 @@ class Stragglers(Settings):
         slow_factor: times as long as each of their shards takes.
         slow_hosts: share of the hosts that are, with all of their workers.
         slow_host_factor: times as long as each of those shards takes.
+        steady: times as long as each worker's shards take, one number per worker; those beyond its
+            end take once as long.
     """
 
     probability: float = _field(0.0, share, "of being held up")
@@ -114,6 +131,37 @@ class Stragglers(Settings):
     slow_factor: float = _field(1.0, at_least_one, "times as long")
     slow_hosts: float = _field(0.0, share, "share of slow hosts")
     slow_host_factor: float = _field(1.0, at_least_one, "times as long")
+    steady: Sequence[float] = _field((), _times, "times as long, by worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores(Settings):
+    """The cores of a host, which its workers share, and the coordinator while it updates.
+
+    Args:
+        per_host: of each host; None: as many as there are threads, so that nothing is shared.
+        threads: of each worker.
+        crowding: times as long as alone a shard takes where all cores compute: memory, caches and
+            the clock are shared too.
+    """
+
+    per_host: int | None = _field(None, _cores, "of a host")
+    threads: int = _field(1, _threads, "of a worker")
+    crowding: float = _field(1.0, at_least_one, "times as long")
+
+    def times(self, workers: int) -> float:
+        """Return how many times as long a shard takes while so many of a host compute."""
+        if self.per_host is None:
+            return 1.0
+        wanted = workers * self.threads
+        others = min(1.0, (wanted - 1) / (self.per_host - 1)) if self.per_host > 1 else 0.0
+        return max(1.0, wanted / self.per_host) * (1.0 + (self.crowding - 1.0) * others)
+
+    def start_times(self, workers: int) -> float:
+        """Return how many times as long the start of one takes, while the others compute."""
+        if self.per_host is None:
+            return 1.0
+        return max(1.0, ((workers - 1) * self.threads + 1) / self.per_host)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +201,10 @@ class Network(Settings):
             collective: hosts exchange slices with each other.
         gradient_bytes: of one whole gradient; the parameters have as many.
         bandwidth_bytes_per_s: of a host's link, each way.
+        bisection_bytes_per_s: of all links together between one half of the hosts and the other,
+            each way.
+        servers: S, that have a slice each of the parameters, on hosts of workers; 0: the
+            coordinator has all of them.
         latency_s: of a message, one way.
         vector_s: what a vector of sums costs the coordinator beside that: taking it in, adding it
             up.
@@ -161,6 +213,8 @@ class Network(Settings):
     engine: str = _field("processes", _engine, "how workers are reached")
     gradient_bytes: float = _field(0.0, not_negative, "of a gradient")
     bandwidth_bytes_per_s: float = _field(inf, positive, "of a link")
+    bisection_bytes_per_s: float = _field(inf, positive, "between halves of the hosts")
+    servers: int = _field(0, _servers, "with a slice each")
     latency_s: float = _field(0.0, not_negative, "of a message")
     vector_s: float = _field(0.0, not_negative, "per sum")
 
@@ -172,15 +226,30 @@ class Network(Settings):
             hosts: that the workers are spread over; with one there is no link between.
         """
         of_one_s = self.gradient_bytes / self.bandwidth_bytes_per_s
-        elsewhere = (hosts - 1) / hosts
+        of_half_s = self.gradient_bytes / self.bisection_bytes_per_s
+        elsewhere, is_cut = (hosts - 1) / hosts, hosts > 1
         if self.engine == "collective":
             # A host's ranks add up what they have, each a slice. Then each host sends the others
             # their slices and gets its own, twice, both ways at once.
-            between_s = 2 * (of_one_s * elsewhere + self.latency_s * (vectors > 1))
-            return self.vector_s + between_s
-        # In and out at once, and what comes in is at least as much as what goes out: at least one
-        # vector of each host, against one copy of the parameters for it.
-        return vectors * (self.vector_s + elsewhere * of_one_s)
+            # Of each half's H/2 slices from H/2 hosts all cross the middle.
+            slices_s = max(of_one_s * elsewhere, of_half_s * hosts / 4 * is_cut)
+            return self.vector_s + 2 * (slices_s + self.latency_s * (vectors > 1))
+        # First sums come in, at least one vector of each host that computed; after the update a copy
+        # of the parameters goes out to each host that computed, through the links of whoever has
+        # them. With servers that is a slice, and a host's own link may be what is short.
+        owners = max(1, self.servers)
+        copies = min(hosts, vectors)
+        ins_s = vectors * elsewhere * of_one_s / owners
+        outs_s = copies * elsewhere * of_one_s / owners
+        if self.servers:
+            ins_s = max(ins_s, vectors / hosts * elsewhere * of_one_s)
+            outs_s = max(outs_s, elsewhere * of_one_s)
+        # Half of the hosts are on the other side of one owner, or of half of many.
+        ins_s = max(ins_s, vectors / 2 * of_half_s * is_cut)
+        outs_s = max(outs_s, copies / 2 * of_half_s * is_cut)
+        # An update of one shard: what comes in for the next one does so while parameters go out.
+        between_s = max(ins_s, outs_s) if vectors == 1 else ins_s + outs_s
+        return vectors * self.vector_s / owners + between_s
 
 
 @dataclass(frozen=True, kw_only=True)

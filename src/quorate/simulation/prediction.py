@@ -7,7 +7,10 @@ from math import isfinite
 from typing import Any
 
 # What the time of a run goes into, as shares of it.
-PARTS = ("arithmetic", "uneven", "stragglers", "updates", "network", "checkpoints", "failures")
+PARTS = (
+    *("arithmetic", "cores", "uneven", "stragglers"),
+    *("updates", "network", "checkpoints", "failures"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Prediction:
     # Over a long time.
     examples_per_s: float
     goodput: float  # share of what is computed above that stays: work kept over work that could be
+    goodput_of_workers: float  # of it, what failures leave after which the run goes on
     failures_per_day: float  # of workers and hosts
     run_mtbf_h: float  # between failures from which the run has to begin at a checkpoint
     save_every_s: float  # between checkpoints: as asked for, or the best

@@ -10,6 +10,7 @@ from math import exp
 from random import Random
 
 from quorate.simulation.inputs import ShardTimes, Stragglers
+from quorate.simulation.virtual_run import Work
 
 
 class Pretending:
@@ -34,11 +35,15 @@ class Pretending:
         self._steady = [
             (stragglers.slow_factor if worker in slow_workers else 1.0)
             * (stragglers.slow_host_factor if worker // per_host in slow_hosts else 1.0)
+            * (stragglers.steady[worker] if worker < len(stragglers.steady) else 1.0)
             for worker in range(workers)
         ]
 
-    def __call__(self, worker: int, step: int, shard: int) -> float:
-        """Return how long worker w takes for shard s of step t, in seconds."""
+    def __call__(self, worker: int, step: int, shard: int) -> Work:
+        """Return how long worker w takes for shard s of step t.
+
+        What a straggler takes longer than others it waits: it holds no core meanwhile.
+        """
         times, stragglers, stream = self._times, self._stragglers, self._streams[worker]
         if times.measured_s:
             seconds = times.measured_s[int(stream.random() * len(times.measured_s))]
@@ -47,10 +52,15 @@ class Pretending:
         if times.work_spread:
             of_shard = Random(f"{self._seed}/shard/{step}/{shard}")
             seconds *= lognormal(of_shard, times.work_spread)
-        seconds *= self._steady[worker]
+        whole_s = seconds * self._steady[worker]
         if stragglers.probability and stream.random() < stragglers.probability:
-            seconds = seconds * stragglers.factor + stragglers.extra_s
-        return seconds
+            whole_s = whole_s * stragglers.factor + stragglers.extra_s
+        computing_s = min(seconds, whole_s)
+        return Work(computing_s, whole_s - computing_s)
+
+    def leaves_off_s(self, worker: int) -> float:
+        """Return how long worker w takes to leave off a shard, in seconds."""
+        return self._times.leaves_off_s * self._steady[worker]
 
     @property
     def mean_s(self) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import exp, inf
+from math import inf
 from statistics import fmean, median
 
 from quorate.coordination import host_sums
@@ -22,8 +22,10 @@ from quorate.coordination.rules import Rule, parse
 from quorate.errors import SettingError
 from quorate.settings import whole
 from quorate.simulation.checkpoint_interval import best_s, daly_s, goodput, young_s
+from quorate.simulation.cores import SharedCores
 from quorate.simulation.inputs import (
     Checkpoints,
+    Cores,
     Failures,
     Network,
     ShardTimes,
@@ -54,6 +56,7 @@ def simulate(
     failures: Failures | None = None,
     network: Network | None = None,
     checkpoints: Checkpoints | None = None,
+    cores: Cores | None = None,
     dollars_per_worker_h: float = 0.0,
     steps: int | None = None,
     seed: int = 0,
@@ -74,6 +77,7 @@ def simulate(
         failures: what fails.
         network: what is sent.
         checkpoints: what is saved.
+        cores: what workers of a host share.
         dollars_per_worker_h: what a worker costs, spares too.
         steps: batches that are played; default: enough for ``SHARDS_PLAYED`` shards.
         seed: of what is drawn.
@@ -94,6 +98,9 @@ def simulate(
     if network.engine == "collective" and (rule.name != "sync" or spares):
         got = f"{rule.name} with {spares} spares"
         raise SettingError("engine", "collective", f"sync without spares, not {got}", "choose ray")
+    if network.servers and (network.engine != "ray" or rule.by_shard):
+        got = f"{network.engine} under {rule.name}"
+        raise SettingError("servers", network.servers, f"ray under sync or quorum, not {got}", "0")
     if steps is not None:
         whole("steps", steps, least=2)
     return _Simulation(
@@ -109,6 +116,7 @@ def simulate(
         failures=failures or Failures(),
         network=network,
         checkpoints=checkpoints or Checkpoints(),
+        cores=cores or Cores(),
         price=not_negative("dollars_per_worker_h", dollars_per_worker_h),
         batches=steps or max(8, SHARDS_PLAYED // v),
         seed=seed,
@@ -129,6 +137,7 @@ class _Simulation:
     failures: Failures
     network: Network
     checkpoints: Checkpoints
+    cores: Cores
     price: float
     batches: int
     seed: int
@@ -141,6 +150,11 @@ class _Simulation:
     @property
     def _hosts(self) -> int:
         return -(-self._all // self.per_host)
+
+    @property
+    def _on_a_host(self) -> int:
+        """Workers of a host that compute at once."""
+        return min(self._all, self.per_host, self.shards)
 
     # --- what is played ---------------------------------------------------------------------------
 
@@ -164,19 +178,34 @@ class _Simulation:
 
     def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
         """Play it, without the last so many workers."""
+        pretending = self._fresh()
+        hosts = [worker // self.per_host for worker in range(self._all - away)]
         run = VirtualRun(
-            places=[f"host-{worker // self.per_host}" for worker in range(self._all - away)],
+            places=[f"host-{host}" for host in hosts],
             shards=self.shards,
             batches=self.batches + WARM_UP,
             rule=self.rule,
-            shard_s=self._fresh(),
+            shard_s=pretending,
             apply_s=self._apply_s,
             vectors=self._vectors,
             latency_s=self.network.latency_s,
             failures=lost,
+            leaves_off_s=pretending.leaves_off_s,
+            cores=self._shared(hosts, away),
         )
         run.play()
         return run
+
+    def _shared(self, hosts: Sequence[int], away: int) -> SharedCores | None:
+        """Return the cores that workers share, if there are fewer than could compute at once.
+
+        Whoever is away is started again, which takes a core of theirs.
+        """
+        told = self.cores
+        if told.per_host is None:
+            return None
+        beside = -(-away // max(1, self._hosts))
+        return SharedCores(hosts, told.per_host, told.threads, told.crowding, beside)
 
     @cached_property
     def _whole(self) -> VirtualRun:
@@ -213,28 +242,31 @@ class _Simulation:
         """
         if mtbf_s == inf:
             return 1.0
-        restart_s, detection_s = self.failures.restart_s, self.failures.detection_s
-        # 1. While they are away: a Poisson number of them, as is right for many that are rare.
-        mean = units * restart_s / (mtbf_s + restart_s + detection_s)
-        chances, speed, most = [exp(-mean)], 0.0, 1
-        while 1.0 - sum(chances) > RARE and most < 3:
-            chances.append(chances[-1] * mean / most)
-            most += 1
+        detection_s = self.failures.detection_s
+        restart_s = self.failures.restart_s * self.cores.start_times(self._on_a_host)
+        # 1. While they are away: each with the same chance; more than three are taken together.
+        chance = restart_s / (mtbf_s + restart_s + detection_s)
+        chances, speed = [(1.0 - chance) ** units], 0.0
+        while 1.0 - sum(chances) > RARE and len(chances) <= min(3, units):
+            away = len(chances)
+            more = (units - away + 1) / away * chance / (1.0 - chance) if chance < 1.0 else 0.0
+            chances.append(chances[-1] * more)
         rest = max(0.0, 1.0 - sum(chances))
-        for away, chance in enumerate(chances):
-            speed += chance * (self._slowdown(away * of_unit) if away else 1.0)
+        for away, part in enumerate(chances):
+            speed += part * (self._slowdown(away * of_unit) if away else 1.0)
         if rest > RARE:
-            told = sum(away * chance for away, chance in enumerate(chances))
-            speed += rest * self._slowdown(round((mean - told) / rest) * of_unit)
+            told = sum(away * part for away, part in enumerate(chances))
+            speed += rest * self._slowdown(round((units * chance - told) / rest) * of_unit)
         else:
             speed += rest * (speed / (1.0 - rest))
         # 2. From the failure until it is known.
-        return speed * max(0.0, 1.0 - units / mtbf_s * self._stall_s(of_unit))
+        per_s = units / (mtbf_s + restart_s + detection_s)  # who is away does not fail
+        return speed / (1.0 + per_s * self._stall_s(of_unit))
 
     def _stall_s(self, of_unit: int) -> float:
         """Return what a failure of so many workers costs beyond their absence, played."""
         if of_unit >= self._all:
-            return self.failures.detection_s
+            return self.failures.detection_s + self._pretending.undisturbed_s / 2
         of_batch = self.shards if self.rule.by_shard else 1
         total = self.batches + WARM_UP
         batch_s = self._healthy_s * of_batch
@@ -310,6 +342,7 @@ class _Simulation:
             holders=fmean(u.holders for u in updates),
             examples_per_s=per_s,
             goodput=stays,
+            goodput_of_workers=kept,
             failures_per_day=24 * (self._all / told.worker_mtbf_h + hosts_per_h),
             run_mtbf_h=run_mtbf_s / 3600,
             save_every_s=every_s,
@@ -340,21 +373,29 @@ class _Simulation:
         if self.rule.by_shard:
             round_s = self._healthy_s * self._all
             even_s = uneven_s = undisturbed_s
-            waited_s = run.queued_s / run.begun
+            # In the queue, and for its own update: it is given no other shard before.
+            waited_s = run.queued_s / run.begun + self.update_s + exchange_s
+            messages = 2
         else:
             round_s = self._healthy_s
             needed = self.rule.needed(self.shards)
             even_s = undisturbed_s * needed / min(busy, needed)
             uneven_s = undisturbed_s * -(-needed // min(busy, needed))
             waited_s = self.update_s + exchange_s
+            messages = 2 * -(-needed // min(busy, needed))
         applies_s = self.update_s + exchange_s
         of_update = self.update_s / applies_s if applies_s else 0.0
         seconds = {
             "arithmetic": even_s,
+            "cores": even_s * (self.cores.times(self._on_a_host) - 1.0),
             "uneven": uneven_s - even_s,
             "updates": waited_s * of_update,
-            "network": waited_s * (1 - of_update) * bool(applies_s) + 2 * self.network.latency_s,
+            "network": waited_s * (1 - of_update) * bool(applies_s)
+            + messages * self.network.latency_s,
         }
+        # Who waits for a core waits no more for others, or for the coordinator.
+        left_s = max(0.0, round_s - sum(of for part, of in seconds.items() if part != "cores"))
+        seconds["cores"] = min(seconds["cores"], left_s)
         # Measured times may be shorter than their mean: the parts are then of their own sum.
         whole_s = max(round_s, sum(seconds.values()))
         shares = {part: of / whole_s for part, of in seconds.items()}

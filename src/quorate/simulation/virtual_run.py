@@ -38,6 +38,7 @@ from quorate.coordination.protocol import (
 from quorate.coordination.rules import Rule
 from quorate.coordination.tally import Tally
 from quorate.errors import ProtocolError
+from quorate.simulation.cores import COORDINATOR, SharedCores
 
 TIMEOUT_S = 300.0  # as Workers(timeout_s=) is by default
 
@@ -63,6 +64,13 @@ class Update(NamedTuple):
     vectors: int  # that reached the coordinator
 
 
+class Work(NamedTuple):
+    """What a shard takes a worker: its seconds on a core of its own, and those that need none."""
+
+    computing_s: float
+    waiting_s: float
+
+
 class VirtualRun:
     """A run in virtual time. ``play`` it, and read its attributes.
 
@@ -71,12 +79,13 @@ class VirtualRun:
         shards: V of a batch. Rules that apply shard by shard make V updates of each.
         batches: so many.
         rule: what makes an update.
-        shard_s: how long worker w takes for shard s of step t.
+        shard_s: how long worker w takes for shard s of step t: computing, and otherwise.
         apply_s: how long the update of a step takes of which so many vectors reach the coordinator.
         vectors: how many do, from the worker that holds each shard, and V; default: one of each.
         failures: workers that fail; one of a worker that is away is left out.
         latency_s: of a message, one way.
-        leaves_off_s: how long a worker takes to leave off a shard, once it is told.
+        leaves_off_s: how long worker w takes to leave off a shard, once it is told.
+        cores: that workers, and the coordinator at its updates, share; None: each has its own.
         timeout_s: see ``Coordinator``.
         patience: see ``Coordinator``.
         most_open_per_worker: N times this is ``most_open`` of ``Coordinator``.
@@ -93,12 +102,13 @@ class VirtualRun:
         shards: int,
         batches: int,
         rule: Rule,
-        shard_s: Callable[[int, int, int], float],
+        shard_s: Callable[[int, int, int], float | Work],
         apply_s: Callable[[int], float] = lambda _: 0.0,
         vectors: Callable[[Mapping[int, int], int], int] = lambda held, _: len({*held.values()}),
         failures: Iterable[Failure] = (),
         latency_s: float = 0.0,
-        leaves_off_s: float = 0.01,
+        leaves_off_s: Callable[[int], float] = lambda _: 0.01,
+        cores: SharedCores | None = None,
         timeout_s: float | None = TIMEOUT_S,
         patience: float = 1.5,
         most_open_per_worker: int = 4,
@@ -130,6 +140,7 @@ class VirtualRun:
             int, dict[int, int]
         ] = {}  # by step and shard: the last that had to keep it
         self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
+        self._cores = cores
         self._places = places
         self._queue: list[tuple[float, int, Event | Failure, int]] = []
         self._posted = 0
@@ -139,7 +150,10 @@ class VirtualRun:
         # it has failed meanwhile, or was told to leave off what it would have reported.
         self._lives = [0] * len(places)
         self._is_away = [False] * len(places)
-        self._due_at = [0.0] * len(places)  # when the shard that it computes would be done
+        # When the shard that it computes would be done; infinite while it shares cores: the end is
+        # not known before it comes.
+        self._due_at = [0.0] * len(places)
+        self._rest_s: dict[int, tuple[float, int, int]] = {}  # of those: after that; step, shard
         for worker, place in enumerate(places):
             self._post(0.0, Joined(worker, place), worker)
         for failure in failures:
@@ -189,6 +203,7 @@ class VirtualRun:
 
     def _next(self) -> Event | Failure | None:
         """Return what comes next, having set the time; None: an event that is void."""
+        self._let_compute()
         # A tick only when nothing is waiting to be handled: a result may be.
         if self._wake_at is not None:
             tick_at = max(self.now, self._wake_at)
@@ -209,12 +224,32 @@ class VirtualRun:
         self.now = max(self.now, at)
         return event
 
+    def _let_compute(self) -> None:
+        """End what is computed on shared cores before anything else happens."""
+        while self._cores is not None and (found := self._cores.next_end()) is not None:
+            first_at = self._queue[0][0] if self._queue else float("inf")
+            if self._wake_at is not None:
+                first_at = min(first_at, max(self.now, self._wake_at))
+            if found[0] > first_at:
+                return
+            self._computed(*self._cores.end())
+
+    def _computed(self, at: float, worker: int) -> None:
+        rest_s, step, shard = self._rest_s.pop(worker)
+        self._due_at[worker] = at + rest_s
+        self._post(self._due_at[worker], Done(worker, step, shard), worker)
+
+    def _leaves_cores(self, worker: int, at: float) -> None:
+        if self._cores is not None and self._cores.leave_off(at, worker):
+            del self._rest_s[worker]
+
     def _fail(self, failure: Failure, at: float) -> None:
         worker = failure.worker
         if self._is_away[worker]:
             return
         self._is_away[worker] = True
         self._lives[worker] += 1
+        self._leaves_cores(worker, max(self.now, at))
         told_at = at + failure.detected_s
         self._post(told_at, Left(worker, "failed", crashed=failure.crashed), worker)
         if failure.away_s < float("inf"):
@@ -227,8 +262,17 @@ class VirtualRun:
         """Make an update: no event is handled meanwhile."""
         held = self._held.pop(effect.step)
         vectors = self._vectors({s: held[s] for s in effect.shards}, self._shards_of(effect.step))
-        took_s = self._apply_s(vectors)
-        self.now += took_s
+        began, took_s = self.now, self._apply_s(vectors)
+        if self._cores is None or not took_s:
+            self.now += took_s
+        else:
+            self._cores.begin(self.now, COORDINATOR, took_s)
+            ended = None
+            while ended != COORDINATOR:
+                at, ended = self._cores.end()
+                if ended != COORDINATOR:
+                    self._computed(at, ended)
+            self.now, took_s = at, at - began
         number, shards = len(effect.holders), len(effect.shards)
         self.updates.append(Update(self.now, took_s, number, shards, effect.staleness, vectors))
         self.events += 1
@@ -241,8 +285,15 @@ class VirtualRun:
                 self.copies += effect.instead_of is not None
                 if self._is_away[worker]:
                     return  # it has failed, and nobody knows yet
-                takes_s = self._shard_s(worker, step, shard) + 2 * self._latency_s
-                self._due_at[worker] = self.now + takes_s
+                takes = self._shard_s(worker, step, shard)
+                computing_s, rest_s = takes if isinstance(takes, Work) else (takes, 0.0)
+                rest_s += 2 * self._latency_s
+                if self._cores is not None and computing_s:
+                    self._cores.begin(self.now, worker, computing_s)
+                    self._due_at[worker] = float("inf")
+                    self._rest_s[worker] = rest_s, step, shard
+                    return
+                self._due_at[worker] = self.now + computing_s + rest_s
                 self._post(self._due_at[worker], Done(worker, step, shard), worker)
             case Keep(worker, step, shard, count):
                 held = self._held.setdefault(step, {})
@@ -253,11 +304,14 @@ class VirtualRun:
                 if self._is_away[worker] or self._due_at[worker] - self._latency_s <= told_at:
                     return
                 self._lives[worker] += 1
+                self._leaves_cores(worker, self.now)
                 left_off = Cancelled(worker, step, shard)
-                at = min(self._due_at[worker], told_at + self._leaves_off_s + self._latency_s)
+                leaves_at = told_at + self._leaves_off_s(worker) + self._latency_s
+                at = min(self._due_at[worker], leaves_at)
                 self._post(at, left_off, worker)
             case Replace(worker):
                 self._lives[worker] += 1
+                self._leaves_cores(worker, self.now)
                 self._is_away[worker] = True
                 self._post(self.now, Left(worker, "silent"), worker)
                 self._post(self.now, Joined(worker, self._places[worker]), worker)

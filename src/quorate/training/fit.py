@@ -142,9 +142,9 @@ class Fit:
             if self._run_dir is not None:
                 if loop.state.global_step == 0:
                     set_log_aside(self._run_dir, self.say)
-                log = MetricsLog(
-                    self._run_dir, loop.state.global_step, self.say, self._services.renew
-                )
+                n, renew = loop.state.global_step, self._services.renew
+                workers = None if loop.transport is None else loop.transport.status
+                log = MetricsLog(self._run_dir, n, self.say, renew, workers)
                 self._log = stack.enter_context(closing(log))
             status = RunStatus(self._run_dir, loop.last_step, self._services.renew)
             status.begun(loop.state.global_step)

@@ -59,6 +59,13 @@ after -- all is.
 @click.option(
     "--json", "as_json", is_flag=True, help="print results.json instead of the table; see --out"
 )
+@click.option(
+    "--costs",
+    "with_costs",
+    is_flag=True,
+    help="measure too what quorate plan has to know: shared cores, updates under async, "
+    "checkpoints, a worker's return; four runs more",
+)
 @setting_options(
     *("shards", "engine", "threads", "address", "worker_resources"),
     *("update", "precision", "kernels", "compile"),
@@ -73,6 +80,7 @@ def command(
     seconds: float,
     out: str,
     as_json: bool,
+    with_costs: bool,
     shards: int | None,
     **settings: Any,
 ) -> int:
@@ -109,11 +117,12 @@ def command(
     order = contenders.rounds(compared, repeats)
     with ended_by_sigterm():
         measured = _measured(program, order, shards, log, as_json=as_json)
+        found = _costs(program, measured, log, as_json=as_json) if with_costs else None
     # 3. What came of them.
     compared_results = results(measured)
     same = proof(compared_results)
     if as_json:
-        print(_write(program, compared_results, same, folder)[0])
+        print(_write(program, compared_results, same, folder, found)[0])
         return 0
     run = compared_results[0].runs[0]
     batch = f"{run.batch_size} rows = {run.shards} shard{'s' if run.shards > 1 else ''}"
@@ -124,7 +133,7 @@ def command(
     print(f"\n{table(compared_results)}\n")
     for line in below(compared_results, same):
         print(line)
-    print(_write(program, compared_results, same, folder)[1])
+    print(_write(program, compared_results, same, folder, found)[1])
     return 0
 
 
@@ -158,8 +167,24 @@ def _measured(
     return by_contender
 
 
+def _costs(
+    program: Program, measured: dict[Contender, list[Measured]], log: Path, *, as_json: bool
+) -> dict[str, Any]:
+    """Measure what a plan has to know, with the fewest workers."""
+    from quorate.commands.bench.costs import costs
+
+    say = partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
+    least = min(measured, key=lambda contender: contender.workers)
+    base = measured[least]
+    return costs(program, least, base[0].shards, base, log, say)
+
+
 def _write(
-    program: Program, results: Sequence[Result], same: Proof | None, folder: Path
+    program: Program,
+    results: Sequence[Result],
+    same: Proof | None,
+    folder: Path,
+    costs: dict[str, Any] | None,
 ) -> tuple[str, str]:
     """Write the JSON file and the plot; return the text of the file, and what was written."""
     import torch
@@ -184,6 +209,7 @@ def _write(
         "python": platform.python_version(),
         "same_bits": None if same is None else same._asdict(),
         "contenders": to_json(results),
+        **({} if costs is None else {"costs": costs}),
     }
     file = folder / "results.json"
     text = json.dumps(record, indent=1)

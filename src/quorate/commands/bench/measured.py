@@ -51,6 +51,9 @@ class Measured:
     # The run.
     warm_up: int  # updates before
     digests: dict[int, str]  # after so many updates; none where bits depend on timing
+    # A worker that was killed after all that, if that was asked for.
+    detection_s: float | None = None  # until the coordinator knew
+    restart_s: float | None = None  # from then on, until it computed again
 
     @property
     def examples_per_s(self) -> float:

@@ -11,18 +11,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from quorate.commands.bench.cpu_time import CpuTime, cpu_time
+from quorate.commands.bench.lost_worker import LostWorker
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.coordination import rules
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
 from quorate.machine.cores import usable_cores
 from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part
+from quorate.services.display.shard_time import WORK
 from quorate.training.state import State
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Job, Training
@@ -38,16 +41,17 @@ LEAST_UPDATES = 3
 FIRST_DIGEST = 4  # and after twice as many updates, and so on
 
 
-def profiling(file: Path, seconds: float) -> Observe:
+def profiling(file: Path, seconds: float, *, kills: bool = False) -> Observe:
     """Return an observer that measures a training loop.
 
     Args:
         file: where the result is written.
         seconds: to measure, after the warm-up.
+        kills: a worker after that, and waits until it computes again.
     """
 
     def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-        return Profiled(transport, Clock(transport, state, facts, file, seconds))
+        return Profiled(transport, Clock(transport, state, facts, file, seconds, kills=kills))
 
     return observe
 
@@ -100,7 +104,9 @@ class TrainingChannel(WrappedChannel):
     def receive(self, timeout_s: float | None) -> Event | None:
         """Wait for an event; the caller is done with its report."""
         self._clock.goes_on()
-        return super().receive(timeout_s)
+        event = super().receive(timeout_s)
+        self._clock.heard(event)
+        return event
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Collect the gradients of a step, and time it."""
@@ -141,6 +147,7 @@ class Clock:
         facts: what a checkpoint says of the run.
         file: where the result is written.
         seconds: to measure.
+        kills: a worker after that.
     """
 
     def __init__(
@@ -150,6 +157,8 @@ class Clock:
         facts: Mapping[str, Any],
         file: Path,
         seconds: float,
+        *,
+        kills: bool = False,
     ) -> None:
         self.job: Training | None = None
         self._transport = transport
@@ -157,6 +166,9 @@ class Clock:
         self._facts = facts
         self._file = file
         self._seconds = seconds
+        self._kills = kills
+        self._measured: Measured | None = None  # and now a worker is killed
+        self._lost: LostWorker | None = None
         self._keeps_bits = rules.keeps_bits(rules.parse(facts["update"]), facts["shards"])
         status = transport.status()
         self._devices = {worker.number: torch.device(worker.device) for worker in status}
@@ -211,6 +223,8 @@ class Clock:
             return
         self._is_held = False
         self._spent.beside_s += self._lap()
+        if self._measured is not None:
+            return
         self._take_digest()
         now = time.monotonic()
         if self._first is None:
@@ -226,7 +240,26 @@ class Clock:
             now - self._begun.at - self._spent.paused_s >= self._seconds
             and self._spent.updates >= LEAST_UPDATES
         ):
-            self._write(now)
+            self._measured = self._sums(now)
+            if not self._kills:
+                self._write(now)
+                raise SystemExit(0)
+            self._lost = LostWorker(self._transport.status())
+
+    def heard(self, event: Event | None) -> None:
+        """Look what becomes of a worker that was killed.
+
+        Raises:
+            SystemExit: it computes again, and all is written.
+        """
+        if self._lost is None:
+            return
+        assert self._measured is not None
+        workers = [worker for worker in self._measured.workers if worker.shards]
+        work_s = sum(of.seconds[phase] for of in workers for phase in WORK)
+        self._lost.heard(event, work_s / max(1, sum(of.shards for of in workers)))
+        if self._lost.is_over:
+            self._write(time.monotonic())
             raise SystemExit(0)
 
     def is_over(self) -> bool:
@@ -282,6 +315,13 @@ class Clock:
         return took_s
 
     def _write(self, now: float) -> None:
+        measured = self._measured or self._sums(now)
+        if self._lost is not None:
+            found = self._lost
+            measured = replace(measured, detection_s=found.detection_s, restart_s=found.restart_s)
+        measured.write(self._file)
+
+    def _sums(self, now: float) -> Measured:
         assert self._begun is not None
         assert self.job is not None
         begun, spent = self._begun, self._spent
@@ -292,7 +332,7 @@ class Clock:
             seconds = {n: max(0.0, s - besides.seconds[n]) for n, s in total.seconds.items()}
             shards = total.shards - besides.shards
             workers.append(WorkerTime(status.number, status.device, shards, seconds))
-        Measured(
+        return Measured(
             update=self._facts["update"],
             keeps_bits=self._keeps_bits,
             engine=self._facts["engine"],
@@ -313,7 +353,7 @@ class Clock:
             others_cores=cpu_time().others_s(begun.cpu) / (now - begun.at),
             warm_up=begun.updates,
             digests=self._digests,
-        ).write(self._file)
+        )
 
 
 class _Beginning(NamedTuple):

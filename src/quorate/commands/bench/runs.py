@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +25,24 @@ class Program(NamedTuple):
     seconds: float  # to measure
 
 
-def run(program: Program, contender: Contender, shards: int | None, log: Path) -> Measured:
+def run(
+    program: Program,
+    contender: Contender,
+    shards: int | None,
+    log: Path,
+    *,
+    more: Mapping[str, Any] | None = None,
+    look: Callable[[Path], None] = lambda _: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Measured:
     """Run the script once, and measure its first training loop. Blocks.
 
     Args:
         shards: that a batch is cut into; None: as the script has it.
         log: where all that it printed is left, if it fails.
+        more: options of ``quorate run``, which go before all others.
+        look: is called with the run directory before that is removed.
+        is_stopped: from then on the run is to end.
 
     Raises:
         UserError: it ended with exit code 2, or has no training loop to measure.
@@ -48,10 +60,12 @@ def run(program: Program, contender: Contender, shards: int | None, log: Path) -
             "save_every_s": NO_SAVES_S,
             "profile": file,
             "profile_s": program.seconds,
+            **(more or {}),
         }
         with (folder / "output").open("wb") as output:
             words = program.script, program.module, program.arguments
-            code = child_run(options, *words, output, file.exists)
+            code = child_run(options, *words, output, lambda: file.exists() or is_stopped())
+        look(folder / "run")
         if file.exists():
             return Measured.from_json(json.loads(file.read_text(encoding="utf-8")))
         text = (folder / "output").read_text(encoding="utf-8", errors="replace")

@@ -26,7 +26,9 @@ def bound(
         return f"arithmetic: it takes {arithmetic:.0%} of the time", "more workers bring more"
     rule = parse(told.update)
     everybody = told.workers + told.spares
+    may_serve = network.engine == "ray" and not network.servers and not rule.by_shard
     words = {
+        "cores": f"cores: {takes:.0%} of the time workers wait for one, or share memory",
         "uneven": f"{told.shards} shards on {everybody} workers: {takes:.0%} of the time some "
         "have nothing to do",
         "stragglers": f"stragglers: {takes:.0%} of the time workers wait for others",
@@ -36,10 +38,12 @@ def bound(
         "failures": f"failures: {takes:.0%} of the time is lost to them",
     }
     helps = {
+        "cores": "no more workers than cores, or more hosts: more workers on these bring nothing",
         "uneven": "shards that workers divide",
         "updates": "larger shards, or a faster optimizer (fused, on a GPU)",
         "network": "larger shards"
-        + ("" if network.engine == "collective" else ", --engine collective under sync"),
+        + ("" if network.engine == "collective" else ", --engine collective under sync")
+        + (", --servers" if may_serve else ""),
         "checkpoints": "a checkpoint that holds the loop up for less",
         "failures": "a faster restart, and a faster detection"
         + (

@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     from quorate.commands.plan.measurements import Measurement
     from quorate.simulation.prediction import Prediction
 
-SPREAD = 0.05  # that is assumed of shard times: a bench has their means alone
-MIB, GBIT = 2**20, 1e9 / 8
-
 HELP = """Say what runs of other sizes would do: speed, cost, how many spares, how often to save.
 
 FILE is the results.json that quorate bench wrote. Shards have as many rows as there, and a batch
 has one per worker. The coordinator of quorate run is played in virtual time; docs/plan.md says what
-is measured, what is assumed, and what this cannot tell.
+is measured, what is assumed, and what this cannot tell. With --check FILE may be left out.
 """
 
 # By a heading: option, type, metavar, default, help.
@@ -38,7 +35,7 @@ OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
         ("--from-workers", int, "N", None, "which number of the bench (its largest)"),
     ],
     "Stragglers": [
-        ("--spread", float, "X", None, f"of shard times: deviation of their logarithm ({SPREAD})"),
+        ("--spread", float, "X", None, "of shard times: deviation of their logarithm (0.05)"),
         ("--trace", str, "FILE", None, "measured shard times: CSV, a column shard_s"),
         ("--work-spread", float, "X", 0.0, "of the shards themselves, on any worker (0)"),
         ("--held-up", str, "P:FACTOR", None, "chance that a shard takes times as long: 0.01:4"),
@@ -48,23 +45,27 @@ OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
     "Failures": [
         ("--mtbf-h", float, "HOURS", float("inf"), "between failures of one worker (never)"),
         ("--host-mtbf-h", float, "HOURS", float("inf"), "between failures of one host (never)"),
-        ("--detection-s", float, "SECONDS", 1.0, "until a failure is known (1)"),
-        ("--restart-s", float, "SECONDS", 30.0, "until a worker is back (30)"),
+        ("--detection-s", float, "SECONDS", None, "until a failure is known (the bench's, or 1)"),
+        ("--restart-s", float, "SECONDS", None, "until a worker is back (the bench's, or 30)"),
         ("--run-restart-s", float, "SECONDS", 60.0, "until the run is, at a checkpoint (60)"),
     ],
     "Machines": [
         ("--per-host", int, "N", 8, "workers of a host (8)"),
+        ("--cores", int, "N", None, "of a host, that its workers share (enough for all)"),
         ("--engine", str, "WORD", "", "processes, ray or collective (the bench's)"),
         ("--gradient-mib", float, "MIB", 0.0, "of a gradient, sent between hosts (0)"),
         ("--gbit-s", float, "X", float("inf"), "of a host's link (infinite)"),
+        ("--bisection-gbit-s", float, "X", float("inf"), "between halves of the hosts (infinite)"),
+        ("--servers", int, "S", 0, "that have parameters in slices; --engine ray (0)"),
         ("--latency-ms", float, "MS", None, "of a message (the bench's)"),
         ("--price", float, "DOLLARS", 0.0, "of a worker for an hour"),
     ],
     "Saving": [
-        ("--save-s", float, "SECONDS", 1.0, "that the loop stands still for a checkpoint (1)"),
+        ("--save-s", float, "SECONDS", None, "a checkpoint stops the loop for (the bench's, or 1)"),
         ("--save-every-s", float, "SECONDS", None, "between checkpoints (the best)"),
     ],
     "Results": [
+        ("--check", str, "RUN_DIR", None, "compare with a run that was made, figure by figure"),
         ("--json", str, "FILE", None, "write all figures"),
         ("--plot", str, "FILE", None, "draw them: .png or .html"),
         ("--steps", int, "N", None, "batches that are played (enough for 8,000 shards)"),
@@ -91,80 +92,37 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command("plan", cls=Command, help=HELP, short_help="what runs of other sizes would do")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @_options
-def command(file: Path, **asked: Any) -> int:
+def command(file: Path | None, **asked: Any) -> int:
     """Play what is asked for, and print a table.
 
     Raises:
         SettingError: an option cannot work.
         DataError: a file is not what it should be.
     """
-    from quorate.commands.plan.measurements import read_bench, read_shard_times
+    from quorate.commands.plan.assumptions import Assumptions
+    from quorate.commands.plan.measurements import read_bench
     from quorate.commands.plan.table import below, table
-    from quorate.simulation import inputs
     from quorate.simulation.simulate import simulate
 
     # 1. What is asked for.
-    for check, names in (
-        (inputs.positive, ("mtbf_h", "host_mtbf_h", "gbit_s", "save_every_s")),
-        (inputs.not_negative, ("detection_s", "restart_s", "run_restart_s", "save_s", "price")),
-        (inputs.not_negative, ("spread", "work_spread", "gradient_mib", "latency_ms")),
-    ):
-        for name in names:
-            if asked[name] is not None:
-                check(name, asked[name])
+    assumptions = Assumptions(asked)
+    if asked["check"] is not None:
+        from quorate.commands.plan.check import check
+
+        record = check(Path(asked["check"]), file, asked, assumptions)
+        if asked["as_json"] is not None:
+            _written("json", Path(asked["as_json"]), json.dumps(record, indent=1) + "\n")
+        return 0
+    if file is None:
+        expected = "the results.json of quorate bench, or --check RUN_DIR"
+        raise SettingError("file", None, expected, "run quorate bench first")
     workers = _whole_numbers("workers", asked["workers"], least=1)
     spares = _whole_numbers("spares", asked["spares"], least=0)
     picture = _picture(asked["plot"])
     measured = _one_of(read_bench(file), asked["from_workers"])
     rules = [word.strip() for word in (asked["update"] or measured.rule).split(",")]
-    drawn = () if asked["trace"] is None else read_shard_times(Path(asked["trace"]))
-    spread = SPREAD if asked["spread"] is None else asked["spread"]
-    held_up, slow, slow_hosts = (
-        _share_and_factor(name, asked[name]) for name in ("held_up", "slow_workers", "slow_hosts")
-    )
-    times = inputs.ShardTimes(
-        mean_s=measured.shard_s,
-        spread=spread,
-        work_spread=asked["work_spread"],
-        measured_s=drawn,
-    )
-    stragglers = inputs.Stragglers(
-        probability=held_up[0],
-        factor=held_up[1],
-        slow_workers=slow[0],
-        slow_factor=slow[1],
-        slow_hosts=slow_hosts[0],
-        slow_host_factor=slow_hosts[1],
-    )
-    latency_s = measured.latency_s if asked["latency_ms"] is None else asked["latency_ms"] / 1e3
-    engine = asked["engine"] or measured.engine.replace("towers", "processes")
-    network = inputs.Network(
-        engine=engine,
-        gradient_bytes=asked["gradient_mib"] * MIB,
-        bandwidth_bytes_per_s=asked["gbit_s"] * GBIT,
-        latency_s=latency_s,
-        vector_s=measured.vector_s,
-    )
-    common: dict[str, Any] = {
-        "shard_times": times,
-        "rows_per_shard": measured.rows_per_shard,
-        "per_host": asked["per_host"],
-        "update_s": measured.update_s,
-        "stragglers": stragglers,
-        "network": network,
-        "steps": asked["steps"],
-        "seed": asked["seed"],
-    }
-    failures = inputs.Failures(
-        worker_mtbf_h=asked["mtbf_h"],
-        host_mtbf_h=asked["host_mtbf_h"],
-        detection_s=asked["detection_s"],
-        restart_s=asked["restart_s"],
-        run_restart_s=asked["run_restart_s"],
-    )
-    checkpoints = inputs.Checkpoints(stall_s=asked["save_s"], every_s=asked["save_every_s"])
     # 2. What comes of it.
     rows = [
         simulate(
@@ -172,20 +130,17 @@ def command(file: Path, **asked: Any) -> int:
             update=rule,
             spares=spare,
             shards=asked["shards"],
-            failures=failures,
-            checkpoints=checkpoints,
             dollars_per_worker_h=asked["price"],
-            **common,
+            **assumptions.about(measured, rule),
         )
         for number, rule, spare in _compared(workers, rules, spares)
     ]
-    of_itself = simulate(
-        measured.workers, update=measured.rule, **{**common, "shards": measured.shards}
-    )
+    common = assumptions.about(measured, measured.rule)
+    of_itself = simulate(measured.workers, update=measured.rule, shards=measured.shards, **common)
     # 3. Said, and written.
     print(_known(file, measured, of_itself))
-    print(f"assumed: {_assumed(asked, spread)}\n\n{table(rows)}\n")
-    for line in below(rows, times, stragglers, network):
+    print(f"assumed: {assumptions.words(measured)}\n\n{table(rows)}\n")
+    for line in below(rows, common["shard_times"], common["stragglers"], common["network"]):
         print(line)
     if asked["as_json"] is not None:
         record = {
@@ -239,22 +194,6 @@ def _known(file: Path, measured: Measurement, of_itself: Prediction) -> str:
     )
 
 
-def _assumed(asked: dict[str, Any], spread: float) -> str:
-    """Return what no bench says, and how to say it."""
-    drawn = asked["trace"]
-    words = [
-        f"shard times of {drawn}" if drawn else f"a spread of {spread:.0%} (--spread, --trace)",
-        "no failures (--mtbf-h)"
-        if asked["mtbf_h"] == asked["host_mtbf_h"] == float("inf")
-        else f"{asked['restart_s']:g} s until a worker is back, {asked['run_restart_s']:g} s until "
-        "the run is",
-        f"{asked['save_s']:g} s a checkpoint",
-    ]
-    if not asked["gradient_mib"] or asked["gbit_s"] == float("inf"):
-        words.append("links that cost nothing (--gradient-mib, --gbit-s)")
-    return ", ".join(words)
-
-
 def _whole_numbers(name: str, text: str, least: int) -> list[int]:
     try:
         numbers = [int(word) for word in text.split(",")]
@@ -264,20 +203,6 @@ def _whole_numbers(name: str, text: str, least: int) -> list[int]:
         expected = f"whole numbers >= {least} such as 1,2,4"
         raise SettingError(name, text, expected, "list them")
     return list(dict.fromkeys(numbers))
-
-
-def _share_and_factor(name: str, text: str | None) -> tuple[float, float]:
-    if text is None:
-        return 0.0, 1.0
-    first, _, second = text.partition(":")
-    try:
-        part, factor = float(first), float(second)
-    except ValueError:
-        part = factor = -1.0
-    if not (0 <= part <= 1 <= factor):
-        expected = "a share and how many times as long, such as 0.01:4"
-        raise SettingError(name, text, expected, "from 0 to 1, and at least 1")
-    return part, factor
 
 
 def _picture(text: str | None) -> Path | None:

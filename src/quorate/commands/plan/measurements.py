@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from quorate.coordination.rules import parse
 from quorate.errors import DataError, cure
 
 WORK = ("fetching", "forward", "backward", "pushing")  # phases that a shard goes through
@@ -18,7 +19,7 @@ _BENCH, _AGAIN = "what quorate bench writes", "write it again with quorate bench
 
 
 class Measurement(NamedTuple):
-    """What was measured of one number of workers; medians and means over its runs are means."""
+    """What was measured of one number of workers; all are means over its runs."""
 
     workers: int
     rule: str
@@ -30,18 +31,34 @@ class Measurement(NamedTuple):
     latency_s: float  # of a message; only one worker alone shows it: else it waits for others too
     shards: int
     examples_per_s: float  # as measured
+    cores: int  # of the host
+    threads: int  # of a worker
+    is_on_cpu: bool
+    leaves_off_s: float  # until a worker looks whether a shard is wanted still: a phase's rest
+    # What ``quorate bench --costs`` found; None: it was not asked for, or could not be measured.
+    crowding: float | None = None  # times as long a shard takes where all cores compute
+    by_shard: Measurement | None = None  # under ``async``
+    save_s: float | None = None  # that the loop stands still for a checkpoint
+    detection_s: float | None = None  # until a worker's end is known
+    restart_s: float | None = None  # until it computes again
+
+    def under(self, rule: str) -> Measurement:
+        """Return what was measured under a rule of this kind, if it was."""
+        if self.by_shard is None or parse(rule).by_shard == parse(self.rule).by_shard:
+            return self
+        return self.by_shard
 
 
 def read_bench(path: Path) -> list[Measurement]:
     """Return what a bench measured, the fewest workers first.
 
     Args:
-        path: of ``results.json``.
+        path: of ``results.json``, or of what ``quorate run --profile`` wrote: one run alone.
 
     Raises:
         DataError: it is not there, is no bench's, or says what cannot be; with its line.
     """
-    text = _text(path, "the results.json of quorate bench")
+    text = text_of(path, "the results.json of quorate bench")
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
@@ -50,27 +67,53 @@ def read_bench(path: Path) -> list[Measurement]:
         where = f"{path}, line {error.lineno}"
         raise DataError(where, got=got, expected=_BENCH, fix=_AGAIN) from None
     reader = _Reader(path, text)
+    if isinstance(record, dict) and "contenders" not in record and "updates" in record:
+        rows_per_s = reader.positive(record, "rows") / reader.positive(record, "seconds")
+        return [_measurement(reader, {"runs": [record], "examples_per_s": rows_per_s})]
     contenders = reader.part(record, "contenders", list)
     if not contenders:
         raise reader.wrong("contenders", [], "at least one")
     found = [_measurement(reader, contender) for contender in contenders]
-    return sorted(found, key=lambda one: one.workers)
+    costs = reader.part(record, "costs", dict) if "costs" in record else {}
+    return sorted((_with(reader, one, costs) for one in found), key=lambda one: one.workers)
+
+
+def _with(reader: _Reader, measured: Measurement, costs: dict[str, Any]) -> Measurement:
+    """Return a measurement with what costs it is known to have."""
+    by_name: dict[str, Any] = {}
+    # Shards of several workers have been on shared cores already.
+    if measured.workers == 1 and "crowding" in costs:
+        times = reader.number(reader.part(costs, "crowding", dict), "times")
+        if times < 1:
+            raise reader.wrong("times", times, "a number >= 1")
+        by_name["crowding"] = times
+    if "by_shard" in costs:
+        by_name["by_shard"] = _measurement(reader, reader.part(costs, "by_shard", dict))
+    if "saving" in costs:
+        by_name["save_s"] = reader.number(reader.part(costs, "saving", dict), "stall_s")
+    if "failing" in costs:
+        failing = reader.part(costs, "failing", dict)
+        by_name |= {name: reader.number(failing, name) for name in ("detection_s", "restart_s")}
+    return measured._replace(**by_name)
 
 
 def _measurement(reader: _Reader, contender: Any) -> Measurement:
     runs = reader.part(contender, "runs", list)
     if not runs:
         raise reader.wrong("runs", [], "at least one")
-    shard_s, update_s, vector_s, latency_s = [], [], [], []
+    shard_s, update_s, vector_s, latency_s, leaves_off_s = [], [], [], [], []
     for run in runs:
+        rule = str(reader.part(run, "update", str))
         workers = reader.part(run, "workers", list)
         updates = reader.positive(run, "updates")
         seconds = reader.positive(run, "seconds")
-        begun, work_s = 0.0, 0.0
+        begun, by_phase_s = 0.0, dict.fromkeys(WORK, 0.0)
         for worker in workers:
             begun += reader.number(worker, "shards")
             phases = reader.part(worker, "seconds", dict)
-            work_s += sum(reader.number(phases, phase) for phase in WORK)
+            for phase in WORK:
+                by_phase_s[phase] += reader.number(phases, phase)
+        work_s = sum(by_phase_s.values())
         if not begun or not work_s:
             raise reader.wrong("shards", 0, "a worker that has computed something")
         on_device_s = reader.number(run, "device_s")  # beside the workers' own time
@@ -78,14 +121,17 @@ def _measurement(reader: _Reader, contender: Any) -> Measurement:
         between_s = reader.number(run, "update_s") + reader.number(run, "beside_s")
         shard_s.append((work_s + on_device_s * len(workers)) / begun)
         update_s.append(between_s / updates)
-        vector_s.append(exchange_s / updates / len(workers))
+        vector_s.append(exchange_s / updates / (1 if parse(rule).by_shard else len(workers)))
+        # At any moment of a shard, half of the phase that it is in is left, as the mean.
+        leaves_off_s.append(sum(of_s**2 for of_s in by_phase_s.values()) / work_s / begun / 2)
         gap_s = seconds - work_s - on_device_s - exchange_s - between_s
         latency_s.append(max(0.0, gap_s) / begun / 2 if len(workers) == 1 else 0.0)
     run = runs[0]
+    devices = {reader.part(worker, "device", str) for worker in run["workers"]}
     shards = reader.positive(run, "shards")
     return Measurement(
         workers=len(reader.part(run, "workers", list)),
-        rule=str(reader.part(run, "update", str)),
+        rule=rule,
         engine=str(reader.part(run, "engine", str)),
         rows_per_shard=reader.positive(run, "batch_size") / shards,
         shard_s=fmean(shard_s),
@@ -94,6 +140,10 @@ def _measurement(reader: _Reader, contender: Any) -> Measurement:
         latency_s=fmean(latency_s),
         shards=int(shards),
         examples_per_s=reader.positive(contender, "examples_per_s"),
+        cores=int(reader.positive(run, "cores")),
+        threads=int(reader.positive(run, "threads")),
+        is_on_cpu=devices == {"cpu"},
+        leaves_off_s=fmean(leaves_off_s),
     )
 
 
@@ -161,7 +211,7 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
     Raises:
         DataError: something of it cannot be; with its line.
     """
-    text = _text(path, "a CSV file with a column shard_s")
+    text = text_of(path, "a CSV file with a column shard_s")
     lines = csv.reader(io.StringIO(text))
     heads = [head.strip() for head in next(lines, [])]
     for head in heads:
@@ -197,7 +247,12 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
     return tuple(times)
 
 
-def _text(path: Path, expected: str) -> str:
+def text_of(path: Path, expected: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        DataError: it is not there, cannot be read, or is no text.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

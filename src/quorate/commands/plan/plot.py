@@ -16,7 +16,7 @@ from quorate.simulation.prediction import PARTS, Prediction
 COLOURS = dict(
     zip(
         PARTS,
-        ("#009e73", "#f0e442", "#d55e00", "#e69f00", "#56b4e9", "#bbbbbb", "#cc79a7"),
+        ("#009e73", "#0072b2", "#f0e442", "#d55e00", "#e69f00", "#56b4e9", "#bbbbbb", "#cc79a7"),
         strict=True,
     )
 )
