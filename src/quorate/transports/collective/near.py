@@ -65,7 +65,6 @@ class Near:
             rank: [r for r in range(ranks.size) if self.hosts.hand(self.host, r) == rank]
             for rank in self.ranks
         }
-        self._group = ranks.group_of(self.hosts.ranks)
 
     def _make_one(self, which: int) -> None:
         """Lay this rank's vectors over those of the first rank of this host."""
@@ -85,7 +84,7 @@ class Near:
     def arrive(self) -> None:
         """Return when all ranks of this host have come here. Blocks."""
         if len(self.ranks) > 1:
-            self._ranks.wait_for(self._group)
+            self._ranks.wait_for_host()
 
 
 def _mapped(offer: dict[str, Any], like: Sequence[Flat]) -> list[Flat] | None:
