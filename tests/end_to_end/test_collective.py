@@ -104,6 +104,7 @@ def test_ranks_of_a_host_compute_from_one_memory(tmp_path: Path) -> None:
     assert len(set(said)) == 1
     (memory,) = {(tmp_path / f"rank-{rank}").read_text() for rank in range(3)}
     assert int(memory) > 0
+    assert {(tmp_path / f"threads-{rank}").read_text() for rank in range(3)} == {"1"}
 
 
 @pytest.mark.slow

@@ -183,6 +183,8 @@ OPTIMIZERS = {
 
 
 def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if folder:  # in the thread that exchanges, and updates
+        Path(folder[0], f"threads-{RANK}").write_text(str(torch.get_num_threads()))
     made.append(OPTIMIZERS[optimizer](params))
     return made[-1]
 
