@@ -79,6 +79,7 @@ CONTENDERS = {
     "quorate, towers": Peer("ours.py", 2, "towers"),
     "quorate, processes": Peer("ours.py", 2, "processes"),
     "quorate, collective": Peer("ours.py", 2, "collective"),
+    "quorate, collective, native": Peer("ours.py", 2, "collective, native"),
     "2 loops, tuned, unconnected": Peer("plain.py", 2, "tuned"),
     "2 quorate, unconnected": Peer("ours.py", 2, "alone"),
 }
@@ -91,6 +92,7 @@ RATIOS += [
     for other in TWO
     if not other.startswith("quorate,")
 ]
+RATIOS.append(("quorate, collective", "quorate, collective, native"))  # the price of order
 
 
 class PeerError(Exception):

@@ -1,4 +1,7 @@
-"""quorate: the variant is the engine, or "alone": copies that know nothing of each other."""
+"""quorate: the variant is the engine, or "alone": copies that know nothing of each other.
+
+"collective, native" has torch.distributed add the gradients, in its own order.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ EPOCHS = 1_000_000
 def peer(wanted: Wanted) -> None:
     """Train by quorate; worker processes and ranks run this too, up to the loop."""
     is_alone = wanted.variant == "alone"
+    engine, _, exchange = wanted.variant.partition(", ")
     ranks = start_ranks(wanted.workers, connected=False) if is_alone else Ranks(0, 1, [])
     workers = 1 if is_alone else wanted.workers
     work = workload(wanted.workload)
@@ -26,7 +30,9 @@ def peer(wanted: Wanted) -> None:
         batch_size=work.per_worker * workers,
         shards=workers,
         devices="cpu",
-        workers=quorate.Workers(workers, engine="towers" if is_alone else wanted.variant),
+        workers=quorate.Workers(
+            workers, engine="towers" if is_alone else engine, exchange=exchange or "ordered"
+        ),
         precision=wanted.precision,
     )
     torch.manual_seed(0)

@@ -95,6 +95,19 @@ def test_each_optimizer_and_whatever_callbacks_change(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks read each other's memory by /proc")
+def test_ranks_of_a_host_compute_from_one_memory(tmp_path: Path) -> None:
+    said = []
+    for engine in (("--engine", "towers", "--workers", "1"), options(3)):
+        ended = run(command("ranks.py", "one", "adam", str(tmp_path), options=engine))
+        said.append(said_digest(ended))
+    assert len(set(said)) == 1
+    (memory,) = {(tmp_path / f"rank-{rank}").read_text() for rank in range(3)}
+    assert int(memory) > 0
+    assert {(tmp_path / f"threads-{rank}").read_text() for rank in range(3)} == {"1"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sam", "wolfe"])
 def test_optimizers_that_ask_for_a_gradient_again(
     optimizer: str, references: References, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,23 @@ def test_free_memory_is_known_and_both_figures_are_named(monkeypatch: pytest.Mon
         UserError, match=r"^shared memory: rows need 6 MiB, and 5 MiB are free; use"
     ):
         shared_memory.require(6 << 20, "rows", "use less")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there")
+def test_one_becomes_another_and_tensors_stay_where_they_are() -> None:
+    own, other = Segment(3 << 20), Segment(3 << 20)
+    tensor, theirs = (each.tensor(torch.float32, 1000, 64) for each in (own, other))
+    tensor.fill_(1.0)
+    theirs.fill_(2.0)
+    address, inode = tensor.data_ptr(), os.fstat(other.fd).st_ino
+    before = os.dup(own.fd)
+    own.become(other)
+    assert tensor.data_ptr() == address
+    assert os.fstat(before).st_size == 0  # what it had was given back
+    os.close(before)
+    assert tensor.eq(2.0).all()
+    tensor.fill_(3.0)
+    assert theirs.eq(3.0).all()
+    del other, theirs
+    assert os.fstat(own.fd).st_ino == inode
+    assert Segment(own.nbytes, os.dup(own.fd)).tensor(torch.float32, 1000, 64).eq(3.0).all()

@@ -2,7 +2,8 @@
 
     python tests/scripts/exchange_of_ranks.py RANK HOSTS V SHARED BUCKET_BYTES FOLDER
 
-HOSTS: the host of each rank, "aab" say. It prints the digests of what it has in the end.
+HOSTS: the host of each rank, "aab" say. SHARED: "shared", "one" where ranks of a host have the
+parameters once, "sent", or "native".
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ def filled(layout: Layout, shard: int, step: int) -> Flat:
 
 
 layout = Layout(gradient(0, 0).items())
-parameters = layout.shared() if shared == "shared" else layout.new(torch.device("cpu"))
+parameters = layout.shared() if shared in ("shared", "one") else layout.new(torch.device("cpu"))
 ranks = Ranks(Place(RANK, len(hosts), 0, f"file://{folder}/meet"), torch.device("cpu"), 60.0)
 kind = NativeExchange if shared == "native" else Exchange
 exchange = kind(ranks, layout, int(bucket_bytes))
-exchange.open(parameters)
+own_vectors = [vector.data_ptr() for vector in parameters.vectors]
+exchange.open(parameters, by_owners=shared == "one")
+assert [vector.data_ptr() for vector in parameters.vectors] == own_vectors
 node = exchange.dealt(V)[RANK]
 for step in range(3):
     if node is not None:
@@ -69,4 +72,12 @@ for step in range(3):
             assert torch.allclose(got.views[name], view, atol=1e-4), name
     assert len(total.vectors[0]) <= 1.4 * len(parameters.vectors[0]) / len(hosts) + 65536
 print("shares", exchange._near.shares)
+if shared == "one":  # what the first rank of a host writes, the others of it have
+    members = ranks.hosts.ranks[ranks.hosts.of[RANK]]
+    ranks.gather(b"")
+    if members[0] == RANK:
+        parameters.views["odd"].fill_(RANK + 1)
+    ranks.gather(b"")
+    assert bool((parameters.views["odd"] == members[0] + 1).all())
+    assert exchange.has_one_copy == (len(members) == len(hosts))
 ranks.close("it is done")

@@ -3,7 +3,8 @@
     quorate run --engine collective --workers 3 tests/scripts/ranks.py plain adam
     torchrun --nproc-per-node 3 tests/scripts/ranks.py plain adam
 
-Without ``quorate run`` a third argument is the run directory, and "fresh" begins anew there.
+Without ``quorate run`` a third argument is the run directory, and "fresh" begins anew there. "one":
+forward writes no parameter; the last argument is a folder for notes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from quorate.replica.digest import digest
 from quorate.transports.collective.place import own_place
 
 what, optimizer, *rest = sys.argv[1:]
+folder = [rest.pop()] if what == "one" else []
 run_dir = rest[0] if rest else None
 place = own_place()
 RANK = 0 if place is None else place.rank
@@ -40,7 +43,7 @@ class Net(nn.Module):
         self.first = nn.Linear(6, 300)
         self.norm = nn.BatchNorm1d(300)
         self.left, self.right = nn.Linear(300, 400), nn.Linear(300, 400)
-        self.table = nn.Embedding(8, 400, max_norm=0.5)
+        self.table = nn.Embedding(8, 400, max_norm=None if what == "one" else 0.5)
         self.last = nn.Linear(400, 3 if what != "model" or RANK == 0 else 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,11 +71,24 @@ def disturb(step: int, row: int) -> None:
             time.sleep(0.05)
 
 
+def look(model: nn.Module) -> None:
+    """Write down which memory this rank computes from."""
+    address = next(model.parameters()).data_ptr()
+    with open("/proc/self/maps") as maps:
+        for start, end, inode in (
+            (*(int(n, 16) for n in words[0].split("-")), words[4]) for words in map(str.split, maps)
+        ):
+            if start <= address < end:
+                Path(folder[0], f"rank-{RANK}").write_text(inode)
+
+
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     x, labels, rows, steps = batch
     for step, row in zip(steps.tolist(), rows.tolist(), strict=True):
         if model.training:
             disturb(step, row)
+    if folder and model.training and int(steps[0]) == 3:
+        look(model)
     found = F.cross_entropy(model(x), labels)
     if what == "other" and RANK == 1 and model.training and int(steps[0]) >= 1:
         found = found * 1.001
@@ -167,6 +183,8 @@ OPTIMIZERS = {
 
 
 def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if folder:  # in the thread that exchanges, and updates
+        Path(folder[0], f"threads-{RANK}").write_text(str(torch.get_num_threads()))
     made.append(OPTIMIZERS[optimizer](params))
     return made[-1]
 
@@ -207,6 +225,6 @@ if __name__ == "__main__":
         steps=STEPS,
         shuffle=False,
         validation=data(),
-        callbacks={"change": [Change()], "moments": [Moments()]}.get(what, []),
+        callbacks={"change": [Change()], "one": [Change()], "moments": [Moments()]}.get(what, []),
     )
     print("digest", digest(trainer.model.state_dict().items()), flush=True)

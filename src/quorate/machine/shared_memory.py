@@ -7,6 +7,7 @@ is a memfd, which counts as memory and is not bounded by the size of /dev/shm.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 MIB = 1 << 20
+
+_MAP_FIXED = 0x10  # of Linux's mman.h: Python does not have it
 
 
 class Segment:
@@ -54,6 +57,29 @@ class Segment:
                 f"shared memory: {size} cannot be had ({error.strerror}); {cure}"
             ) from error
         self.nbytes = nbytes
+
+    def become(self, other: Segment) -> None:
+        """Have what is mapped here be another segment of this size, at the address that it has.
+
+        So tensors in it are the other's from now on. What was here is given back, and nobody may
+        touch it any more: neither another thread meanwhile, nor a process that has it mapped. On
+        Linux alone.
+
+        Raises:
+            UserError: the machine does not map it.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        # Over what is there: the map and all tensors go on to point to it, as aligned as before.
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if libc.mmap(address, self.nbytes, access, flags, other.fd, 0) != address:
+            why = os.strerror(ctypes.get_errno())
+            raise UserError(f"shared memory: it cannot be mapped in the place of other ({why})")
+        os.ftruncate(self.fd, 0)  # the map has a descriptor of its own, which would keep it
+        os.dup2(other.fd, self.fd, inheritable=False)
 
     def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
         """Return the (count,) elements from byte ``start`` on, a multiple of an element's size."""

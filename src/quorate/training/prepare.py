@@ -87,7 +87,10 @@ def prepare(
     """
     recipe, dataset = crew.recipe, data.dataset
     if crew.follows:
-        follow(crew, dataset, partial(_probed, crew, note=lambda _: None, training=True))
+        # As rank 0 has them. With more, OpenMP's threads spin between two operations of an exchange
+        # on cores that other ranks compute on; where such a thread has lost its core, all wait.
+        with intra_op_threads(recipe.workers.threads):
+            follow(crew, dataset, partial(_probed, crew, note=lambda _: None, training=True))
     with ExitStack() as stack:
         # 1. The run directory, which is ours from here on; the plan.
         stack.enter_context(prepared.lock.held(say))

@@ -68,7 +68,10 @@ class Member:
         self.raised: Exception | None = None  # in shards, on all ranks alike
         assert state.exchange is not None
         self.exchange = state.exchange
-        self.exchange.open(state.parameters)
+        # What forward writes is put there by all ranks, whoever owns it; so is what an optimizer
+        # makes of parameters that every rank has the whole state of.
+        by_owners = state.optimizer_of_ranks.is_sharded and not state.written
+        self.exchange.open(state.parameters, by_owners=by_owners)
         self._written = writes.layout(state.parameters.views, state.written)
         self._thread = _Own(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self._shards = OwnShards(

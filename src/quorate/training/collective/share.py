@@ -164,8 +164,13 @@ def take_changes(ranks: Ranks, sent: Record, state: State) -> None:
 
 
 def values(state: State) -> list[torch.Tensor]:
-    """Return all that user code may have changed in a model: parameters and buffers."""
-    named = [*state.user_changes.frozen().values(), *state.parameters.vectors]
+    """Return what user code may have changed in a model that other ranks have copies of.
+
+    Parameters and buffers; but not the parameters that all ranks have in one memory.
+    """
+    is_one = state.exchange is not None and state.exchange.has_one_copy
+    vectors = [] if is_one else state.parameters.vectors
+    named = [*state.user_changes.frozen().values(), *vectors]
     return [*named, *(buffer for buffer in state.model.buffers() if buffer.numel())]
 
 

@@ -45,17 +45,28 @@ class Exchange:
         self._has_seen = False
         self.is_finite = True  # whether the last sum is, all of its slices
 
-    def open(self, parameters: Flat) -> None:
-        """Make memory for what is sent, and find that of the others. All ranks call it. Blocks."""
+    def open(self, parameters: Flat, *, by_owners: bool = False) -> None:
+        """Make memory for what is sent, and find that of the others. All ranks call it. Blocks.
+
+        Args:
+            parameters: the same on all ranks.
+            by_owners: whether ranks write to nothing of them but to what they own, while others
+                compute from them. Ranks of one host then have them once, where they can.
+        """
         layout, device = self.slices.whole, self.ranks.device
         memory = layout.new(device) if parameters.segment is None else layout.shared()
         self.outbox = Outbox(memory, self.slices.buckets)
-        self._near = Near(self.ranks, [memory, parameters])
+        self._near = Near(self.ranks, [memory, parameters], [PARAMETERS] if by_owners else [])
         self._parameters = parameters
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._total = self.slices.layout.new(device)
         self._pieces = self.slices.pieces(self._total)  # by bucket
         self.dealt = cache(self._near.hosts.deal)  # of V: the node that each rank owns
+
+    @property
+    def has_one_copy(self) -> bool:
+        """Whether all ranks have the parameters in one and the same memory."""
+        return PARAMETERS in self._near.are_one and len(self._near.ranks) == self.ranks.size
 
     def seen_order(self) -> list[int] | None:
         """Return the order in which this rank's buckets became whole; None if it is as known.
@@ -200,6 +211,8 @@ class Exchange:
             for target in near.targets[ranks.rank]:
                 _copy(parts(whole, target), parts(self.outbox, target))
         near.arrive()
+        if which in near.are_one:
+            return
         for rank in near.ranks:
             if rank != ranks.rank:
                 for target in near.targets[rank]:

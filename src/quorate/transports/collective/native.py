@@ -20,6 +20,10 @@ from quorate.transports.collective.ranks import MOST_UNDER_WAY, Swap
 class NativeExchange(Exchange):
     """What ranks send each other, as torch.distributed does it."""
 
+    def open(self, parameters: Flat, *, by_owners: bool = False) -> None:  # noqa: ARG002
+        """Make memory for what is sent: see ``Exchange``. Each rank has parameters of its own."""
+        super().open(parameters)  # torch.distributed writes to all of them, also what is there
+
     def sum(self, shards: int, *, waits: bool = True) -> Flat:
         """Return this rank's slices of the sum over a step's shards: see ``Exchange``."""
         owns = self.dealt(shards)[self.ranks.rank] is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from quorate.errors import UserError
@@ -25,9 +25,11 @@ class Near:
 
     Args:
         own: of this rank, that others on its host are to read; all of one layout.
+        one: which of them hold the same on all ranks, and are written where they are owned, if any:
+            ranks that share memory have those of the first one among them from now on.
     """
 
-    def __init__(self, ranks: Ranks, own: Sequence[Flat]) -> None:
+    def __init__(self, ranks: Ranks, own: Sequence[Flat], one: Collection[int] = ()) -> None:
         self._ranks = ranks
         key = Segment(KEY_BYTES)
         text = secrets.token_hex(KEY_BYTES // 2)
@@ -45,17 +47,35 @@ class Near:
         self.ranks = self.hosts.ranks[self.host]
         mapped = {rank: _mapped(offers[rank], own) for rank in self.ranks if rank != ranks.rank}
         can = all(flats is not None for flats in mapped.values()) and offer["can"]
-        agreed = [each == b"1" for each in ranks.gather(b"1" if can else b"0")]
+        agreed = [json.loads(each) for each in ranks.gather(json.dumps([can, *one]).encode())]
         # Whether ranks read each other's memory; if not, they send what is in it.
-        self.shares = all(agreed[rank] for rank in self.ranks)
+        self.shares = all(agreed[rank][0] for rank in self.ranks)
+        # Whether those of this host have one vector together in the place of one each; by which.
+        self.are_one = {
+            which
+            for which in range(len(own))
+            if self.shares and all(which in agreed[rank][1:] for rank in self.ranks)
+        }
         self._mapped = {rank: flats for rank, flats in mapped.items() if flats is not None}
         self._own = own
+        for which in self.are_one:
+            self._make_one(which)
         # By rank of this host: the ranks that it deals with, itself and others elsewhere.
         self.targets = {
             rank: [r for r in range(ranks.size) if self.hosts.hand(self.host, r) == rank]
             for rank in self.ranks
         }
-        self._group = ranks.group_of(self.hosts.ranks)
+
+    def _make_one(self, which: int) -> None:
+        """Lay this rank's vectors over those of the first rank of this host."""
+        first, own = self.ranks[0], self._own[which]
+        if (lead := self._mapped.get(first)) is not None:
+            mine, theirs = own.segment, lead[which].segment
+            assert mine is not None
+            assert theirs is not None
+            mine.become(theirs)
+        for flats in self._mapped.values():
+            flats[which] = own  # what others had is no more
 
     def of(self, rank: int, which: int) -> Flat:
         """Return what a rank of this host has: its ``own[which]``."""
@@ -64,7 +84,7 @@ class Near:
     def arrive(self) -> None:
         """Return when all ranks of this host have come here. Blocks."""
         if len(self.ranks) > 1:
-            self._ranks.wait_for(self._group)
+            self._ranks.wait_for_host()
 
 
 def _mapped(offer: dict[str, Any], like: Sequence[Flat]) -> list[Flat] | None:

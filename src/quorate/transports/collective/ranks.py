@@ -25,6 +25,7 @@ from quorate.transports.collective.hello import Hello, hello, require_alike, sai
 from quorate.transports.collective.interface import Interface, chosen
 from quorate.transports.collective.judge import Times
 from quorate.transports.collective.meeting import meet
+from quorate.transports.collective.pipes import Pipes, pipes
 from quorate.transports.collective.place import Place
 from quorate.transports.collective.watch import GO_ON
 
@@ -68,6 +69,9 @@ class Ranks:
     ) -> None:
         self.rank, self.size = place.rank, place.size
         self._is_broken = False  # whether an exchange was
+        self._near: Pipes | None = None  # among the ranks of this host
+        self._all: Pipes | None = None  # the same, if all ranks are of this host
+        self._host: Any = None  # the group of the ranks of this host, where not all have pipes
         self.device = device
         self._owns_default = not dist.is_initialized()
         shows = sys.excepthook  # torch puts one in its place that swallows lines
@@ -93,6 +97,7 @@ class Ranks:
                 # sure to be there until the last of them has its connections.
                 self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
                 self._beside = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+            self._reach_own_host(Times.of(timeout_s).most_s)
         except BaseException as error:
             self.watch.close(f"{type(error).__name__} while ranks were connected")
             raise
@@ -107,6 +112,8 @@ class Ranks:
         self.watch.close(why)
         if self._owns_default and dist.is_initialized():
             dist.destroy_process_group()
+        if self._near is not None:
+            self._near.close()
 
     @property
     def is_broken(self) -> bool:
@@ -121,6 +128,17 @@ class Ranks:
     def break_off(self) -> None:
         """Note that the others are in an exchange that this rank has left: they hear no record."""
         self._is_broken = True
+
+    def _reach_own_host(self, limit_s: float) -> None:
+        """Find what the ranks of one host wait for each other by; all if there are no others."""
+        hosts = self.hosts.ranks
+        self._near, have_all = pipes(hosts, self.rank, self.gather, limit_s, self.require_all)
+        if len(hosts) == 1:
+            self._all = self._near
+        if not have_all:
+            with self._lost_is_an_error("to meet"), self.watch.links.noting():
+                groups = [dist.new_group([*each], backend="gloo") for each in hosts]
+            self._host = next(g for g, of in zip(groups, hosts, strict=True) if self.rank in of)
 
     @contextmanager
     def _listening(self, store: Any, own: Hello) -> Iterator[None]:
@@ -159,6 +177,10 @@ class Ranks:
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
         text = json.dumps(record).encode()
+        if self._all is not None:
+            with self._lost_is_an_error("to hear what comes next"):
+                self._all.spread(text)
+            return
         head = torch.zeros(8 + _SMALL, dtype=torch.uint8)
         head[:8] = torch.tensor([len(text)]).view(torch.uint8)
         head[8 : 8 + len(text[:_SMALL])] = _bytes(text[:_SMALL])
@@ -169,6 +191,10 @@ class Ranks:
 
     def hear(self) -> Record:
         """Return the next record of rank 0. Blocks until there is one, for however long."""
+        if self._all is not None:
+            with self._lost_is_an_error("to say what comes next"):
+                said: Record = json.loads(self._all.spread(None))
+            return said
         head = torch.empty(8 + _SMALL, dtype=torch.uint8)
         with self._lost_is_an_error("to say what comes next"):
             dist.broadcast(head, 0, self._control)
@@ -187,6 +213,9 @@ class Ranks:
         Args:
             beside: whether a thread beside the main one calls it, of which there is one.
         """
+        if self._all is not None and not beside:
+            with self._lost_is_an_error("to end the step"):
+                return self._all.gather(own)
         heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL, beside)
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
         texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
@@ -207,21 +236,18 @@ class Ranks:
                 dist.all_gather(taken, given, group=self._beside)
         return [tensor.numpy().tobytes() for tensor in taken]
 
-    def group_of(self, lists: Sequence[Sequence[int]]) -> Any:
-        """Return the group of those ranks that this one is among, of several. All ranks call it."""
-        with self._lost_is_an_error("to meet"), self.watch.links.noting():
-            groups = [dist.new_group([*each], backend="gloo") for each in lists]
-        return next(g for g, each in zip(groups, lists, strict=True) if self.rank in each)
-
-    def wait_for(self, group: Any) -> None:
-        """Return when all ranks of a group have come here. Blocks."""
+    def wait_for_host(self) -> None:
+        """Return when all ranks of this host have come here. Blocks."""
         with self._lost_is_an_error("of its host"):
-            dist.barrier(group)
+            if self._near is not None:
+                self._near.arrive()
+            elif self._host is not None:
+                dist.barrier(self._host)
 
     def arrive(self) -> None:
         """Return when all ranks have come here, however long one of them takes. Blocks."""
         with self._lost_is_an_error("to write or read files"):
-            dist.barrier(self._control)
+            dist.barrier(self._control)  # the only one that takes however long
 
     def swap(
         self,
@@ -283,7 +309,7 @@ class Ranks:
         watch.waits += 1
         try:
             yield
-        except (RuntimeError, ValueError) as error:  # all that torch.distributed raises
+        except (RuntimeError, ValueError, ConnectionError) as error:  # of torch.distributed; pipes
             self._is_broken = True
             self.require_all()
             text = str(error).strip() or type(error).__name__
@@ -292,6 +318,9 @@ class Ranks:
                 f"rank {self.rank} of {self.size} waited for another {what}, and it is gone: "
                 f"{line:.300}"
             ) from error
+        except BaseException:  # of a signal, maybe in the midst of a message
+            self._is_broken = True
+            raise
         finally:
             watch.waits -= 1
 
