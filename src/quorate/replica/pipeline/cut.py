@@ -8,6 +8,8 @@ its own cut if forward reads ``training`` itself.
 
 from __future__ import annotations
 
+import inspect
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -95,10 +97,8 @@ def _traced(
 
 def _call(model: nn.Module, given: dict[str, Any]) -> Any:
     """Call a model with arguments by name, those that can only be given by place too."""
-    import inspect
-
     signature = inspect.signature(model.forward)
-    bound = inspect.BoundArguments(signature, given)  # type: ignore[arg-type]
+    bound = inspect.BoundArguments(signature, OrderedDict(given))
     return model(*bound.args, **bound.kwargs)
 
 
@@ -113,7 +113,7 @@ def _named(model: nn.Module, name: str) -> nn.Module:
     Raises:
         CutError: there is none.
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     del modules[""]
     if name not in modules:
         near = nearest(name, modules)

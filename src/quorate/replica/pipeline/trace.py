@@ -8,6 +8,7 @@ shard (``checks.py``). torch's own symbolic trace has no values, and gives up th
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ FREE = -1  # the stage of what every stage has by itself: arguments, parameters,
 _FIXED = (bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, type)
 # What a graph has as it is.
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+_WRITES = (operator.setitem, setattr)  # which return nothing
 
 
 class Use(NamedTuple):
@@ -225,7 +227,8 @@ class Trace:
             self._note_uses(node, value, versions)
         recorded = Recorded(self, node, result)
         if isinstance(result, _FIXED):
-            self._check(recorded, _value, result)
+            if target not in _WRITES:
+                self._check(recorded, _value, result)
             return result
         return recorded
 
@@ -305,8 +308,8 @@ class Trace:
     def _note_uses(self, node: fx.Node, value: Recorded, before: list[int] | None) -> None:
         for number, tensor in enumerate(nested.tensors(value_of(value))):
             if tensor.layout is torch.strided and (storage := tensor.untyped_storage().data_ptr()):
-                known = before is not None and number < len(before)
-                writes = known and before[number] != _written(tensor)
+                known = () if before is None else before[number : number + 1]
+                writes = any(earlier != _written(tensor) for earlier in known)
                 self.uses.append(Use(node, node_of(value), storage, writes))
 
     # -- what cannot be --------------------------------------------------------------------------
