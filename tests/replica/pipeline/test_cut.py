@@ -42,6 +42,15 @@ def of_example(name: str) -> Iterator[None]:
         sys.modules.update(before)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As a worker on a CPU has it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def total(output: Any) -> torch.Tensor:
     from quorate.replica import nested
 
@@ -409,9 +418,7 @@ def test_a_shard_that_goes_another_way_is_found_out() -> None:
     with pytest.raises(CutError, match=said):
         first.run({"x": -torch.ones(5, 6)})
     first, _ = cut(Told(loops), ["b"], (rows(3, 6),))
-    with pytest.raises(
-        CutError, match=r"went by index 3 where the model was cut, .* shard it is 5"
-    ):
+    with pytest.raises(CutError, match=r"went by index 3 where .* cut, .* shard it is 5"):
         first.run({"x": rows(5, 6)})
     first, _ = cut(Told(lambda m, x: x * m.calls), ["b"], (rows(3, 6),))
     first.run({"x": rows(5, 6)})

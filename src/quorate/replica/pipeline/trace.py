@@ -138,7 +138,7 @@ class Trace:
         """Return ``how`` of the value, and have it be the same in every shard."""
         with self._quietly():
             wanted = how(value_of(value))
-        self._check(value, how, wanted)
+            self._check(value, how, wanted)
         return wanted
 
     def quiet(self, call: Callable[[], Any]) -> Any:
@@ -209,11 +209,16 @@ class Trace:
         """Make a call with the example's values, and add its node."""
         if call is None:
             call = target if kind == "call_function" else _method(target)
+        with self._quietly():
+            return self._made(kind, target, args, kwargs, call)
+
+    def _made(
+        self, kind: str, target: Any, args: Any, kwargs: Any, call: Callable[..., Any]
+    ) -> Any:
         self._refuse_draws()
         read = [*recorded_in((args, kwargs))]
         before = [[_written(t) for t in nested.tensors(value_of(value))] for value in read]
-        with self._quietly():
-            result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
+        result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
         self._drawn = drawn()
         has_tensors = any(True for _ in nested.tensors(result))
         if not read and not has_tensors and kind != "call_module":
