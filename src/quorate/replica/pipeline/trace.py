@@ -59,9 +59,12 @@ class Trace:
     Args:
         model: in the mode that it is to be traced in.
         split: modules before whose first calls a stage ends, by name.
+        inside: names of further modules whose forward is to be followed.
     """
 
-    def __init__(self, model: nn.Module, split: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, split: Mapping[str, nn.Module], inside: Sequence[str] = ()
+    ) -> None:
         self.graph = fx.Graph()
         self.stages: dict[fx.Node, int] = {}
         self.without_grad: set[fx.Node] = set()  # that run where gradients are switched off
@@ -73,7 +76,7 @@ class Trace:
         self.inputs: dict[fx.Node, str] = {}  # placeholders: names of arguments
         self.reads_mode: set[str] = set()  # names of followed modules
         self.output: fx.Node | None = None
-        self.followed = {path: model.get_submodule(path) for path in _above(split)}
+        self.followed = {path: model.get_submodule(path) for path in _above(split, inside)}
         self._model = model
         self._split = {module: name for name, module in split.items()}
         self._paths = {module: name for name, module in model.named_modules()}
@@ -332,9 +335,9 @@ class Trace:
         return "put what is done there in a module of its own, which is not cut"
 
 
-def _above(split: Mapping[str, nn.Module]) -> list[str]:
+def _above(split: Mapping[str, nn.Module], inside: Sequence[str]) -> list[str]:
     """Return the names of the modules that split points lie in; "" is the model."""
-    found = {"": None}
+    found = {"": None, **dict.fromkeys(inside)}
     for name in split:
         words = name.split(".")
         found.update({".".join(words[:number]): None for number in range(1, len(words))})
