@@ -7,6 +7,7 @@ import importlib
 import math
 import random
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -465,6 +466,16 @@ def test_what_stages_would_not_do_is_refused(does: Any, said: str) -> None:
         cut(model, ["b"], (rows(3, 6),))
     assert model.calls == 0
     assert model.training
+
+
+def test_what_other_threads_draw_is_theirs() -> None:
+    def draws(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: (random.random(), np.random.rand()))
+        thread.start()
+        thread.join()
+        return x
+
+    assert len(cut(Told(draws), ["b"], (rows(3, 6),))) == 2
 
 
 class WritesEarlier(nn.Module):

@@ -21,7 +21,13 @@ from torch.overrides import is_tensor_method_or_property
 from quorate.errors import CutError
 from quorate.replica import nested
 from quorate.replica.pipeline import checks
-from quorate.replica.pipeline.followed import Attributes, autocast, drawn, line_here, line_of
+from quorate.replica.pipeline.followed import (
+    Attributes,
+    autocast,
+    line_here,
+    line_of,
+    noticing_draws,
+)
 from quorate.replica.pipeline.listening import listening
 from quorate.replica.pipeline.recorded import (
     Recorded,
@@ -87,7 +93,6 @@ class Trace:
         self._quiet = 0
         self._thread = threading.get_ident()
         self._autocast = autocast()
-        self._drawn = drawn()
 
     def run(self, arguments: Mapping[str, Any], call: Callable[[dict[str, Any]], Any]) -> None:
         """Trace a call of the model.
@@ -102,9 +107,14 @@ class Trace:
         given = {name: self._argument(name, value) for name, value in arguments.items()}
         attributes = Attributes(self.followed)
         try:
-            with listening(self, self.followed.values()):
+            with (
+                noticing_draws(lambda: self.is_noting) as drawing,
+                listening(self, self.followed.values()),
+            ):
                 returned = call(given)
-                self._refuse_draws()
+            if drawing:
+                why = f"{drawing[0]}: forward draws from Python's or NumPy's generator"
+                raise CutError(why, "draw from torch's, or in a module that is not cut")
         except CutError:
             raise
         except Exception as error:
@@ -218,11 +228,9 @@ class Trace:
     def _made(
         self, kind: str, target: Any, args: Any, kwargs: Any, call: Callable[..., Any]
     ) -> Any:
-        self._refuse_draws()
         read = [*recorded_in((args, kwargs))]
         before = [[_written(t) for t in nested.tensors(value_of(value))] for value in read]
         result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
-        self._drawn = drawn()
         has_tensors = any(True for _ in nested.tensors(result))
         if not read and not has_tensors and kind != "call_module":
             return result  # numbers and words that are the same in every shard
@@ -321,12 +329,6 @@ class Trace:
                 self.uses.append(Use(node, node_of(value), storage, writes))
 
     # -- what cannot be --------------------------------------------------------------------------
-
-    def _refuse_draws(self) -> None:
-        """Refuse draws since the last call that was noted: no stage would make them again."""
-        if drawn() != self._drawn:
-            why = f"{line_here()}: forward draws from Python's or NumPy's generator"
-            raise CutError(why, "draw from torch's, or in a module that is not cut")
 
     def _instead(self) -> str:
         inside = next((path for path in reversed(self._inside) if path in self.followed), "")
