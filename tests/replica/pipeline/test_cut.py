@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import math
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -360,6 +362,23 @@ def test_a_cut_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), before[1])
     assert vars(model) == before[2]
     assert patched == (nn.Module.__call__, nn.Module.__getattr__, len, torch.zeros, torch.arange)
+
+
+def test_nothing_of_the_example_is_kept() -> None:
+    kept = []
+
+    def notes(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        kept.append(weakref.ref(_quorate_value(y)))
+        return y
+
+    def _quorate_value(recorded: Any) -> torch.Tensor:
+        return object.__getattribute__(recorded, "_quorate_value")
+
+    stages = cut(Told(notes), ["b"], (rows(3, 6),))
+    gc.collect()
+    assert len(stages) == 2
+    assert kept[0]() is None
 
 
 def test_hooks_of_modules_run() -> None:

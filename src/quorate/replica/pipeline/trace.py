@@ -31,6 +31,7 @@ from quorate.replica.pipeline.followed import (
 from quorate.replica.pipeline.listening import listening
 from quorate.replica.pipeline.recorded import (
     Recorded,
+    builder,
     inner,
     is_recorded,
     made_of,
@@ -316,11 +317,7 @@ class Trace:
         """Return a node that makes nested values again of the recorded ones in it."""
         leaves = [*recorded_in(value)]
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
-
-        def build(values: Sequence[Any]) -> Any:
-            return mapped(value, lambda leaf: values[numbers[id(leaf)]])
-
-        made = checks.rebuilt(build)
+        made = checks.rebuilt(builder(value, numbers))
         node = self._node("call_function", made, tuple(node_of(leaf) for leaf in leaves), {})
         self.values[node] = mapped(value, value_of)
         for leaf in leaves:
