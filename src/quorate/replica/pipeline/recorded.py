@@ -38,16 +38,15 @@ class Recorder(Protocol):
 
 
 class Recorded:
-    """A value of the forward pass: the node that computes it, and what it is for the example."""
+    """A value of the forward pass: the node that computes it, and what it is for the example.
+
+    It is no tensor and says of itself that it is none: torch's own code in C would take it for one,
+    and look for a tensor's memory. What ``isinstance`` answers is in ``listening.py``.
+    """
 
     def __init__(self, recorder: Recorder, node: fx.Node, value: Any) -> None:
         for name, part in (("recorder", recorder), ("node", node), ("value", value)):
             object.__setattr__(self, f"_quorate_{name}", part)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """What ``isinstance`` goes by, in user code and in torch's own functions."""
-        return type(value_of(self))
 
     @classmethod
     def __torch_function__(
@@ -136,7 +135,7 @@ def value_of(recorded: Recorded) -> Any:
 
 
 def is_recorded(value: Any) -> bool:
-    """Whether something is a recorded value; ``isinstance`` is told what it stands for."""
+    """Whether something is a recorded value."""
     return type(value) is Recorded
 
 

@@ -79,6 +79,7 @@ class Trace:
         self.uses: list[Use] = []  # in order
         self.lines: dict[fx.Node, str] = {}  # of user code
         self.written_buffers: dict[str, set[int]] = {}  # by name: the stages that write them
+        self.inside_functions: list[tuple[int, nn.Module]] = []  # modules, with their stages
         self.reached: list[str] = []  # split points, in the order of their first calls
         self.inputs: dict[fx.Node, str] = {}  # placeholders: names of arguments
         self.reads_mode: set[str] = set()  # names of followed modules
@@ -92,6 +93,7 @@ class Trace:
         self._kept: list[object] = []  # what an id stands for must not go
         self._inside: list[str] = []  # followed modules that are being called
         self._quiet = 0
+        self._in_function = False
         self._thread = threading.get_ident()
         self._autocast = autocast()
 
@@ -185,6 +187,11 @@ class Trace:
                 self.written_buffers.setdefault(f"{path}.{name}", set()).add(self._stage)
         return result
 
+    def inside(self, module: nn.Module) -> None:
+        """Note a module that a function calls which is noted as a whole: a checkpoint, say."""
+        if self._in_function and threading.get_ident() == self._thread:
+            self.inside_functions.append((self._stage, module))
+
     def attribute(self, tensor: torch.Tensor) -> Recorded:
         """Return a parameter or buffer of a module, as every stage reads it for itself."""
         found = self._tensors.get(id(tensor))
@@ -227,6 +234,9 @@ class Trace:
         call: Callable[..., Any] | None = None,
     ) -> Any:
         """Make a call with the example's values, and add its node."""
+        if self._quiet:
+            why = f"{line_here()}: a function has a value of forward that it is not given"
+            raise CutError(why, "give it all that it computes with, as arguments")
         if call is None:
             call = target if kind == "call_function" else _method(target)
         with self._quietly():
@@ -237,7 +247,9 @@ class Trace:
     ) -> Any:
         read = [*recorded_in((args, kwargs))]
         before = [[_written(t) for t in nested.tensors(value_of(value))] for value in read]
+        self._in_function = kind != "call_module"
         result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
+        self._in_function = False
         has_tensors = any(True for _ in nested.tensors(result))
         if not read and not has_tensors and kind != "call_module":
             return result  # numbers and words that are the same in every shard
