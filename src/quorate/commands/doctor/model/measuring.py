@@ -130,9 +130,7 @@ class MeasuredChannel(WrappedChannel):
         parameters = [*model.parameters()]
         optimizer = self._state.optimizer
         each = (
-            [*optimizer.by_name.values()]
-            if isinstance(optimizer, PhaseOptimizers)
-            else [optimizer]
+            [*optimizer.by_name.values()] if isinstance(optimizer, PhaseOptimizers) else [optimizer]
         )
         state = [one.state() for one in each]
         Measured(
