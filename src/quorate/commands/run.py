@@ -72,6 +72,12 @@ ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, a
     help=f"how many updates to record ({RECORD_UPDATES})",
 )
 @click.option(
+    "--measure-model",
+    **MEASURING,
+    metavar="FILE",
+    help="measure what the model takes of a device, write it as JSON, and end; see quorate doctor",
+)
+@click.option(
     "--detached",
     **ELSEWHERE,
     is_flag=True,
@@ -89,6 +95,7 @@ def command(
     profile_kill: bool,
     record: str | None,
     record_updates: int,
+    measure_model: str | None,
     detached: bool,
     record_kill: int | None,
     dies_with: int | None,
@@ -111,7 +118,8 @@ def command(
 
             stack.enter_context(on_standby())  # while nothing else is in this process
         profiles = profile, profile_s, profile_kill
-        for observe in _observers(*profiles, record, record_updates, record_kill):
+        recorded = record, record_updates, record_kill
+        for observe in _observers(*profiles, measure_model, *recorded):
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
 
@@ -159,6 +167,7 @@ def _observers(
     profile: str | None,
     profile_s: float,
     profile_kill: bool,
+    measure_model: str | None,
     record: str | None,
     record_updates: int,
     record_kill: int | None,
@@ -172,6 +181,10 @@ def _observers(
         from quorate.commands.bench.profile import profiling  # imports torch
 
         yield profiling(file, profile_s, kills=profile_kill)
+    if measure_model is not None:
+        from quorate.commands.doctor.model.measuring import measuring  # imports torch
+
+        yield measuring(Path(measure_model).absolute())
     if record is not None:
         folder = Path(record).absolute()
         if not folder.is_dir() or any(folder.iterdir()):

@@ -172,8 +172,8 @@ class _Simulation:
         """Return how many vectors reach the coordinator: see docs/plan.md."""
         if self.network.engine != "ray" or self._hosts == 1:
             return len({*held.values()})  # they are in the coordinator's memory, or come as one
-        if self.rule.needed(shards) < shards:
-            return len(held)  # nobody knows which of them will be in the update
+        if self.network.servers or self.rule.needed(shards) < shards:
+            return len(held)  # each goes to servers; or nobody knows which will be in the update
         return host_sums.vectors({s: w // self.per_host for s, w in held.items()}, shards)
 
     def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
