@@ -133,6 +133,14 @@ class CompileError(UserError):
         self.why = why
 
 
+class CutError(UserError):
+    """A model cannot be cut into stages as it is asked for, or a shard does not fit the cut."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        super().__init__(f"split: {why}; {fix}")
+        self.why, self.fix = why, fix
+
+
 class SharedError(UserError):
     """A ``Shared`` has a name or a value that cannot be, or is read or set where it cannot be."""
 

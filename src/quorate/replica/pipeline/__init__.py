@@ -1,0 +1,1 @@
+"""Pipelines: a model cut into stages that lie on different devices and work at the same time."""

@@ -1,0 +1,129 @@
+"""Checks: what a stage makes sure of in every shard, as calls in its graph.
+
+A traced forward pass is that of the example. Whatever the trace went by, and another shard or a
+later step could have otherwise, is looked at again; a difference is an error in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from quorate.errors import CutError, shown
+from quorate.replica.nested import parts
+
+SIMPLE = (bool, int, float, str, bytes, type(None))
+
+
+class Call:
+    """A function as a graph calls it: with a name in the graph's code."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = __name__
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self._function(*args, **kwargs)
+
+
+def held(value: object) -> Call:
+    """Return what gives an object: one that a graph's code has no words for."""
+    return Call("held", lambda: value)
+
+
+def holds(how: Callable[[Any], Any], wanted: object, where: str) -> Call:
+    """Return what checks that a value is again what the trace went by."""
+    what = getattr(how, "__name__", "value")
+
+    def check(value: Any) -> None:
+        found = how(value)
+        if type(found) is not type(wanted) or found != wanted:
+            raise CutError(
+                f"{where}: forward went by {what} {shown(wanted)} where the model was cut, and in "
+                f"this shard it is {shown(found)}",
+                "put what depends on it in a module of its own, which is not cut",
+            )
+
+    return Call("holds", check)
+
+
+def description(value: Any) -> Any:
+    """Return what is not a number of elements in nested arguments: kinds, names, switches."""
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    inner = parts(value)
+    if inner is not None:
+        return type(value), tuple((name, description(part)) for name, part in inner)
+    is_fixed = isinstance(value, (bool, str, bytes, type(None), torch.dtype))
+    return value if is_fixed else type(value)
+
+
+def arguments_like(name: str, wanted: Any) -> Call:
+    """Return what checks that an argument of forward is of the kind that the trace had."""
+
+    def check(value: Any) -> None:
+        found = description(value)
+        if found != wanted:
+            raise CutError(
+                f"argument {name} of forward is {shown(found)} in this shard, and was "
+                f"{shown(wanted)} where the model was cut",
+                "give the model arguments of the same kinds in every shard",
+            )
+
+    return Call(f"like_{name}", check)
+
+
+def leaf(path: Sequence[Any]) -> Call:
+    """Return what takes a part out of nested arguments."""
+
+    def take(value: Any) -> Any:
+        for key in path:
+            value = value[key]
+        return value
+
+    return Call("leaf", take)
+
+
+def rebuilt(build: Callable[[Sequence[Any]], Any]) -> Call:
+    """Return what makes the output of forward of the values in it."""
+    return Call("rebuilt", lambda *values: build(values))
+
+
+def as_they_were(modules: Mapping[str, nn.Module], reads_mode: set[str]) -> Call:
+    """Return what checks the numbers, words and switches that traced modules have as attributes.
+
+    Args:
+        modules: those whose own forward was traced.
+        reads_mode: names of those whose ``training`` was read.
+    """
+
+    def simple(name: str, module: nn.Module) -> dict[str, Any]:
+        return {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, SIMPLE) and (key != "training" or name in reads_mode)
+        }
+
+    before = {name: simple(name, module) for name, module in modules.items()}
+
+    def check() -> None:
+        for name, module in modules.items():
+            now = simple(name, module)
+            if now != before[name]:
+                keys = [
+                    key for key in {**before[name], **now} if now.get(key) != before[name].get(key)
+                ]
+                key = keys[0] if keys else ""
+                where = f"{name}.{key}" if name else key
+                raise CutError(
+                    f"{where} was {shown(before[name].get(key))} where the model was cut, and is "
+                    f"{shown(now.get(key))}",
+                    "have it read by a module that is not cut",
+                )
+
+    return Call("as_they_were", check)

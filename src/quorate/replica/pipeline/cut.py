@@ -1,0 +1,139 @@
+"""The cut of a model into stages: at named modules, each of which begins the next stage.
+
+The forward pass is called once with an example and traced (``trace.py``); its calls are dealt to
+stages in their order (``deal.py``), and the stages compute what the model does, bit for bit
+(``stage_graph.py``). Stages are of the mode that the model is in where it is cut; evaluation has
+its own cut if forward reads ``training`` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from quorate.errors import CutError, nearest
+from quorate.replica.model import unchanged
+from quorate.replica.pipeline.deal import dealt
+from quorate.replica.pipeline.stage_graph import StageGraph, arguments
+from quorate.replica.pipeline.trace import Trace
+
+MOST_NAMED = 12  # names of modules in an error
+
+
+def cut(
+    model: nn.Module,
+    split: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+) -> tuple[StageGraph, ...]:
+    """Cut a model into one stage more than there are split points.
+
+    It is called once, and is then as it was; torch's default generator too.
+
+    Args:
+        model: in training mode, or in that of the shards that stages are to compute.
+        split: names of modules; a stage begins with the first call of each.
+        args: of a call of the model: those of one shard.
+        kwargs: likewise.
+
+    Returns:
+        Stages, in the order in which forward calls them.
+
+    Raises:
+        CutError: a name is none of a module that forward calls, a stage would be empty, or forward
+            does there what cannot be cut.
+    """
+    points = {}
+    for name in split:
+        if name in points:
+            raise CutError(f"{name} is named twice", "name each module once")
+        points[name] = _named(model, name)
+    trace = _traced(model, points, args, kwargs)
+    missed = [name for name in points if name not in trace.reached]
+    if missed:
+        called = _called_below(model, missed[0], args, kwargs)
+        why = f"forward does not call {missed[0]} with this batch"
+        raise CutError(why, f"cut before one of {_listed(called)}")
+    stages = dealt(model, trace)
+    for stage, begins in zip(stages, ("the model", *trace.reached), strict=True):
+        if not stage.modules and not stage.parameters and len(stages) > 1:
+            follows = trace.reached[stage.index] if stage.index < len(stages) - 1 else "the end"
+            why = f"no module is called between {begins} and {follows}: a stage would have no work"
+            raise CutError(why, f"cut before one of {_listed(candidates(model, args, kwargs))}")
+    return stages
+
+
+def candidates(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """Return the names of the parts of a model before which it may be cut, as forward calls them.
+
+    These are all top-level modules but the first that is called, and the parts of lists.
+
+    Raises:
+        CutError: the forward pass of the model itself cannot be followed.
+    """
+    whole = dealt(model, _traced(model, {}, args, kwargs))
+    return whole[0].modules[1:]
+
+
+def _traced(
+    model: nn.Module,
+    points: Mapping[str, nn.Module],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> Trace:
+    named = arguments(model, args, kwargs)
+    with unchanged(model), torch.random.fork_rng(devices=_gpus(model)), torch.enable_grad():
+        trace = Trace(model, points)
+        trace.run(named, lambda given: _call(model, given))
+    return trace
+
+
+def _call(model: nn.Module, given: dict[str, Any]) -> Any:
+    """Call a model with arguments by name, those that can only be given by place too."""
+    import inspect
+
+    signature = inspect.signature(model.forward)
+    bound = inspect.BoundArguments(signature, given)  # type: ignore[arg-type]
+    return model(*bound.args, **bound.kwargs)
+
+
+def _gpus(model: nn.Module) -> list[int]:
+    devices = {parameter.device for parameter in model.parameters()}
+    return [device.index for device in devices if device.type == "cuda"]
+
+
+def _named(model: nn.Module, name: str) -> nn.Module:
+    """Return a module by its name.
+
+    Raises:
+        CutError: there is none.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    del modules[""]
+    if name not in modules:
+        near = nearest(name, modules)
+        tops = [own for own, _ in model.named_children()]
+        fix = f"did you mean {near}?" if near else f"it has {_listed(tops)}"
+        raise CutError(f"the model has no module {name!r}", fix)
+    return modules[name]
+
+
+def _called_below(
+    model: nn.Module, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Sequence[str]:
+    """Return what may be named in the place of a module that is not called."""
+    below = [f"{name}.{inner}" for inner, _ in model.get_submodule(name).named_children()]
+    tops = candidates(model, args, kwargs)
+    return [own for own in tops if own in below] or tops
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "no other: it calls a single module"
+    more = "" if len(names) <= MOST_NAMED else f" and {len(names) - MOST_NAMED} more"
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,212 @@
+"""Recorded values: what stands in for a value while forward is traced, and has the value too.
+
+A plain symbolic trace knows no values, so a branch, a loop or an unpacking ends it. A recorded value
+answers with that of the example, and what was answered is checked in every shard from then on: a
+forward pass whose branches are the same for all shards is traced, and one whose are not is found
+out, never computed wrongly.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from quorate.replica.nested import parts
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+class Recorder(Protocol):
+    """Where recorded values note what is done with them."""
+
+    def function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Note and make a call."""
+
+    def method(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Note and make a call of a method of the first argument."""
+
+    def fixed(self, value: Recorded, how: Callable[[Any], Any]) -> Any:
+        """Return ``how`` of the value, and have it be the same in every shard."""
+
+    def quiet(self, call: Callable[[], Any]) -> Any:
+        """Call something of which nothing is noted."""
+
+
+class Recorded:
+    """A value of the forward pass: the node that computes it, and what it is for the example."""
+
+    def __init__(self, recorder: Recorder, node: fx.Node, value: Any) -> None:
+        for name, part in (("recorder", recorder), ("node", node), ("value", value)):
+            object.__setattr__(self, f"_quorate_{name}", part)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What ``isinstance`` goes by, in user code and in torch's own functions."""
+        return type(value_of(self))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Note a call of torch's that has a recorded value in it, where no mode sees it."""
+        found = next(recorded_in((args, kwargs or {})))
+        return recorder_of(found).function(function, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        value, recorder = value_of(self), recorder_of(self)
+        if isinstance(value, Mapping) and name in ("keys", "values", "items"):
+            keys = recorder.fixed(self, tuple)
+            found = {"keys": keys, "values": [self[k] for k in keys]}
+            return lambda: found.get(name, [(k, self[k]) for k in keys])
+        attribute = recorder.quiet(lambda: getattr(value, name))
+        if callable(attribute) and not isinstance(attribute, torch.Tensor):
+            return lambda *args, **kwargs: recorder.method(name, (self, *args), kwargs)
+        return recorder.function(getattr, (self, name), {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        recorder_of(self).function(setattr, (self, name, value), {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return recorder_of(self).method("__call__", (self, *args), kwargs)
+
+    def __bool__(self) -> bool:
+        return bool(recorder_of(self).fixed(self, bool))
+
+    def __int__(self) -> int:
+        return int(recorder_of(self).fixed(self, int))
+
+    def __index__(self) -> int:
+        return int(recorder_of(self).fixed(self, operator.index))
+
+    def __float__(self) -> float:
+        return float(recorder_of(self).fixed(self, float))
+
+    def __len__(self) -> int:
+        return int(recorder_of(self).fixed(self, len))
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(value_of(self), Mapping):
+            return iter(recorder_of(self).fixed(self, tuple))
+        return iter([self[number] for number in range(recorder_of(self).fixed(self, len))])
+
+    def __contains__(self, other: Any) -> bool:
+        return bool(recorder_of(self).function(operator.contains, (self, other), {}))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        recorder_of(self).function(operator.setitem, (self, key, value), {})
+
+    def __hash__(self) -> int:
+        value = value_of(self)
+        return id(self) if isinstance(value, torch.Tensor) else hash(value)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __str__(self) -> str:
+        value = value_of(self)
+        if isinstance(value, (int, float, torch.Size)):  # it may be a key: f"layer{number}"
+            return str(recorder_of(self).fixed(self, str))
+        return recorder_of(self).quiet(lambda: str(value))  # type: ignore[no-any-return]
+
+    __repr__ = __str__
+
+
+def recorder_of(recorded: Recorded) -> Recorder:
+    """Return where it notes what is done with it."""
+    return object.__getattribute__(recorded, "_quorate_recorder")  # type: ignore[no-any-return]
+
+
+def node_of(recorded: Recorded) -> fx.Node:
+    """Return what computes it."""
+    return object.__getattribute__(recorded, "_quorate_node")  # type: ignore[no-any-return]
+
+
+def value_of(recorded: Recorded) -> Any:
+    """Return what it is for the example."""
+    return object.__getattribute__(recorded, "_quorate_value")
+
+
+def is_recorded(value: Any) -> bool:
+    """Whether something is a recorded value; ``isinstance`` is told what it stands for."""
+    return type(value) is Recorded
+
+
+def recorded_in(value: Any) -> Iterator[Recorded]:
+    """Yield the recorded values in anything nested, in a fixed order."""
+    if is_recorded(value):
+        yield value
+        return
+    for _, part in inner(value) or ():
+        yield from recorded_in(part)
+
+
+def mapped(value: Any, function: Callable[[Recorded], Any]) -> Any:
+    """Return the same structure with something in the place of every recorded value."""
+    if is_recorded(value):
+        return function(value)
+    found = inner(value)
+    if found is None:
+        return value
+    items = {name: mapped(part, function) for name, part in found}
+    if all(items[name] is part for name, part in inner(value) or ()):
+        return value
+    return made_of(value, items)
+
+
+def made_of(container: Any, items: dict[Any, Any]) -> Any:
+    """Return a container of the same kind, of other items."""
+    kind = type(container)
+    if kind is slice:
+        return slice(*items.values())
+    if isinstance(container, Mapping):
+        copied = {} if kind is dict else copy.copy(container)
+        for name, item in items.items():  # Hugging Face's outputs refuse ``update``
+            copied[name] = item
+        return copied
+    if isinstance(container, tuple) and hasattr(container, "_fields"):
+        return kind(*items.values())
+    return kind(items.values())
+
+
+def inner(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return the parts of a container or a slice; None of what is no such thing."""
+    if type(value) is slice:
+        return enumerate((value.start, value.stop, value.step))
+    return parts(value)
+
+
+def _of_one(function: Callable[..., Any]) -> Callable[[Recorded], Any]:
+    return lambda self: recorder_of(self).function(function, (self,), {})
+
+
+def _of_two(function: Callable[..., Any]) -> Callable[[Recorded, Any], Any]:
+    return lambda self, other: recorder_of(self).function(function, (self, other), {})
+
+
+def _turned(function: Callable[..., Any]) -> Callable[[Recorded, Any], Any]:
+    return lambda self, other: recorder_of(self).function(function, (other, self), {})
+
+
+_BINARY = (
+    "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
+)  # each has a form that is turned round, and one in place
+
+
+def _define() -> None:
+    for name in ("neg", "pos", "invert", "abs"):
+        setattr(Recorded, f"__{name}__", _of_one(getattr(operator, name)))
+    for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem"):
+        setattr(Recorded, f"__{name}__", _of_two(getattr(operator, name)))
+    for name in _BINARY:
+        plain, bare = getattr(operator, name), name.rstrip("_")
+        setattr(Recorded, f"__{bare}__", _of_two(plain))
+        setattr(Recorded, f"__r{bare}__", _turned(plain))
+        setattr(Recorded, f"__i{bare}__", _of_two(getattr(operator, f"i{bare}")))
+
+
+_define()

@@ -1,0 +1,345 @@
+"""The trace of a forward pass: one call of it with an example, every operator of it noted.
+
+Modules are called as a whole, but for those that a split point lies in: of these the forward is
+followed. All is computed with the example's values while it is noted, by the operators that run
+without a trace; so a branch is decided, a loop counted, and what was decided is checked in every
+shard (``checks.py``). torch's own symbolic trace has no values, and gives up there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch.overrides import is_tensor_method_or_property
+
+from quorate.errors import CutError
+from quorate.replica import nested
+from quorate.replica.pipeline import checks
+from quorate.replica.pipeline.followed import Attributes, autocast, drawn, line_here, line_of
+from quorate.replica.pipeline.listening import listening
+from quorate.replica.pipeline.recorded import (
+    Recorded,
+    inner,
+    is_recorded,
+    made_of,
+    mapped,
+    node_of,
+    recorded_in,
+    value_of,
+)
+from quorate.replica.torch_internals import version
+
+FREE = -1  # the stage of what every stage has by itself: arguments, parameters, constants
+
+# Values that code compares and branches on; it gets them as they are, and they are checked.
+_FIXED = (bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, type)
+# What a graph has as it is.
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+
+
+class Use(NamedTuple):
+    """That a node reads a tensor of a value, and perhaps writes it."""
+
+    node: fx.Node
+    value: fx.Node  # that made it
+    storage: int  # where it lies
+    writes: bool
+
+
+class Trace:
+    """A forward pass as nodes, each of a stage.
+
+    Args:
+        model: in the mode that it is to be traced in.
+        split: modules before whose first calls a stage ends, by name.
+    """
+
+    def __init__(self, model: nn.Module, split: Mapping[str, nn.Module]) -> None:
+        self.graph = fx.Graph()
+        self.stages: dict[fx.Node, int] = {}
+        self.without_grad: set[fx.Node] = set()  # that run where gradients are switched off
+        self.values: dict[fx.Node, Any] = {}  # of the example
+        self.uses: list[Use] = []  # in order
+        self.lines: dict[fx.Node, str] = {}  # of user code
+        self.written_buffers: dict[str, set[int]] = {}  # by name: the stages that write them
+        self.reached: list[str] = []  # split points, in the order of their first calls
+        self.inputs: dict[fx.Node, str] = {}  # placeholders: names of arguments
+        self.reads_mode: set[str] = set()  # names of followed modules
+        self.output: fx.Node | None = None
+        self.followed = {path: model.get_submodule(path) for path in _above(split)}
+        self._model = model
+        self._split = {module: name for name, module in split.items()}
+        self._paths = {module: name for name, module in model.named_modules()}
+        self._stage = 0
+        self._tensors: dict[int, Recorded] = {}  # parameters, buffers and constants, by id
+        self._kept: list[object] = []  # what an id stands for must not go
+        self._inside: list[str] = []  # followed modules that are being called
+        self._quiet = 0
+        self._thread = threading.get_ident()
+        self._autocast = autocast()
+        self._drawn = drawn()
+
+    def run(self, arguments: Mapping[str, Any], call: Callable[[dict[str, Any]], Any]) -> None:
+        """Trace a call of the model.
+
+        Args:
+            arguments: of forward, by name.
+            call: calls the model with arguments like these.
+
+        Raises:
+            CutError: forward does something that cannot be cut; with its line.
+        """
+        given = {name: self._argument(name, value) for name, value in arguments.items()}
+        attributes = Attributes(self.followed)
+        try:
+            with listening(self, self.followed.values()):
+                returned = call(given)
+                self._refuse_draws()
+        except CutError:
+            raise
+        except Exception as error:
+            where = line_of(error.__traceback__)
+            why = f"{where}: forward cannot be followed: {type(error).__name__}: {error}"
+            raise CutError(why, self._instead()) from error
+        finally:
+            changed = attributes.restore()
+        if changed:
+            raise CutError(f"forward sets {changed[0]}, which no stage would", self._instead())
+        self.output = self._rebuilt(returned)
+
+    # -- what recorded values, torch and modules call ----------------------------------------------
+
+    def function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Note and make a call of a function."""
+        name = getattr(target, "__name__", "")
+        if name in ("__get__", "__set__"):  # of a property of tensors
+            name = getattr(target, "__self__").__name__  # noqa: B009
+            if target.__name__ == "__set__":
+                return self._noted("call_function", setattr, (args[0], name, args[1]), {})
+            return self._noted("call_function", getattr, (args[0], name), {})
+        with self._quietly():
+            is_method = is_tensor_method_or_property(target)
+        if is_method:
+            return self.method(name, args, kwargs)
+        return self._noted("call_function", target, args, kwargs)
+
+    def method(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Note and make a call of a method of the first argument."""
+        return self._noted("call_method", name, args, kwargs)
+
+    def fixed(self, value: Recorded, how: Callable[[Any], Any]) -> Any:
+        """Return ``how`` of the value, and have it be the same in every shard."""
+        with self._quietly():
+            wanted = how(value_of(value))
+        self._check(value, how, wanted)
+        return wanted
+
+    def quiet(self, call: Callable[[], Any]) -> Any:
+        """Call something of which nothing is noted."""
+        with self._quietly():
+            return call()
+
+    def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a module: as a whole, or with its forward followed."""
+        split = self._split.pop(module, None)
+        if split is not None:
+            self.reached.append(split)
+            self._stage += 1
+        path = self._paths.get(module)
+        if path is None or module in self.followed.values():
+            self._inside.append(path or type(module).__name__)
+            result = call(*args, **kwargs)
+            self._inside.pop()  # not after an error, of which it tells the place
+            return result
+        before = {name: _written(buffer) for name, buffer in module.named_buffers()}
+        result = self._noted("call_module", path, args, kwargs, call)
+        for name, buffer in module.named_buffers():
+            if before.get(name) != _written(buffer):
+                self.written_buffers.setdefault(f"{path}.{name}", set()).add(self._stage)
+        return result
+
+    def attribute(self, tensor: torch.Tensor) -> Recorded:
+        """Return a parameter or buffer of a module, as every stage reads it for itself."""
+        found = self._tensors.get(id(tensor))
+        if found is None:
+            named = (*self._model.named_parameters(), *self._model.named_buffers())
+            name = next((name for name, own in named if own is tensor), None)
+            kind, target = ("call_function", checks.held(tensor))
+            if name is not None:
+                kind, target = "get_attr", name  # type: ignore[assignment]
+            found = self._tensors[id(tensor)] = self._free(kind, target, (), tensor)
+            self._kept.append(tensor)
+        return found
+
+    def mode(self, module: nn.Module, training: bool) -> bool:
+        """Note that forward read the mode of a module."""
+        self.reads_mode.add(self._paths[module])
+        return training
+
+    @property
+    def is_noting(self) -> bool:
+        """Whether the calling thread's calls are noted now."""
+        return not self._quiet and threading.get_ident() == self._thread
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def _noted(
+        self,
+        kind: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        call: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Make a call with the example's values, and add its node."""
+        if call is None:
+            call = target if kind == "call_function" else _method(target)
+        self._refuse_draws()
+        read = [*recorded_in((args, kwargs))]
+        before = [[_written(t) for t in nested.tensors(value_of(value))] for value in read]
+        with self._quietly():
+            result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
+        self._drawn = drawn()
+        has_tensors = any(True for _ in nested.tensors(result))
+        if not read and not has_tensors and kind != "call_module":
+            return result  # numbers and words that are the same in every shard
+        if autocast() != self._autocast or torch.is_inference_mode_enabled():
+            why = f"{line_here()}: forward switches autocast or inference mode itself"
+            raise CutError(why, self._instead())
+        node = self._node(kind, target, self._lowered(args), self._lowered(kwargs))
+        self.values[node] = result
+        for value, versions in zip(read, before, strict=True):
+            self._note_uses(node, value, versions)
+        recorded = Recorded(self, node, result)
+        if isinstance(result, _FIXED):
+            self._check(recorded, _value, result)
+            return result
+        return recorded
+
+    def _node(self, kind: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        node = self.graph.create_node(kind, target, args, kwargs)
+        self.stages[node] = self._stage
+        self.lines[node] = line_here()
+        if not torch.is_grad_enabled():
+            self.without_grad.add(node)
+        return node
+
+    def _free(self, kind: str, target: Any, args: Any, value: Any) -> Recorded:
+        node = self._node(kind, target, args, {})
+        self.stages[node] = FREE
+        self.without_grad.discard(node)
+        self.values[node] = value
+        return Recorded(self, node, value)
+
+    def _check(self, value: Recorded, how: Callable[[Any], Any], wanted: object) -> None:
+        call = checks.holds(how, wanted, line_here())
+        self._node("call_function", call, (node_of(value),), {})
+
+    def _argument(self, name: str, value: Any) -> Any:
+        """Return an argument with recorded values in the place of its tensors and numbers."""
+        whole = self._free("placeholder", name, (), value)
+        self.inputs[node_of(whole)] = name
+        like = checks.arguments_like(name, checks.description(value))
+        self._node("call_function", like, (node_of(whole),), {})
+
+        def given(part: Any, path: tuple[Any, ...]) -> Any:
+            found = inner(part)
+            if found is not None:
+                return made_of(part, {key: given(below, (*path, key)) for key, below in found})
+            if isinstance(part, _FIXED):
+                return part
+            if not path:
+                return whole
+            return self._free("call_function", checks.leaf(path), (node_of(whole),), part)
+
+        return given(value, ())
+
+    def _lowered(self, value: Any) -> Any:
+        """Return arguments as nodes have them."""
+        if is_recorded(value):
+            return node_of(value)
+        kind = type(value)
+        if kind in (tuple, list):
+            return kind([self._lowered(part) for part in value])
+        if kind is dict and all(isinstance(key, str) for key in value):
+            return {key: self._lowered(part) for key, part in value.items()}
+        if kind is slice:
+            return slice(*map(self._lowered, (value.start, value.stop, value.step)))
+        if kind in _PLAIN or value is ...:
+            return value
+        if isinstance(value, torch.Tensor):
+            return node_of(self.attribute(value))
+        if any(True for _ in recorded_in(value)) or any(True for _ in nested.tensors(value)):
+            return self._rebuilt(value)
+        self._kept.append(value)
+        return node_of(self._free("call_function", checks.held(value), (), value))
+
+    def _rebuilt(self, value: Any) -> fx.Node:
+        """Return a node that makes nested values again of the recorded ones in it."""
+        leaves = [*recorded_in(value)]
+        numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+
+        def build(values: Sequence[Any]) -> Any:
+            return mapped(value, lambda leaf: values[numbers[id(leaf)]])
+
+        made = checks.rebuilt(build)
+        node = self._node("call_function", made, tuple(node_of(leaf) for leaf in leaves), {})
+        self.values[node] = mapped(value, value_of)
+        for leaf in leaves:
+            self._note_uses(node, leaf, None)
+        return node
+
+    def _note_uses(self, node: fx.Node, value: Recorded, before: list[int] | None) -> None:
+        for number, tensor in enumerate(nested.tensors(value_of(value))):
+            if tensor.layout is torch.strided and (storage := tensor.untyped_storage().data_ptr()):
+                known = before is not None and number < len(before)
+                writes = known and before[number] != _written(tensor)
+                self.uses.append(Use(node, node_of(value), storage, writes))
+
+    # -- what cannot be --------------------------------------------------------------------------
+
+    def _refuse_draws(self) -> None:
+        """Refuse draws since the last call that was noted: no stage would make them again."""
+        if drawn() != self._drawn:
+            why = f"{line_here()}: forward draws from Python's or NumPy's generator"
+            raise CutError(why, "draw from torch's, or in a module that is not cut")
+
+    def _instead(self) -> str:
+        inside = next((path for path in reversed(self._inside) if path in self.followed), "")
+        if inside:
+            return f"cut before {inside} or after it, not inside it"
+        return "put what is done there in a module of its own, which is not cut"
+
+
+def _above(split: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of the modules that split points lie in; "" is the model."""
+    found = {"": None}
+    for name in split:
+        words = name.split(".")
+        found.update({".".join(words[:number]): None for number in range(1, len(words))})
+    return [*found]
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
+
+
+def _value(value: Any) -> Any:
+    return value
+
+
+def _written(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else version(tensor)
