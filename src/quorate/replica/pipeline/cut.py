@@ -8,6 +8,8 @@ its own cut if forward reads ``training`` itself.
 
 from __future__ import annotations
 
+import inspect
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,13 +58,13 @@ def cut(
     if missed:
         called = _called_below(model, missed[0], args, kwargs)
         why = f"forward does not call {missed[0]} with this batch"
-        raise CutError(why, f"cut before one of {_listed(called)}")
+        raise CutError(why, f"cut before one of {listed(called)}")
     stages = dealt(model, trace)
     for stage, begins in zip(stages, ("the model", *trace.reached), strict=True):
         if not stage.modules and not stage.parameters and len(stages) > 1:
             follows = trace.reached[stage.index] if stage.index < len(stages) - 1 else "the end"
             why = f"no module is called between {begins} and {follows}: a stage would have no work"
-            raise CutError(why, f"cut before one of {_listed(candidates(model, args, kwargs))}")
+            raise CutError(why, f"cut before one of {listed(candidates(model, args, kwargs))}")
     return stages
 
 
@@ -71,13 +73,25 @@ def candidates(
 ) -> tuple[str, ...]:
     """Return the names of the parts of a model before which it may be cut, as forward calls them.
 
-    These are all top-level modules but the first that is called, and the parts of lists.
+    These are all top-level modules but the first that is called, and the parts of lists; of a model
+    that calls a single module, that one's.
 
     Raises:
         CutError: the forward pass of the model itself cannot be followed.
     """
-    whole = dealt(model, _traced(model, {}, args, kwargs))
-    return whole[0].modules[1:]
+    inside: tuple[str, ...] = ()
+    while True:
+        try:
+            (whole,) = dealt(model, _traced(model, {}, args, kwargs, inside))
+        except CutError:
+            if not inside:
+                raise
+            return ()
+        if len(whole.modules) > 1:
+            return whole.modules[1:]
+        if not whole.modules or not [*model.get_submodule(whole.modules[0]).children()]:
+            return ()
+        inside = (*inside, whole.modules[0])
 
 
 def _traced(
@@ -85,20 +99,19 @@ def _traced(
     points: Mapping[str, nn.Module],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
+    inside: Sequence[str] = (),
 ) -> Trace:
     named = arguments(model, args, kwargs)
     with unchanged(model), torch.random.fork_rng(devices=_gpus(model)), torch.enable_grad():
-        trace = Trace(model, points)
+        trace = Trace(model, points, inside)
         trace.run(named, lambda given: _call(model, given))
     return trace
 
 
 def _call(model: nn.Module, given: dict[str, Any]) -> Any:
     """Call a model with arguments by name, those that can only be given by place too."""
-    import inspect
-
     signature = inspect.signature(model.forward)
-    bound = inspect.BoundArguments(signature, given)  # type: ignore[arg-type]
+    bound = inspect.BoundArguments(signature, OrderedDict(given))
     return model(*bound.args, **bound.kwargs)
 
 
@@ -113,12 +126,12 @@ def _named(model: nn.Module, name: str) -> nn.Module:
     Raises:
         CutError: there is none.
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     del modules[""]
     if name not in modules:
         near = nearest(name, modules)
         tops = [own for own, _ in model.named_children()]
-        fix = f"did you mean {near}?" if near else f"it has {_listed(tops)}"
+        fix = f"did you mean {near}?" if near else f"it has {listed(tops)}"
         raise CutError(f"the model has no module {name!r}", fix)
     return modules[name]
 
@@ -132,7 +145,8 @@ def _called_below(
     return [own for own in tops if own in below] or tops
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names of modules as a message has them."""
     if not names:
         return "no other: it calls a single module"
     more = "" if len(names) <= MOST_NAMED else f" and {len(names) - MOST_NAMED} more"

@@ -12,7 +12,6 @@ import torch
 from torch import fx, nn
 
 from quorate.errors import CutError
-from quorate.replica import nested
 from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
 from quorate.replica.pipeline.trace import FREE, Trace
@@ -49,7 +48,7 @@ def dealt(model: nn.Module, trace: Trace) -> tuple[StageGraph, ...]:
 
     made = []
     for stage, own in enumerate(nodes):
-        takes, free = needed[stage]
+        takes = needed[stage][0]
         takes.sort(key=order.__getitem__)
         later = {node for other in range(stage + 1, count) for node in needed[other][0]}
         gives = [node for node in own if node in later] if stage < count - 1 else [trace.output]
@@ -160,13 +159,9 @@ def _refuse_shared_writes(trace: Trace) -> None:
             continue
         stage = trace.stages[write.node]
         for use in trace.uses[number + 1 :]:
-            is_theirs = trace.stages[use.value] != stage and use.node is not write.node
-            is_elsewhere = trace.stages[use.node] != stage
-            if use.storage == write.storage and is_theirs:
-                if is_elsewhere or use.value is not write.value:
-                    line = trace.lines[write.node]
-                    why = (
-                        f"{line}: stage {stage} writes in place what stage "
-                        f"{trace.stages[use.node]} reads"
-                    )
-                    raise CutError(why, "cut elsewhere, or have it written out of place")
+            is_older = trace.stages[use.value] < stage and use.node is not write.node
+            is_other = trace.stages[use.node] != stage or use.value is not write.value
+            if use.storage == write.storage and is_older and is_other:
+                reader = trace.stages[use.node]
+                why = f"{trace.lines[write.node]}: stage {stage} writes what stage {reader} reads"
+                raise CutError(why, "cut elsewhere, or have it written to another tensor")

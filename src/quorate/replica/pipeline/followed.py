@@ -10,6 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -87,6 +88,7 @@ def line_of(trace: TracebackType | None) -> str:
     return found
 
 
+@cache
 def is_users(filename: str) -> bool:
     """Whether a file is neither torch's, nor Python's, nor of this package."""
     path = Path(filename)

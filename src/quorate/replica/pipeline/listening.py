@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 from quorate.replica.pipeline.recorded import is_recorded, recorded_in
 
 # Functions of torch's that make tensors of numbers: its parser of arguments takes no stand-ins.
-FACTORIES = (
-    "arange empty eye full linspace ones rand randint randn randperm tensor as_tensor "
-    "tril_indices triu_indices zeros"
-).split()
+FACTORIES = """
+    arange as_tensor empty eye full linspace ones rand randint randn randperm tensor tril_indices
+    triu_indices zeros
+"""
 
 
 class Listener(Protocol):
@@ -55,7 +55,7 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
         followed: modules whose ``training`` it wants to know of.
     """
     call, read, length = nn.Module.__call__, nn.Module.__getattr__, builtins.len
-    factories = [(name, getattr(torch, name)) for name in FACTORIES]
+    factories = [(name, getattr(torch, name)) for name in FACTORIES.split()]
     modes = {module: module.training for module in followed}
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
     for module in modes:
         del vars(module)["training"]  # so that a read of it comes to ``__getattr__``
     nn.Module.__call__ = called  # type: ignore[method-assign]
-    nn.Module.__getattr__ = looked_up  # type: ignore[method-assign, assignment]
+    nn.Module.__getattr__ = looked_up  # type: ignore[method-assign]
     builtins.len = counted
     for name, factory in factories:
         setattr(torch, name, noticing(factory))

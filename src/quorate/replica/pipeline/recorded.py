@@ -1,9 +1,9 @@
 """Recorded values: what stands in for a value while forward is traced, and has the value too.
 
-A plain symbolic trace knows no values, so a branch, a loop or an unpacking ends it. A recorded value
-answers with that of the example, and what was answered is checked in every shard from then on: a
-forward pass whose branches are the same for all shards is traced, and one whose are not is found
-out, never computed wrongly.
+A plain symbolic trace knows no values, so a branch, a loop or an unpacking ends it. A recorded
+value answers with that of the example, and what was answered is checked in every shard from then
+on: a forward pass whose branches are the same for all shards is traced, and one whose branches are
+not is found out, never computed wrongly.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Recorded:
         recorder_of(self).function(setattr, (self, name, value), {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Note and make a call of a value that can be called."""
         return recorder_of(self).method("__call__", (self, *args), kwargs)
 
     def __bool__(self) -> bool:
@@ -93,6 +94,9 @@ class Recorded:
         if isinstance(value_of(self), Mapping):
             return iter(recorder_of(self).fixed(self, tuple))
         return iter([self[number] for number in range(recorder_of(self).fixed(self, len))])
+
+    def __getitem__(self, key: Any) -> Any:
+        return recorder_of(self).function(operator.getitem, (self, key), {})
 
     def __contains__(self, other: Any) -> bool:
         return bool(recorder_of(self).function(operator.contains, (self, other), {}))
@@ -164,7 +168,7 @@ def made_of(container: Any, items: dict[Any, Any]) -> Any:
     if kind is slice:
         return slice(*items.values())
     if isinstance(container, Mapping):
-        copied = {} if kind is dict else copy.copy(container)
+        copied: Any = {} if kind is dict else copy.copy(container)
         for name, item in items.items():  # Hugging Face's outputs refuse ``update``
             copied[name] = item
         return copied
@@ -192,17 +196,16 @@ def _turned(function: Callable[..., Any]) -> Callable[[Recorded, Any], Any]:
     return lambda self, other: recorder_of(self).function(function, (other, self), {})
 
 
-_BINARY = (
-    "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
-)  # each has a form that is turned round, and one in place
+# Each has a form that is turned round, and one in place.
+_BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"
 
 
 def _define() -> None:
     for name in ("neg", "pos", "invert", "abs"):
         setattr(Recorded, f"__{name}__", _of_one(getattr(operator, name)))
-    for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem"):
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         setattr(Recorded, f"__{name}__", _of_two(getattr(operator, name)))
-    for name in _BINARY:
+    for name in _BINARY.split():
         plain, bare = getattr(operator, name), name.rstrip("_")
         setattr(Recorded, f"__{bare}__", _of_two(plain))
         setattr(Recorded, f"__r{bare}__", _turned(plain))

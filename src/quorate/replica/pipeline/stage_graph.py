@@ -1,17 +1,19 @@
 """A stage graph: the part of a model's forward pass that one device of a pipeline computes.
 
-Stages hand each other values by name. Run one after the other they do what the model does, operator
-by operator and in its order. So do their backward passes, if whoever runs them keeps to three rules:
+Stages hand each other values by name. Run one after the other they do what the model does,
+operator by operator and in its order. So do their backward passes, if whoever runs them keeps to
+three rules:
 
 1. Backward goes from the last stage to the first, and a value that several stages take has its
    gradient summed in that order: the sum of the later stages is a *root* of the next one's
    backward pass, ``torch.autograd.backward([*gives, leaf], [*gradients, sum])``. The engine puts
    roots first into a sum, as the unsplit model's engine has them from the nodes that ran later.
-2. Likewise of a parameter in ``shared``: the sum so far is a root, and ends at its owner, the first
-   stage that uses it.
-3. What a stage takes is a leaf of its own (``detach().requires_grad_(v.requires_grad)``) of the same
-   strides, as kernels go by them; of a value in ``writes`` the stage gets a clone of that leaf, as
-   a leaf may not be written in place.
+2. Likewise of a parameter in ``shared``: the sum so far is a root, and ends at its owner, the
+   first stage that uses it. A loss function may use parameters of other stages than the last, too;
+   their gradients go the same way.
+3. What a stage takes is a leaf of its own (``detach().requires_grad_(v.requires_grad)``) of the
+   same strides, as kernels go by them; of a value in ``writes`` the stage gets a clone of that
+   leaf, as a leaf may not be written in place.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ shard (``checks.py``). torch's own symbolic trace has no values, and gives up th
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ FREE = -1  # the stage of what every stage has by itself: arguments, parameters,
 _FIXED = (bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, type)
 # What a graph has as it is.
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+_WRITES = (operator.setitem, setattr)  # which return nothing
 
 
 class Use(NamedTuple):
@@ -57,9 +59,12 @@ class Trace:
     Args:
         model: in the mode that it is to be traced in.
         split: modules before whose first calls a stage ends, by name.
+        inside: names of further modules whose forward is to be followed.
     """
 
-    def __init__(self, model: nn.Module, split: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, split: Mapping[str, nn.Module], inside: Sequence[str] = ()
+    ) -> None:
         self.graph = fx.Graph()
         self.stages: dict[fx.Node, int] = {}
         self.without_grad: set[fx.Node] = set()  # that run where gradients are switched off
@@ -71,7 +76,7 @@ class Trace:
         self.inputs: dict[fx.Node, str] = {}  # placeholders: names of arguments
         self.reads_mode: set[str] = set()  # names of followed modules
         self.output: fx.Node | None = None
-        self.followed = {path: model.get_submodule(path) for path in _above(split)}
+        self.followed = {path: model.get_submodule(path) for path in _above(split, inside)}
         self._model = model
         self._split = {module: name for name, module in split.items()}
         self._paths = {module: name for name, module in model.named_modules()}
@@ -136,7 +141,7 @@ class Trace:
         """Return ``how`` of the value, and have it be the same in every shard."""
         with self._quietly():
             wanted = how(value_of(value))
-        self._check(value, how, wanted)
+            self._check(value, how, wanted)
         return wanted
 
     def quiet(self, call: Callable[[], Any]) -> Any:
@@ -207,11 +212,16 @@ class Trace:
         """Make a call with the example's values, and add its node."""
         if call is None:
             call = target if kind == "call_function" else _method(target)
+        with self._quietly():
+            return self._made(kind, target, args, kwargs, call)
+
+    def _made(
+        self, kind: str, target: Any, args: Any, kwargs: Any, call: Callable[..., Any]
+    ) -> Any:
         self._refuse_draws()
         read = [*recorded_in((args, kwargs))]
         before = [[_written(t) for t in nested.tensors(value_of(value))] for value in read]
-        with self._quietly():
-            result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
+        result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
         self._drawn = drawn()
         has_tensors = any(True for _ in nested.tensors(result))
         if not read and not has_tensors and kind != "call_module":
@@ -225,7 +235,8 @@ class Trace:
             self._note_uses(node, value, versions)
         recorded = Recorded(self, node, result)
         if isinstance(result, _FIXED):
-            self._check(recorded, _value, result)
+            if target not in _WRITES:
+                self._check(recorded, _value, result)
             return result
         return recorded
 
@@ -305,8 +316,8 @@ class Trace:
     def _note_uses(self, node: fx.Node, value: Recorded, before: list[int] | None) -> None:
         for number, tensor in enumerate(nested.tensors(value_of(value))):
             if tensor.layout is torch.strided and (storage := tensor.untyped_storage().data_ptr()):
-                known = before is not None and number < len(before)
-                writes = known and before[number] != _written(tensor)
+                known = () if before is None else before[number : number + 1]
+                writes = any(earlier != _written(tensor) for earlier in known)
                 self.uses.append(Use(node, node_of(value), storage, writes))
 
     # -- what cannot be --------------------------------------------------------------------------
@@ -324,9 +335,9 @@ class Trace:
         return "put what is done there in a module of its own, which is not cut"
 
 
-def _above(split: Mapping[str, nn.Module]) -> list[str]:
+def _above(split: Mapping[str, nn.Module], inside: Sequence[str]) -> list[str]:
     """Return the names of the modules that split points lie in; "" is the model."""
-    found = {"": None}
+    found = {"": None, **dict.fromkeys(inside)}
     for name in split:
         words = name.split(".")
         found.update({".".join(words[:number]): None for number in range(1, len(words))})

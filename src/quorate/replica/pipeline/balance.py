@@ -1,0 +1,111 @@
+"""The balance of a cut: at which modules to cut, so that the slowest stage is as fast as can be.
+
+Modules are those that the model's own forward calls; if it calls a single one, that one's. Each is
+measured on one shard, and stages are runs of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from quorate.errors import CutError
+from quorate.replica.pipeline.cut import candidates, cut, listed
+from quorate.replica.pipeline.measure import Cost, measured
+from quorate.replica.pipeline.partition import partition
+
+# parameters and gradients once, and Adam's two vectors
+STATE_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The finest cut of a model, measured: of piece i, what comes before ``names[i]``."""
+
+    names: tuple[str, ...]  # (N - 1,) split points
+    costs: tuple[Cost, ...]  # (N,)
+
+    def balanced(
+        self, stages: int, memory_bytes: float = float("inf"), state_factor: float = STATE_FACTOR
+    ) -> tuple[str, ...] | None:
+        """Return the split whose slowest stage is fastest; None if no split fits.
+
+        Args:
+            stages: how many.
+            memory_bytes: of each device.
+            state_factor: bytes of optimizer state for a byte of trained parameters.
+        """
+
+        def fits(stage: int, first: int, end: int) -> bool:
+            taken = memory(self.costs[first:end], stages - stage, state_factor)
+            return taken <= memory_bytes
+
+        found = partition([cost.seconds for cost in self.costs], stages, fits)
+        return None if found is None else tuple(self.names[begin - 1] for begin in found[0])
+
+    def runs(self, split: Sequence[str]) -> list[tuple[Cost, ...]]:
+        """Return the costs of the pieces of each stage of a split of these names."""
+        edges = [0, *(self.names.index(name) + 1 for name in split), len(self.costs)]
+        return [self.costs[a:b] for a, b in pairwise(edges)]
+
+
+def memory(costs: Sequence[Cost], in_flight: int = 1, state_factor: float = STATE_FACTOR) -> float:
+    """Return the bytes that a stage of these pieces takes at least.
+
+    Args:
+        costs: of its pieces.
+        in_flight: shards of which it keeps activations: in a one-forward-one-backward schedule
+            the first of S stages S, the last one.
+        state_factor: bytes of optimizer state for a byte of trained parameters.
+    """
+    fixed = sum(c.parameter_bytes + (1 + state_factor) * c.trained_bytes for c in costs)
+    return fixed + in_flight * sum(c.kept_bytes + c.given_bytes for c in costs)
+
+
+def pieces(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Pieces:
+    """Cut a model as finely as may be, and measure it on one shard.
+
+    Raises:
+        CutError: its forward pass cannot be followed.
+    """
+    names = candidates(model, args, kwargs)
+    try:
+        stages = cut(model, names, args, kwargs)
+    except CutError:  # some pairs of neighbours write what the other reads
+        names = tuple(name for name in names if _is_possible(model, name, args, kwargs))
+        stages = cut(model, names, args, kwargs)
+    return Pieces(names, measured(model, stages, args, kwargs))
+
+
+def balanced(
+    model: nn.Module, stages: int, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """Return the names of the modules at which to cut a model into so many stages.
+
+    Measured anew each time, so two calls may differ; what stages compute does not.
+
+    Raises:
+        CutError: the model has too few modules, or its forward pass cannot be followed.
+    """
+    found = pieces(model, args, kwargs)
+    split = found.balanced(stages)
+    if split is None:
+        why = f"{stages} stages of a model that may be cut at {listed(found.names)}"
+        raise CutError(why, f"take at most {len(found.costs)} devices for a replica")
+    return split
+
+
+def _is_possible(
+    model: nn.Module, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> bool:
+    try:
+        cut(model, [name], args, kwargs)
+    except CutError:
+        return False
+    return True

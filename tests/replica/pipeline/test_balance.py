@@ -1,0 +1,147 @@
+"""The cut by itself: what stages are measured to cost, and the runs of them that balance best."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from quorate.errors import CutError
+from quorate.replica.pipeline.balance import Pieces, balanced, memory, pieces
+from quorate.replica.pipeline.cut import candidates, cut
+from quorate.replica.pipeline.measure import Cost, measured
+from quorate.replica.pipeline.partition import partition
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As a worker on a CPU has it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def sums(costs: list[int], begins: tuple[int, ...]) -> list[int]:
+    edges = [0, *begins, len(costs)]
+    return [sum(costs[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 5))
+def test_the_costliest_run_is_the_least_of_all_partitions(costs: list[int], runs: int) -> None:
+    found = partition(costs, runs)
+    every = list(itertools.combinations(range(1, len(costs)), runs - 1))
+    if not every or runs > len(costs):
+        assert found is None
+        return
+    assert found is not None
+    begins, worst = found
+    assert begins in every
+    assert max(sums(costs, begins)) == worst == min(max(sums(costs, each)) for each in every)
+    assert partition(costs, runs) == found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=7),
+    st.integers(1, 4),
+    st.integers(0, 30),
+)
+def test_no_run_is_over_the_bound(pairs: list[tuple[int, int]], runs: int, most: int) -> None:
+    costs, sizes = [a for a, _ in pairs], [b for _, b in pairs]
+
+    def fits(run: int, first: int, end: int) -> bool:
+        return sum(sizes[first:end]) + run <= most
+
+    every = [
+        begins
+        for begins in itertools.combinations(range(1, len(costs)), runs - 1)
+        if runs <= len(costs)
+        and all(size + run <= most for run, size in enumerate(sums(sizes, begins)))
+    ]
+    found = partition(costs, runs, fits)
+    assert (found is None) == (not every)
+    if found is not None:
+        assert found[0] in every
+        assert found[1] == min(max(sums(costs, each)) for each in every)
+
+
+def test_bytes_of_a_chain() -> None:
+    model = nn.Sequential(nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 50).requires_grad_(False))
+    x = torch.randn(8, 100)
+    before = torch.get_rng_state()
+    costs = measured(model, cut(model, candidates(model, (x,)), (x,)), (x,), repeats=1)
+    assert [cost.parameter_bytes for cost in costs] == [
+        4 * 100 * 200 + 4 * 200,
+        0,
+        4 * 200 * 50 + 200,
+    ]
+    assert [cost.trained_bytes for cost in costs] == [4 * 100 * 200 + 4 * 200, 0, 0]
+    # ReLU keeps its output, and linear layers their inputs, which are not theirs.
+    assert [cost.kept_bytes for cost in costs] == [0, 4 * 8 * 200, 0]
+    assert [cost.given_bytes for cost in costs] == [4 * 8 * 200, 4 * 8 * 200, 0]
+    inplace = nn.Sequential(nn.Linear(100, 200), nn.ReLU(inplace=True), nn.Linear(200, 50))
+    costs = measured(inplace, cut(inplace, ["1", "2"], (x,)), (x,), repeats=1)
+    assert [cost.given_bytes for cost in costs] == [4 * 8 * 200, 4 * 8 * 200, 0]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_model_of_equal_layers_is_cut_in_the_middle() -> None:
+    piece = Cost(1.0, 2.0, 100, 100, 10, 5)
+    names = tuple("bcdefgh")
+    found = Pieces(names, (piece,) * 8)
+    assert found.balanced(2) == ("e",)
+    assert found.balanced(4) == ("c", "e", "g")
+    assert found.balanced(9) is None
+    # 8 x (100 + 3 x 100 + 10 + 5) do not fit one device of 2,000; two of them they do.
+    assert memory(found.costs) == 8 * 415
+    assert found.balanced(1, 2_000) is None
+    assert found.balanced(2, 2_000) == ("e",)
+    assert [len(run) for run in found.runs(("c", "g"))] == [2, 4, 2]
+
+
+def test_the_slow_part_has_a_stage_of_its_own() -> None:
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(300):
+                x = x.sin()
+            return x
+
+    inner = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), Slow(), nn.Linear(64, 64), nn.Tanh())
+
+    class Wraps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    x = torch.randn(64, 64)
+    assert balanced(Wraps(), 3, (x,)) == ("inner.2", "inner.3")
+    assert len(pieces(Wraps(), (x,)).costs) == 5
+    with pytest.raises(
+        CutError, match=r"6 stages of a model .* at inner.1, .*; take at most 5 dev"
+    ):
+        balanced(Wraps(), 6, (x,))
+
+
+def test_a_model_that_cannot_be_followed_is_cut_by_nobody() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.calls = nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.b(self.a(x))
+
+    with pytest.raises(
+        CutError, match="forward sets calls, which no stage would; put what is done"
+    ):
+        balanced(Odd(), 2, (torch.randn(2, 4),))
