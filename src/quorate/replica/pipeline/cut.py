@@ -60,6 +60,7 @@ def cut(
         why = f"forward does not call {missed[0]} with this batch"
         raise CutError(why, f"cut before one of {listed(called)}")
     stages = dealt(model, trace)
+    trace.forget()
     for stage, begins in zip(stages, ("the model", *trace.reached), strict=True):
         if not stage.modules and not stage.parameters and len(stages) > 1:
             follows = trace.reached[stage.index] if stage.index < len(stages) - 1 else "the end"

@@ -117,6 +117,12 @@ class Trace:
             raise CutError(f"forward sets {changed[0]}, which no stage would", self._instead())
         self.output = self._rebuilt(returned)
 
+    def forget(self) -> None:
+        """Forget values and nodes: autograd's graphs would keep what they come from for ever."""
+        reached = self.reached
+        vars(self).clear()
+        self.reached = reached
+
     # -- what recorded values, torch and modules call ----------------------------------------------
 
     def function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
