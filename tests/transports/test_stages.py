@@ -195,9 +195,21 @@ def twice(model: nn.Module, batch: list[torch.Tensor]) -> Any:
     return EVERYTHING.loss(model, batch)["loss"] + EVERYTHING.loss(model, batch)["loss"]
 
 
-def past_the_model(model: nn.Module, batch: list[torch.Tensor]) -> Any:
+def of_parameters(model: nn.Module, batch: list[torch.Tensor]) -> Any:
+    returned = EVERYTHING.loss(model, batch)
+    penalty = sum(parameter.square().sum() for parameter in model.parameters())
+    return {**returned, "loss": returned["loss"] + 1e-3 * penalty}
+
+
+@pytest.mark.slow
+def test_a_loss_that_uses_parameters_of_all_stages() -> None:
+    in_stages = trained("embedding", "dropout", devices="cpu+cpu+cpu", loss=of_parameters)
+    assert in_stages == trained(devices="cpu", loss=of_parameters)
+
+
+def past_the_model(model: Any, batch: list[torch.Tensor]) -> Any:
     loss = EVERYTHING.loss(model, batch)["loss"]
-    return loss + sum(parameter.square().sum() for parameter in model.parameters())
+    return loss + model.norm(torch.ones(2, 4, 3, 3)).sum()  # buffers of the first stage
 
 
 @pytest.mark.parametrize(
@@ -213,7 +225,7 @@ def past_the_model(model: nn.Module, batch: list[torch.Tensor]) -> Any:
         ({"compile": True}, "expected none, as the model is compiled"),
         ({"pipeline": "2f2b"}, "pipeline: got '2f2b', expected"),
         ({"loss": twice}, "the loss called the model 2 times, expected once"),
-        ({"loss": past_the_model}, "split: got 'another gradient of convolution.weight through"),
+        ({"loss": past_the_model}, "split: got 'other values of buffers through the stages"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_first_update(

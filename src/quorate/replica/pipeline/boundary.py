@@ -30,7 +30,7 @@ class Returned(NamedTuple):
     """What comes back."""
 
     values: Mapping[str, Gradients]
-    tied: Mapping[str, torch.Tensor | None]  # of parameters that several stages use
+    parameters: Mapping[str, torch.Tensor]  # gradients of such as earlier stages have
     weight: float  # the shard's; 0: there is no gradient at all
     position: torch.Tensor | None
 

@@ -142,29 +142,27 @@ class Stage:
         else:
             weight = returned[0].weight
             later = {name: value for each in returned for name, value in each.values.items()}
-            tied = {name: value for each in returned for name, value in each.tied.items()}
             roots = [*roots_of(shard.given, later), *shard.entered.roots(later)]
-            for name, gradient in tied.items():
-                if gradient is not None:
-                    roots.append((self._computing.trained[name], gradient))
+            for name, gradient in returned[0].parameters.items():
+                roots.append((self._computing.trained[name], gradient))
             if roots and weight > 0:
                 torch.autograd.backward([root for root, _ in roots], [g for _, g in roots])
-        gradients = {}
-        for name in (*self.graph.parameters, *self.graph.shared):
-            parameter = self._computing.trained.get(name)
-            if parameter is not None and parameter.grad is not None:
+        own: dict[str, torch.Tensor] = {}
+        of_others: dict[str, torch.Tensor] = {}
+        for name, parameter in self._computing.trained.items():
+            if parameter.grad is not None:
+                gradients = own if name in self.route.owned else of_others
                 gradients[name], parameter.grad = parameter.grad, None
         position = self._position()
         to = {
             stage: Returned(
-                {name: shard.entered.gradients(name) for name in values},
-                {name: gradients.get(name) for name in tied_names},
+                {name: shard.entered.gradients(name) for name in names},
+                of_others if stage == self.graph.index - 1 else {},
                 weight,
                 position,
             )
-            for stage, (values, tied_names) in self.route.back_to.items()
+            for stage, names in self.route.back_to.items()
         }
-        own = {name: gradients[name] for name in self.route.owned if name in gradients}
         return Back(to, own, weight)
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class Pipelined(Replica):
             self.recycle(whole)
             return
         expected = "a model that gives the same bits in both ways"
-        fix = "let the loss reach parameters by one call of the model alone, or cut elsewhere"
+        fix = "let the loss change nothing of the model but by one call of it, or cut elsewhere"
         raise SettingError("split", got, expected, fix)
 
     # --- a run ------------------------------------------------------------------------------------
