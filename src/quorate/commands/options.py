@@ -30,7 +30,7 @@ GROUPS = {
     "Workers": ("engine", "threads", "loader_workers", "worker_timeout_s", "memory_fraction"),
     "How a shard is computed": (
         *("compile", "kernels", "deterministic", "strict", "spot_check_every"),
-        *("soft_placement", "log_placement"),
+        *("soft_placement", "log_placement", "split", "pipeline"),
     ),
     "Updates": ("clip_norm", "ema_decay", "nonfinite"),
     "Saving": (

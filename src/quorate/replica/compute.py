@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from quorate.errors import SettingError
 from quorate.replica.kernels import MEASURED, ONEDNN, TORCH
 from quorate.settings import AtResume, Settings, about, at_least, one_of, switch
+
+ORDERS = ("1f1b", "gpipe", "interleaved")
+
+
+def _names(name: str, value: object) -> tuple[str, ...]:
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+        fix = "for example ['decoder']"
+        raise SettingError(name, value, "names of modules, as a list or with commas", fix)
+    names = tuple(each.strip() for each in given)
+    if not names or "" in names or len(set(names)) != len(names):
+        raise SettingError(name, value, "at least one name, each once", "name modules of the model")
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,13 @@ class Compute(Settings):
         spot_check_every: updates between two spot checks, in which all workers compute one and the
             same shard, twice, and the results are compared. Default: so many that they take about
             0.5% of the time. 0: no spot checks. Only where the bits do not depend on timing.
+        split: names of modules, in the order in which the forward pass calls them, before each of
+            which the model is cut. The stages between them compute on the devices of a replica
+            (``devices="cpu+cpu"``), all at the same time: while one has a shard, another has the
+            next one. For a model that one process has no room for.
+        pipeline: in which order stages compute shards. ``"1f1b"``: one forward, one backward, which
+            holds the fewest activations. ``"gpipe"``: all forward, then all backward.
+            ``"interleaved"``: several stages on each device, for less waiting.
     """
 
     compile: bool = field(
@@ -89,5 +111,23 @@ class Compute(Settings):
             kind=int,
             metavar="N",
             check=at_least(0),
+        ),
+    )
+    split: tuple[str, ...] | None = field(
+        default=None,
+        metadata=about(
+            "modules before which the model is cut, for replicas on several devices",
+            kind=str,
+            metavar="NAMES",
+            check=_names,
+        ),
+    )
+    pipeline: str = field(
+        default="1f1b",
+        metadata=about(
+            f"in which order the stages of a split compute: {', '.join(ORDERS)}",
+            kind=str,
+            metavar="WORD",
+            check=lambda name, value: one_of(name, value, ORDERS),
         ),
     )

@@ -292,6 +292,9 @@ class Replica:
             self._free.append(shard_sum.gradient)
             shard_sum.gradient = None
 
+    def close(self) -> None:
+        """End whatever computes for it elsewhere: nothing."""
+
     def changed(self) -> None:
         """Note that the model computes otherwise now: what was recorded of it is of no use."""
         if self._graphs is not None:

@@ -87,7 +87,7 @@ class Crew:
         self.engine, self.script, self.why = engine
         if self.script is None:
             no_fork_server()
-        self.replicas.take(self.model)
+        self.replicas.take(self.model, self.engine)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
         self._collates: list[tuple[Any, Any]] = []  # by dataset, what makes its batches in workers
         self.taken: list[str] = []  # what was taken of each ``DataLoader`` of a loop
@@ -267,6 +267,9 @@ class Crew:
                 "workers are towers: worker processes run a script up to its first training loop, "
                 "and this one is another"
             )
+            if self.replicas.are_in_stages and len(self.groups) > 1:
+                fix = "one worker for a second training loop of a script, as these are towers"
+                raise SettingError("workers", len(self.groups), fix, "leave split out, or take one")
             return self._towers(state, say)
         kept = Kept(
             model=state.model,
@@ -277,6 +280,7 @@ class Crew:
             written=state.written,
             again=state.optimizer.takes_closure or self.recipe.gather is not None,
             original=state.user_changes.original,
+            in_stages=self.replicas.are_in_stages,
             handler=None if state.serving is None else state.serving.handler,
         )
         return worker_processes(

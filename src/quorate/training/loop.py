@@ -31,6 +31,7 @@ from quorate.transports.job import drawing
 from quorate.transports.spot_checks import SpotChecks, asking
 
 RUN_S = 4e-3  # of shards that are dealt at once: some fifty times what dealing one costs
+WHOLE_S = 1e6  # of such that flow through stages: all of a worker's
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
 
 
@@ -113,7 +114,7 @@ def looping(
             rule=crew.rule,
             most_open=crew.most_open,
             timeout_s=crew.timeout_s if transport.can_replace else None,
-            run_s=RUN_S if transport.takes_runs else 0.0,
+            run_s=_run_s(crew) if transport.takes_runs else 0.0,
         )
         rests = between.begin, between.end
         updates = Updates(
@@ -126,6 +127,10 @@ def looping(
         made = drive(coordinator, channel, apply, say=say, stopping=lambda: stops.reason)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
+
+
+def _run_s(crew: Crew) -> float:
+    return WHOLE_S if crew.replicas.are_in_stages else RUN_S
 
 
 class Progress(Protocol):

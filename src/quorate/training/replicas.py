@@ -18,16 +18,15 @@ from quorate.replica.computing import Computing
 from quorate.replica.kernels import choice
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
-from quorate.replica.replica import Replica
 from quorate.replica.shared.containers import Contents
 from quorate.replica.shared.copies import refused
 from quorate.replica.shared.sharing import Sharing, rows_use
-from quorate.replica.spread import Spread
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.replica.witness.between import Between
 from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
+from quorate.transports.stages.made import Replica, Split, Spread, made, parts_of
 
 MOST_WRAPPED = 8  # datasets within each other, such as subsets, that are looked at
 
@@ -64,7 +63,7 @@ class Replicas:
         placement.check(self.computing, devices)
         self.totals = Totals(recipe.totals)
         self.notes = Notes()
-        self.spread: Spread | None = None
+        self.spread: Spread | Split | None = None
         self._recipe = recipe
         self._groups = groups
         self._turns = Turns(side_by_side=True)
@@ -117,10 +116,24 @@ class Replicas:
         """Make no copies of the model, for a reason that was found while a shard was computed."""
         self._obstacle = reason
 
-    def take(self, model: torch.nn.Module) -> None:
-        """Take the model in, where its parts lie on several devices."""
-        if any(len(group) > 1 for group in self._groups):
-            self.spread = Spread(model, self._groups)
+    def take(self, model: torch.nn.Module, engine: str) -> None:
+        """Take the model in, where its parts lie on several devices.
+
+        Raises:
+            SettingError: workers of the engine cannot have it so.
+        """
+        self.spread = parts_of(
+            model,
+            self._groups,
+            self._recipe.compute,
+            engine=engine,
+            threads=self._recipe.workers.threads,
+        )
+
+    @property
+    def are_in_stages(self) -> bool:
+        """Whether shards flow through stages of each replica."""
+        return isinstance(self.spread, Split)
 
     def give_up_compiling(self) -> None:
         """Compute without torch.compile: once for all workers, as the bits depend on it."""
@@ -203,7 +216,7 @@ class Replicas:
         if not own and self._obstacle is not None:
             raise refused(self._obstacle)
         logs = logs and self.computing.log_placement
-        return Replica(
+        return made(
             state.model,
             state.parameters,
             group,

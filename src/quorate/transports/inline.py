@@ -80,6 +80,7 @@ class Inline:
     def close(self) -> None:
         """End it: memory that was kept for the next shard is free."""
         self._thread = None
+        self._desk.replica.close()
         return_freed_memory()
 
 

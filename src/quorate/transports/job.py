@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,8 @@ from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Tensors
 from quorate.transports.amendments import Amendments
+from quorate.transports.drawing import drawing as drawing
+from quorate.transports.stages.pipelined import Given, Pipelined
 from quorate.transports.tracing.trace import current
 
 
@@ -218,16 +220,19 @@ class Job(ABC):
         task: Task,
         snapshot: Snapshot | None,
     ) -> ShardSum:
-        if snapshot is None:
-            replica.pull(self.parameters, version=self.version(task))
-        else:
-            values = snapshot.values
-            replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
+        self._pulled(replica, task, snapshot)
         replica.called.place(self.plan, task.step, batch.rows)
         try:
             return self._work(replica, batch, stream, task)
         except SystemExit as error:
             raise _exited(error, task) from error
+
+    def _pulled(self, replica: Replica, task: Task, snapshot: Snapshot | None) -> None:
+        if snapshot is None:
+            replica.pull(self.parameters, version=self.version(task))
+        else:
+            values = snapshot.values
+            replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
 
     def version(self, task: Task) -> object:
         """Return what tells a replica whether the parameters are those that it has copied."""
@@ -321,31 +326,6 @@ def shard_seed(plan: Plan, step: int, shard: int) -> int:
     return key("shard", plan.seed, step, shard)
 
 
-class drawing:  # noqa: N801
-    """Within the block this thread's draws from torch are keyed by the number of updates.
-
-    Args:
-        what: "update": an optimizer that adds noise, say; "between": callbacks, a loop's body.
-    """
-
-    __slots__ = ("_stream",)
-    _spare: ClassVar[list[Stream]] = []  # a new one takes longer than the block, as a rule
-
-    def __init__(self, what: str, plan: Plan, n: int) -> None:
-        try:
-            self._stream = self._spare.pop()  # any thread may be first
-        except IndexError:
-            self._stream = Stream()
-        self._stream.reseed(key(what, plan.seed, n))
-
-    def __enter__(self) -> None:
-        self._stream.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._stream.__exit__(*raised)
-        self._spare.append(self._stream)
-
-
 class Training(Job):
     """Gradients of the loss, shard by shard."""
 
@@ -355,6 +335,20 @@ class Training(Job):
     def has_gradients(self, step: int) -> bool:  # noqa: ARG002
         """Return True: of each shard."""
         return True
+
+    def compute_run(
+        self, replica: Replica, stream: Stream, feed: Feed, tasks: Sequence[Task], **how: Any
+    ) -> list[ShardSum]:
+        """Compute shards of one step, at once if the replica is in stages."""
+        if not isinstance(replica, Pipelined) or type(self)._work is not Training._work:
+            return super().compute_run(replica, stream, feed, tasks, **how)
+        batches = [self._fetched(replica, feed, task) for task in tasks]
+        self._pulled(replica, tasks[0], how["snapshot"])
+        given = [
+            Given(b.data, len(b.rows), shard_seed(self.plan, t.step, t.shard), t.into, t.at)
+            for b, t in zip(batches, tasks, strict=True)
+        ]
+        return replica.gradients(given, stream)
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         seed = shard_seed(self.plan, task.step, task.shard)

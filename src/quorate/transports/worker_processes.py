@@ -38,6 +38,7 @@ class Kept(NamedTuple):
     written: Collection[str]
     again: bool  # whether a step is computed again while the results of its first time wait
     original: Original
+    in_stages: bool  # whether shards flow through stages of each worker
     handler: str | None = None  # of slices, if servers have them: see ``handler_of``
 
 
@@ -86,6 +87,7 @@ def worker_processes(
         again=kept.again,
         on_snapshots=on_snapshots,
         workers=len(groups),
+        in_stages=kept.in_stages,
     )
     site = _site(script, arena, workers, len(groups), kept.handler)
     if (servers := site.servers) is not None:

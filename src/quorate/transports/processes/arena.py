@@ -103,6 +103,7 @@ class Arena:
         self.slot_bytes = _up(self._written_at + self._writes.nbytes, _PAGE)
         nbytes = self._slots_at + slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
+        self._in_stages = False
         self.current = Vectors(
             parameters,
             self._segment.tensor(torch.float64, floats, 0),
@@ -131,6 +132,7 @@ class Arena:
         again: bool = False,
         on_snapshots: bool,
         workers: int,
+        in_stages: bool = False,
     ) -> Arena:
         """Share a model whose trainable parameters lie in a segment; the frozen ones move to one.
 
@@ -138,6 +140,7 @@ class Arena:
             results: how many shards' results may wait for others of their step, or to be applied.
             again: whether a step is computed again while the results of its first time wait.
             on_snapshots: whether workers compute from snapshots.
+            in_stages: whether shards are dealt in runs in any case, as they flow through stages.
 
         Raises:
             UserError: there is not enough memory for it.
@@ -161,6 +164,7 @@ class Arena:
             "use fewer workers, or engine='towers'",
         )
         frozen = layout.shared()
+        may_run = in_stages or _may_run(parameters)
         arena = cls(
             parameters,
             average,
@@ -171,7 +175,7 @@ class Arena:
             integer_buffers=integer_buffers.numel(),
             # Per worker one that is being computed, and one that is done and not decided on; and
             # where there are runs, what late workers have of a step before.
-            slots=(results * (1 + _may_run(parameters)) + 2 * workers) * (1 + again) + snapshots,
+            slots=(results * (1 + may_run) + 2 * workers) * (1 + again) + snapshots,
             again=again,
             snapshots=snapshots,
             workers=workers,
@@ -179,12 +183,13 @@ class Arena:
         for name, parameter in _frozen(model, mutable_frozen, parameters.layout).items():
             arena.frozen.views[name].copy_(parameter.detach())
         arena._bind_frozen(model)
+        arena._in_stages = in_stages
         return arena
 
     @property
     def takes_runs(self) -> bool:
         """Whether there are slots for shards that are dealt in runs."""
-        return _may_run(self.parameters)
+        return self._in_stages or _may_run(self.parameters)
 
     def lent(self, *, again: bool) -> range:
         """Return the slots of a job: of one that interrupts another they are others.

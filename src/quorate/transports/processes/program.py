@@ -15,8 +15,8 @@ from quorate.data.source import Collate
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.loss import Loss
-from quorate.replica.spread import Spread
 from quorate.replica.totals import Wanted
+from quorate.transports.stages.made import Split, Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Program:
     totals: Wanted
     group: Group  # the worker's devices
     datasets: Mapping[str, Any]  # by the names that the coordinator asks for
-    spread: Spread | None
+    spread: Spread | Split | None
     collates: Mapping[str, Collate | None]  # by the same names
     augment: Augment | None
     order: Order | None

@@ -25,7 +25,6 @@ from quorate.machine.shared_memory import Segment
 from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
-from quorate.replica.replica import Replica
 from quorate.replica.shared.sharing import Sharing
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
@@ -37,6 +36,7 @@ from quorate.transports.processes.program import Program
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.shard_loop import ShardLoop
 from quorate.transports.processes.wire import Wire
+from quorate.transports.stages.made import made
 
 # A fact of the process, known before the script runs: the trainer that the script makes asks.
 _here: Worker | None = None
@@ -144,7 +144,7 @@ class Worker:
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
         turns = Turns(side_by_side=True)
         Sharing(program.model, program.loss, copies=False).tell(turns)
-        replica = Replica(
+        replica = made(
             program.model,
             arena.parameters,
             program.group,
@@ -168,6 +168,7 @@ class Worker:
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
                 loop.handle(message, stream)
                 self._send_notes()
+        replica.close()
 
     def found(self) -> list[str]:
         """Return what the script did that only its own process should have, a line each; once."""

@@ -1,0 +1,83 @@
+"""The split of a replica: where its model is cut, and in which order its stages compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quorate.errors import SettingError
+from quorate.machine.devices import Group
+from quorate.replica.beside.shared import are_any
+from quorate.replica.computing import Computing
+from quorate.replica.flat import Layout
+from quorate.replica.loss import Called
+from quorate.replica.phases.turn import Turn
+from quorate.replica.whole_batch.gather import Gather
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where a model is cut, and the schedule."""
+
+    names: tuple[str, ...]  # (S - 1,) modules before which it is cut
+    schedule: str
+
+    def require_fits(
+        self,
+        computing: Computing,
+        turn: Turn,
+        called: Called,
+        gradients: Layout,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Refuse what there is not yet for a replica in stages.
+
+        Args:
+            computing: how the replica computes.
+            turn: its loss functions.
+            called: how they are called.
+            gradients: the layout of gradients.
+            options: further ones of the replica.
+
+        Raises:
+            SettingError: some of it was asked for, or was found in the model.
+        """
+        obstacles = {
+            "the loss has phases": turn.has_phases,
+            "the loss is over the whole batch": isinstance(options["loss"], Gather),
+            "gradients of tables are kept by rows": bool(gradients.tables),
+            "the script has a Shared": are_any(),
+            "the loss has a third parameter": called.asks_for_at,
+            "the model is compiled": computing.compile,
+            "operators are placed softly, or logged": computing.soft_placement
+            or computing.log_placement,
+            "precision is fp16": computing.precision.is_scaled,
+            "forward writes parameters": bool(options.get("written"))
+            or bool(options.get("mutable_frozen")),
+        }
+        for why, is_so in obstacles.items():
+            if is_so:
+                raise refused(self.names, why)
+
+
+def refused(names: Sequence[str], why: str) -> SettingError:
+    """Return the error of a split that cannot be."""
+    return SettingError("split", ",".join(names), f"none, as {why}", "leave it out")
+
+
+def require_devices(names: Sequence[str], groups: Sequence[Group]) -> None:
+    """Refuse devices that stages cannot have.
+
+    Raises:
+        SettingError: they are such.
+    """
+    for group in groups:
+        stages = len(names) + 1
+        if len(group) == 1 or stages % len(group):
+            expected = f"{stages} devices for each replica, as in {'+'.join(['cpu'] * stages)}"
+            fix = "name one module fewer than there are devices"
+            raise SettingError("devices", str(group), expected, fix)
+        if any(device.type != "cpu" for device in group):
+            fix = "leave split out, and put the parts of the model on their devices in the script"
+            raise SettingError("split", ",".join(names), f"none on {group}", fix)

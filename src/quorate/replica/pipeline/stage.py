@@ -1,0 +1,213 @@
+"""A stage: what one device computes of the model, forward and backward, shard by shard.
+
+Each stage calls the user's loss function with the model, whose forward pass is the stage's here. So
+every stage takes what it needs from the batch in the way that the loss function does, and draws
+what it draws before that call. All stages but the last leave the loss function in that call; the
+last one returns the model's output, and the loss goes on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.errors import LossError
+from quorate.replica.loss import Outcome
+from quorate.replica.pipeline.boundary import (
+    Entered,
+    Passed,
+    Returned,
+    passed,
+    roots_of,
+)
+from quorate.replica.pipeline.routes import Route
+from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
+from quorate.replica.streams import Stream
+
+FIX = "call model(...) once in the loss function, or leave split out"
+
+
+class Unwound(BaseException):
+    """A stage has what it computes of a shard: the rest of the loss is the last stage's."""
+
+
+class Computing(NamedTuple):
+    """How a replica computes, which is the same for all of its stages."""
+
+    model: torch.nn.Module
+    trained: Mapping[str, torch.nn.Parameter]
+    begin: Callable[[Stream, int], None]  # a shard, with its seed: see ``Replica``
+    read: Callable[[Any, int], Outcome]  # calls the loss function with a batch of so many rows
+    stream: Stream
+
+
+class Given(NamedTuple):
+    """What a stage gives of a shard on its way forward."""
+
+    to: Mapping[int, Passed]  # by stage
+    buffers: Mapping[str, torch.Tensor]  # as the shard left them, by name
+    outcome: Outcome | None  # the last stage's
+
+
+class Back(NamedTuple):
+    """What a stage gives of a shard on its way back."""
+
+    to: Mapping[int, Returned]  # by stage
+    gradients: Mapping[str, torch.Tensor]  # of the parameters that are its own
+    weight: float
+
+
+class Stage:
+    """One stage, and the shards that are on their way through it.
+
+    Args:
+        graph: what it computes.
+        route: what it sends.
+        computing: how.
+    """
+
+    def __init__(self, graph: StageGraph, route: Route, computing: Computing) -> None:
+        self.graph, self.route = graph, route
+        self._computing = computing
+        self._stream = computing.stream
+        # Of the model's own forward pass, which is another function while a shard is computed.
+        self._signature = inspect.signature(computing.model.forward)
+        self._shards: dict[int, _Shard] = {}
+
+    def forward(
+        self,
+        number: int,
+        batch: Any,
+        rows: int,
+        seed: int,
+        receive: Callable[[], Sequence[Passed]],
+    ) -> Given:
+        """Compute a shard's forward pass.
+
+        Args:
+            number: of the shard.
+            receive: returns what earlier stages give of it. Blocks.
+        """
+        shard = self._shards[number] = _Shard(seed)
+        self._computing.begin(self._stream, seed)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if shard.was_called:
+                raise LossError(f"the loss called the model twice, expected once; {FIX}")
+            shard.was_called = True
+            values = self._arguments(args, kwargs)
+            arrived = receive()
+            for each in arrived:
+                values |= shard.entered.enter(each)
+            # That of the stage before this one, which has what earlier ones drew in it.
+            if arrived and arrived[-1].position is not None:
+                self._stream.generator.set_state(arrived[-1].position)
+            given = self.graph.run(values)
+            if self.graph.is_last:
+                return given[OUTPUT]
+            shard.given = given
+            raise Unwound
+
+        try:
+            with _forward_is(self._computing.model, call):
+                shard.outcome = self._computing.read(batch, rows)
+        except Unwound:
+            pass
+        if not shard.was_called or (shard.outcome is None) is self.graph.is_last:
+            raise LossError(f"the loss did not call the model, expected one call; {FIX}")
+        shard.position = self._position()
+        to = {
+            stage: passed({name: shard.given[name] for name in names}, shard.position)
+            for stage, names in self.route.forward_to.items()
+        }
+        return Given(to, self._left(), shard.outcome)
+
+    def backward(self, number: int, receive: Callable[[], Sequence[Returned]]) -> Back:
+        """Compute a shard's backward pass, and forget it.
+
+        Args:
+            receive: returns what later stages give back. Blocks.
+        """
+        shard = self._shards.pop(number)
+        returned = receive()
+        self._set_position(shard, returned)
+        if shard.outcome is not None:
+            weight = shard.outcome.weight
+            if weight > 0:
+                torch.autograd.backward(shard.outcome.loss)
+        else:
+            weight = returned[0].weight
+            later = {name: value for each in returned for name, value in each.values.items()}
+            roots = [*roots_of(shard.given, later), *shard.entered.roots(later)]
+            for name, gradient in returned[0].parameters.items():
+                roots.append((self._computing.trained[name], gradient))
+            if roots and weight > 0:
+                torch.autograd.backward([root for root, _ in roots], [g for _, g in roots])
+        own: dict[str, torch.Tensor] = {}
+        of_others: dict[str, torch.Tensor] = {}
+        for name, parameter in self._computing.trained.items():
+            if parameter.grad is not None:
+                gradients = own if name in self.route.owned else of_others
+                gradients[name], parameter.grad = parameter.grad, None
+        position = self._position()
+        to = {
+            stage: Returned(
+                {name: shard.entered.gradients(name) for name in names},
+                of_others if stage == self.graph.index - 1 else {},
+                weight,
+                position,
+            )
+            for stage, names in self.route.back_to.items()
+        }
+        return Back(to, own, weight)
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _left(self) -> dict[str, torch.Tensor]:
+        if not self.graph.buffers:
+            return {}
+        found = dict(self._computing.model.named_buffers())
+        return {name: found[name].detach().clone() for name in self.graph.buffers}
+
+    def _position(self) -> torch.Tensor | None:
+        return self._stream.generator.get_state() if self._stream.drawn else None
+
+    def _set_position(self, shard: _Shard, returned: Sequence[Returned]) -> None:
+        """Have a backward pass that draws go on where the unsplit one would."""
+        position = returned[0].position if returned else shard.position
+        self._stream.reseed(shard.seed)
+        if position is not None:
+            self._stream.generator.set_state(position)
+
+
+@contextmanager
+def _forward_is(model: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """Within the block a call of the model, with its hooks, is a call of the function."""
+    own = vars(model).get("forward")
+    model.forward = function
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
+
+
+class _Shard:
+    """A shard that is on its way."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.entered = Entered()
+        self.given: dict[str, Any] = {}
+        self.outcome: Outcome | None = None
+        self.position: torch.Tensor | None = None
+        self.was_called = False

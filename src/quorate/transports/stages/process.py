@@ -1,0 +1,163 @@
+"""The process of a device: it has some stages of a replica, and computes what its row says.
+
+It is a fork of the process that has the replica, made when that has computed a shard: model, loss
+function and whatever else they reach are there, as they were. It owns nothing that is lost with it,
+and is killed with its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.coordination.schedules import Row, Work
+from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.machine.freed_memory import keep_freed_memory
+from quorate.replica.flat import Flat
+from quorate.replica.pipeline.stage import Back, Given, Stage
+from quorate.transports import remote_error
+from quorate.transports.stages.links import Links
+
+PARENT = -1  # the number of the process that has the replica, among those of devices
+
+_Key = tuple[str, int, int, int]  # "forward" or "backward", from which stage, to which, shard
+
+
+class Micro(NamedTuple):
+    """One shard of a run, as a stage gets it."""
+
+    batch: Any  # on the host
+    rows: int
+    seed: int
+
+
+@dataclass
+class Shared:
+    """What the parent and all processes of a replica have in common, in shared memory."""
+
+    gradients: Sequence[Flat]  # one for each shard of the longest run
+
+
+def device_of(stage: int, devices: int) -> int:
+    """Return which device has a stage: they are dealt in turn."""
+    return stage % devices
+
+
+class Device:
+    """The stages of one device, and its links.
+
+    Args:
+        number: of the device.
+        devices: how many there are.
+        stages: those that it has, by number.
+        links: to the others and the parent.
+        shared: where gradients are written.
+    """
+
+    def __init__(
+        self, number: int, devices: int, stages: Mapping[int, Stage], links: Links, shared: Shared
+    ) -> None:
+        self._number, self._devices = number, devices
+        self._stages = stages
+        self._links = links
+        self._shared = shared
+        self._micros: list[Micro] = []
+        self.at: tuple[int, int] = (0, 0)  # the stage and the shard that it is at
+
+    def run(self, row: Row, shards: int) -> None:
+        """Compute the device's row of a run of shards, whose batches are on their way."""
+        self._micros = []
+        for work, stage, shard in row:
+            self.at = (stage, shard)
+            if work is Work.FORWARD:
+                while len(self._micros) <= shard:
+                    self._micros.append(self._links.take("micro")[1])
+                self._forward(self._stages[stage], shard)
+            else:
+                self._backward(self._stages[stage], shard)
+        while len(self._micros) < shards:
+            self._micros.append(self._links.take("micro")[1])
+
+    def _forward(self, stage: Stage, shard: int) -> None:
+        number, micro = stage.graph.index, self._micros[shard]
+
+        def receive() -> list[Any]:
+            keys = [("forward", each, number, shard) for each in stage.route.forward_from]
+            return [self._links.take(key)[1] for key in keys]
+
+        given = stage.forward(shard, micro.batch, micro.rows, micro.seed, receive)
+        for to, passed in given.to.items():
+            self._send(("forward", number, to, shard), passed)
+        self._tell_forward(number, shard, given)
+
+    def _tell_forward(self, number: int, shard: int, given: Given) -> None:
+        said: dict[str, Any] = {"buffers": given.buffers}
+        if given.outcome is not None:
+            outcome = given.outcome
+            said |= {"weight": outcome.weight, "metrics": outcome.weighted()}
+            said["totals"] = outcome.totals
+        self._links.send(PARENT, ("done", "forward", number, shard), said)
+
+    def _backward(self, stage: Stage, shard: int) -> None:
+        number = stage.graph.index
+
+        def receive() -> list[Any]:
+            keys = [("backward", each, number, shard) for each in stage.route.back_from]
+            return [self._links.take(key)[1] for key in keys]
+
+        back = stage.backward(shard, receive)
+        for to, returned in back.to.items():
+            self._send(("backward", number, to, shard), returned)
+        self._write(stage, shard, back)
+        said = {"has": sorted(back.gradients)}
+        self._links.send(PARENT, ("done", "backward", number, shard), said)
+
+    @torch.no_grad()
+    def _write(self, stage: Stage, shard: int, back: Back) -> None:
+        """Write the stage's part of a shard's weighted gradient, as ``Flat.fill`` does."""
+        views = self._shared.gradients[shard].views
+        for name in stage.route.owned:
+            if (view := views.get(name)) is None:
+                continue  # it is not trained
+            gradient = back.gradients.get(name)
+            if gradient is None:
+                view.zero_()
+                continue
+            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            if back.weight != 1.0:
+                view.mul_(back.weight)
+
+    def _send(self, key: _Key, value: Any) -> None:
+        to = device_of(key[2], self._devices)
+        if to == self._number:
+            self._links.put(key, value)
+        else:
+            self._links.send(to, key, value)
+
+
+def become(parent: int, threads: int) -> None:
+    """Make of a fork a process that dies with its parent, and hears no signal of the job."""
+    die_with(parent)
+    for number in JOB_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    torch.set_autocast_cache_enabled(False)
+
+
+def tell_failed(links: Links, device: Device, error: BaseException) -> None:
+    """Tell the parent what was raised, and where."""
+    links.send(PARENT, "failed", {"at": device.at, "error": remote_error.to_json(error)})
+
+
+def close_all(ends: Sequence[socket.socket]) -> None:
+    """Close ends that other processes have: else nobody would hear that one of them is gone."""
+    for end in ends:
+        os.close(end.detach())

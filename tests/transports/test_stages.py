@@ -1,0 +1,236 @@
+"""A replica in stages: the bits of one in one piece, and one line for what cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from multiprocessing import active_children, current_process
+from typing import Any
+
+import pytest
+import torch
+from support.digests import digest_of
+from support.everything import EVERYTHING
+from support.references import References
+from torch import nn
+
+import quorate
+from quorate.errors import QuorateError, UserError
+
+UPDATES = 3
+
+
+def made(
+    *split: str,
+    devices: str = "cpu+cpu",
+    model: Callable[[], nn.Module] = EVERYTHING.Everything,
+    loss: Any = EVERYTHING.loss,
+    **options: Any,
+) -> quorate.Trainer:
+    torch.manual_seed(3)
+    compute = {name: options.pop(name) for name in ("pipeline", "compile") if name in options}
+    defaults = {"batch_size": 24, "shards": 4, "workers": quorate.Workers(1, engine="towers")}
+    return quorate.Trainer(
+        model(),
+        loss,
+        optimizer=quorate.Optimize(
+            lambda params: torch.optim.Adam(params, lr=3e-3), clip_norm=1.0, ema_decay=0.99
+        ),
+        devices=devices,
+        compute=quorate.Compute(split=list(split) or None, **compute),
+        **defaults | options,
+    )
+
+
+def trained(*split: str, updates: int = UPDATES, **options: Any) -> str:
+    trainer = made(*split, **options)
+    for _ in islice(trainer.updates(EVERYTHING.Sentences(110), epochs=1), updates):
+        pass
+    return digest_of(trainer)
+
+
+@pytest.fixture
+def unsplit(references: References) -> str:
+    digest: str = references.once(lambda: trained(devices="cpu"), "unsplit", UPDATES)
+    return digest
+
+
+@pytest.mark.parametrize(
+    ("split", "devices", "pipeline"),
+    [
+        (("embedding",), "cpu+cpu", "1f1b"),
+        pytest.param(("lstm",), "cpu+cpu", "gpipe", marks=pytest.mark.slow),
+        pytest.param(("embedding", "dropout"), "cpu+cpu+cpu", "1f1b", marks=pytest.mark.slow),
+        pytest.param(
+            ("norm", "embedding", "dropout"), "cpu+cpu", "interleaved", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_the_bits_of_a_model_in_one_piece(
+    unsplit: str, split: tuple[str, ...], devices: str, pipeline: str
+) -> None:
+    assert trained(*split, devices=devices, pipeline=pipeline) == unsplit
+    assert not [p for p in active_children() if p.name.startswith("quorate-stage")]
+
+
+class Tied(nn.Module):
+    """A weight at both ends, a value over two cuts, dicts and None between stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 8)
+        self.first = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.second = Reads()
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 30, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        words = self.embedding(tokens).mean(1)
+        values = {"first": self.first(words), "words": words, "none": None}
+        values["first"] = self.norm(values["first"])
+        between = self.second(values)
+        between = self.frozen(between).relu_() + words * between
+        logits: torch.Tensor = self.head(between)
+        return logits
+
+
+class Reads(nn.Module):
+    def forward(self, values: dict[str, Any]) -> torch.Tensor:
+        assert values["none"] is None
+        return torch.dropout(values["first"], 0.4, self.training) + values["words"].sin()
+
+
+def of_words(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    _, tokens, labels = batch
+    tokens = torch.where(torch.rand(tokens.shape) < 0.1, 1, tokens)  # drawn before the model
+    logits = model(tokens)
+    noise = torch.rand(())  # and after it
+    return {"loss": nn.functional.cross_entropy(logits, labels) * (1 + noise)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
+def test_tied_parameters_and_values_over_several_cuts(pipeline: str) -> None:
+    train = partial(trained, model=Tied, loss=of_words, shards=6)
+    in_stages = train("norm", "frozen", devices="cpu+cpu+cpu", pipeline=pipeline)
+    assert in_stages == train(devices="cpu")
+
+
+def killing(phase: str, counts: list[int]) -> Callable[..., Any]:
+    """A loss that ends the process of stage 1, by signal 9, as often as the pipe has bytes."""
+    reading, _ = counts
+
+    def end(_: object = None) -> None:
+        if current_process().name == "quorate-stage-1":
+            try:
+                os.read(reading, 1)
+            except BlockingIOError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        if phase == "before":
+            end()
+        returned: dict[str, torch.Tensor] = EVERYTHING.loss(model, batch)
+        if phase == "forward":
+            end()
+        elif returned["loss"].requires_grad:
+            returned["loss"].register_hook(end)
+        return returned
+
+    return loss
+
+
+@contextmanager
+def lives(count: int) -> Iterator[list[int]]:
+    """A pipe with so many bytes, which processes take."""
+    ends = os.pipe()
+    try:
+        os.set_blocking(ends[0], False)
+        os.write(ends[1], bytes(count))
+        yield [*ends]
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["before", "forward", "backward"])
+def test_a_stage_that_is_killed(unsplit: str, phase: str) -> None:
+    with lives(2) as counts:
+        assert trained("embedding", loss=killing(phase, counts)) == unsplit
+        with pytest.raises(BlockingIOError):
+            os.read(counts[0], 1)
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_killed_again_and_again() -> None:
+    with lives(50) as counts, pytest.raises(QuorateError, match="ended 3 times in one run"):
+        trained("embedding", loss=killing("forward", counts))
+
+
+@pytest.mark.slow
+def test_what_a_stage_raises_names_the_stage() -> None:
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
+        returned = EVERYTHING.loss(model, batch)
+        if current_process().name == "quorate-stage-1":
+            raise ZeroDivisionError("in the loss")
+        return returned
+
+    with pytest.raises(ZeroDivisionError, match="in the loss") as raised:
+        trained("embedding", loss=loss)
+    notes = "\n".join(raised.value.__notes__)
+    assert "stage 1 of 2 (from embedding on)" in notes
+    assert "step 0, shard 0" in notes
+
+
+def twice(model: nn.Module, batch: list[torch.Tensor]) -> Any:
+    return EVERYTHING.loss(model, batch)["loss"] + EVERYTHING.loss(model, batch)["loss"]
+
+
+def of_parameters(model: nn.Module, batch: list[torch.Tensor]) -> Any:
+    returned = EVERYTHING.loss(model, batch)
+    penalty = sum(parameter.square().sum() for parameter in model.parameters())
+    return {**returned, "loss": returned["loss"] + 1e-3 * penalty}
+
+
+@pytest.mark.slow
+def test_a_loss_that_uses_parameters_of_all_stages() -> None:
+    in_stages = trained("embedding", "dropout", devices="cpu+cpu+cpu", loss=of_parameters)
+    assert in_stages == trained(devices="cpu", loss=of_parameters)
+
+
+def past_the_model(model: Any, batch: list[torch.Tensor]) -> Any:
+    loss = EVERYTHING.loss(model, batch)["loss"]
+    return loss + model.norm(torch.ones(2, 4, 3, 3)).sum()  # buffers of the first stage
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"split": ()}, "split: got None, expected modules before which the model is cut"),
+        ({"devices": "cpu"}, "devices: got 'cpu', expected 2 devices for each replica"),
+        ({"split": ("lstm", "words")}, "devices: got 'cpu\\+cpu', expected 3 devices"),
+        ({"split": ("lstn",)}, "the model has no module 'lstn'; did you mean lstm"),
+        ({"workers": 2}, "expected none, as several workers are towers"),
+        ({"workers": quorate.Workers(1, threads=2)}, "as a worker has 2 threads"),
+        ({"precision": "fp16"}, "expected none, as precision is fp16"),
+        ({"compile": True}, "expected none, as the model is compiled"),
+        ({"pipeline": "2f2b"}, "pipeline: got '2f2b', expected"),
+        ({"loss": twice}, "the loss called the model 2 times, expected once"),
+        ({"loss": past_the_model}, "split: got 'other values of buffers through the stages"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_first_update(
+    options: dict[str, Any], line: str
+) -> None:
+    split = options.pop("split", ("lstm",))
+    with pytest.raises(UserError, match=line):
+        trained(*split, **options)
