@@ -234,9 +234,9 @@ class Network(Settings):
             # Of each half's H/2 slices from H/2 hosts all cross the middle.
             slices_s = max(of_one_s * elsewhere, of_half_s * hosts / 4 * is_cut)
             return self.vector_s + 2 * (slices_s + self.latency_s * (vectors > 1))
-        # First sums come in, at least one vector of each host that computed; after the update a copy
-        # of the parameters goes out to each host that computed, through the links of whoever has
-        # them. With servers that is a slice, and a host's own link may be what is short.
+        # First sums come in, at least one vector of each host that computed; after the update a
+        # copy of the parameters goes out to each such host, through the links of whoever has them.
+        # With servers that is a slice, and a host's own link may be what is short.
         owners = max(1, self.servers)
         copies = min(hosts, vectors)
         ins_s = vectors * elsewhere * of_one_s / owners
