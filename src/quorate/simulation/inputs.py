@@ -5,11 +5,12 @@ Units are in the names: ``_s`` seconds, ``_h`` hours, ``_bytes``. Each group che
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import Any
 
+from quorate.coordination import host_sums
 from quorate.errors import SettingError
 from quorate.settings import Settings, about, one_of, whole
 
@@ -217,6 +218,24 @@ class Network(Settings):
     servers: int = _field(0, _servers, "with a slice each")
     latency_s: float = _field(0.0, not_negative, "of a message")
     vector_s: float = _field(0.0, not_negative, "per sum")
+
+    def vectors(
+        self, held: Mapping[int, int], shards: int, per_host: int, hosts: int, waits_for_all: bool
+    ) -> int:
+        """Return how many vectors of sums an update's shards are when they are sent.
+
+        Args:
+            held: the worker that has each shard, by the shard.
+            shards: V of the step.
+            per_host: workers of a host, neighbours.
+            hosts: that the workers are spread over.
+            waits_for_all: whether the step has no update before all shards are there.
+        """
+        if self.engine != "ray" or hosts == 1:
+            return len({*held.values()})  # they are in the coordinator's memory, or come as one
+        if self.servers or not waits_for_all:
+            return len(held)  # each goes to servers; or nobody knows which will be in the update
+        return host_sums.vectors({s: w // per_host for s, w in held.items()}, shards)
 
     def exchange_s(self, vectors: int, hosts: int) -> float:
         """Return the seconds of an update that go into the exchange.

@@ -17,7 +17,6 @@ from itertools import pairwise
 from math import inf
 from statistics import fmean, median
 
-from quorate.coordination import host_sums
 from quorate.coordination.rules import Rule, parse
 from quorate.errors import SettingError
 from quorate.settings import whole
@@ -169,12 +168,8 @@ class _Simulation:
         return self.update_s + self.network.exchange_s(vectors, self._hosts)
 
     def _vectors(self, held: Mapping[int, int], shards: int) -> int:
-        """Return how many vectors reach the coordinator: see docs/plan.md."""
-        if self.network.engine != "ray" or self._hosts == 1:
-            return len({*held.values()})  # they are in the coordinator's memory, or come as one
-        if self.network.servers or self.rule.needed(shards) < shards:
-            return len(held)  # each goes to servers; or nobody knows which will be in the update
-        return host_sums.vectors({s: w // self.per_host for s, w in held.items()}, shards)
+        waits_for_all = self.rule.needed(shards) == shards
+        return self.network.vectors(held, shards, self.per_host, self._hosts, waits_for_all)
 
     def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
         """Play it, without the last so many workers."""
