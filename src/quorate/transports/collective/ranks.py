@@ -132,7 +132,8 @@ class Ranks:
     def _reach_own_host(self, limit_s: float) -> None:
         """Find what the ranks of one host wait for each other by; all if there are no others."""
         hosts = self.hosts.ranks
-        self._near, have_all = pipes(hosts, self.rank, self.gather, limit_s, self.require_all)
+        gather = self._gathered_by_gloo  # as a part of the meeting
+        self._near, have_all = pipes(hosts, self.rank, gather, limit_s, self.require_all)
         if len(hosts) == 1:
             self._all = self._near
         if not have_all:
@@ -216,6 +217,9 @@ class Ranks:
         if self._all is not None and not beside:
             with self._lost_is_an_error("to end the step"):
                 return self._all.gather(own)
+        return self._gathered_by_gloo(own, beside)
+
+    def _gathered_by_gloo(self, own: bytes, beside: bool = False) -> list[bytes]:
         heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL, beside)
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
         texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
