@@ -72,6 +72,12 @@ ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, a
     help=f"how many updates to record ({RECORD_UPDATES})",
 )
 @click.option(
+    "--measure-model",
+    **MEASURING,
+    metavar="FILE",
+    help="measure what the model takes of a device, write it as JSON, and end; see quorate doctor",
+)
+@click.option(
     "--detached",
     **ELSEWHERE,
     is_flag=True,
@@ -87,6 +93,7 @@ def command(
     profile_s: float,
     record: str | None,
     record_updates: int,
+    measure_model: str | None,
     detached: bool,
     record_kill: int | None,
     dies_with: int | None,
@@ -108,7 +115,8 @@ def command(
             from quorate.transports.standby import on_standby
 
             stack.enter_context(on_standby())  # while nothing else is in this process
-        for observe in _observers(profile, profile_s, record, record_updates, record_kill):
+        recorded = record, record_updates, record_kill
+        for observe in _observers(profile, profile_s, measure_model, *recorded):
             stack.enter_context(observing(observe))
         from quorate.transports.processes.script import Script  # imports torch
 
@@ -155,6 +163,7 @@ def _may_fork(settings: Mapping[str, Any]) -> bool:
 def _observers(
     profile: str | None,
     profile_s: float,
+    measure_model: str | None,
     record: str | None,
     record_updates: int,
     record_kill: int | None,
@@ -168,6 +177,10 @@ def _observers(
         from quorate.commands.bench.profile import profiling  # imports torch
 
         yield profiling(file, profile_s)
+    if measure_model is not None:
+        from quorate.commands.doctor.model.measuring import measuring  # imports torch
+
+        yield measuring(Path(measure_model).absolute())
     if record is not None:
         folder = Path(record).absolute()
         if not folder.is_dir() or any(folder.iterdir()):

@@ -72,6 +72,7 @@ def test_no_run_is_over_the_bound(pairs: list[tuple[int, int]], runs: int, most:
 
 def test_bytes_of_a_chain() -> None:
     model = nn.Sequential(nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 50).requires_grad_(False))
+    inplace = nn.Sequential(nn.Linear(100, 200), nn.ReLU(inplace=True), nn.Linear(200, 50))
     x = torch.randn(8, 100)
     before = torch.get_rng_state()
     costs = measured(model, cut(model, candidates(model, (x,)), (x,)), (x,), repeats=1)
@@ -84,7 +85,6 @@ def test_bytes_of_a_chain() -> None:
     # ReLU keeps its output, and linear layers their inputs, which are not theirs.
     assert [cost.kept_bytes for cost in costs] == [0, 4 * 8 * 200, 0]
     assert [cost.given_bytes for cost in costs] == [4 * 8 * 200, 4 * 8 * 200, 0]
-    inplace = nn.Sequential(nn.Linear(100, 200), nn.ReLU(inplace=True), nn.Linear(200, 50))
     costs = measured(inplace, cut(inplace, ["1", "2"], (x,)), (x,), repeats=1)
     assert [cost.given_bytes for cost in costs] == [4 * 8 * 200, 4 * 8 * 200, 0]
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import math
 import random
 import sys
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from scripts import everything
 from support.staged import staged_step, step
 from torch import nn
@@ -350,7 +354,7 @@ def test_a_cut_changes_nothing() -> None:
     with torch.no_grad():
         model.offset.add_(3)
     before = copy.deepcopy(model.state_dict()), torch.get_rng_state(), dict(vars(model))
-    patched = nn.Module.__call__, nn.Module.__getattr__, len, torch.zeros, torch.arange
+    patched = nn.Module.__call__, nn.Module.__getattr__, len, isinstance, torch.zeros
     cut(model, ["b"], (rows(3, 6),))
     with pytest.raises(CutError):
         cut(model, ["b.nothing"], (rows(3, 6),))
@@ -358,7 +362,68 @@ def test_a_cut_changes_nothing() -> None:
         assert torch.equal(value, before[0][name])
     assert torch.equal(torch.get_rng_state(), before[1])
     assert vars(model) == before[2]
-    assert patched == (nn.Module.__call__, nn.Module.__getattr__, len, torch.zeros, torch.arange)
+    assert patched == (nn.Module.__call__, nn.Module.__getattr__, len, isinstance, torch.zeros)
+
+
+class Tripled(torch.autograd.Function):
+    """With a backward pass that is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 3
+
+
+def test_functions_with_a_backward_of_their_own() -> None:
+    apply = vars(torch.autograd.Function)["apply"]
+    same_bits(Told(lambda _, x: Tripled.apply(x).tanh()), ["b"], rows(3, 6))
+    assert vars(torch.autograd.Function)["apply"] is apply
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_modules_that_are_checkpointed(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 6), layer(), nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.utils.checkpoint.checkpoint(self.b, self.a(x), use_reentrant=reentrant)
+            return self.c(x)
+
+    model = Checkpointed()
+    if reentrant:
+        model.b[1] = nn.LayerNorm(6)  # BatchNorm would see its rows twice
+    stages = same_bits(model, ["c"], rows(4, 6), shards=[(rows(2, 6),)])
+    assert {"b.0.weight", "b.1.bias"} <= set(stages[0].parameters)
+
+
+def test_an_encoder_and_a_decoder_of_torchs() -> None:
+    model = nn.Transformer(8, 2, 2, 2, 16, batch_first=True)
+    shards = [(rows(3, 7, 8), rows(3, 2, 8))]
+    same_bits(model, ["decoder"], rows(2, 5, 8), rows(2, 4, 8), shards=shards)
+    split = ["encoder.layers.1", "decoder.layers.0", "decoder.layers.1.multihead_attn"]
+    same_bits(model, split, rows(2, 5, 8), rows(2, 4, 8), shards=shards)
+
+
+def test_nothing_of_the_example_is_kept() -> None:
+    kept = []
+
+    def notes(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        kept.append(weakref.ref(_quorate_value(y)))
+        return y
+
+    def _quorate_value(recorded: Any) -> torch.Tensor:
+        return object.__getattribute__(recorded, "_quorate_value")
+
+    stages = cut(Told(notes), ["b"], (rows(3, 6),))
+    gc.collect()
+    assert len(stages) == 2
+    assert kept[0]() is None
 
 
 def test_hooks_of_modules_run() -> None:
@@ -444,6 +509,10 @@ def raises(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
     raise ValueError("not so")
 
 
+def closes_over(module: Any, x: torch.Tensor) -> Any:
+    return torch.utils.checkpoint.checkpoint(lambda y: y + x, x.sin(), use_reentrant=False)
+
+
 def lowered(module: Any, x: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return module.a(x).float()
@@ -457,6 +526,7 @@ def lowered(module: Any, x: torch.Tensor) -> torch.Tensor:
         (lambda _, x: x * random.random(), r"test_cut.py, line \d+: forward draws from Python's"),
         (lambda _, x: x * np.random.rand(), "forward draws from Python's or NumPy's generator"),
         (lowered, "forward switches autocast"),
+        (closes_over, r"line \d+: a function has a value of forward that it is not given; give it"),
     ],
 )
 def test_what_stages_would_not_do_is_refused(does: Any, said: str) -> None:
@@ -465,6 +535,16 @@ def test_what_stages_would_not_do_is_refused(does: Any, said: str) -> None:
         cut(model, ["b"], (rows(3, 6),))
     assert model.calls == 0
     assert model.training
+
+
+def test_what_other_threads_draw_is_theirs() -> None:
+    def draws(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: (random.random(), np.random.rand()))
+        thread.start()
+        thread.join()
+        return x
+
+    assert len(cut(Told(draws), ["b"], (rows(3, 6),))) == 2
 
 
 class WritesEarlier(nn.Module):

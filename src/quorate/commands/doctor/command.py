@@ -8,19 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quorate.commands.command import Command
+from quorate.commands.command import ScriptCommand
 from quorate.commands.doctor.verdict import FAILS, Verdict
 from quorate.commands.options import setting_options
 
 if TYPE_CHECKING:
     from quorate.commands.doctor.wanted import Wanted
 
-HELP = "Show what devices and limits there are, and whether such a run would work."
+HELP = """Show what devices and limits there are, and whether such a run would work.
+
+Of a script it shows what its model takes of a device: one update of it is made. Behind the script,
+what is one of these options is taken as such, and all else is the script's; after -- all is.
+"""
+
+
+class DoctorCommand(ScriptCommand):
+    """A command that a script may be given to, or none."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            parameter.required = False
 
 
 @click.command(
     "doctor",
-    cls=Command,
+    cls=DoctorCommand,
     help=HELP,
     short_help="show devices and limits, and what would go wrong",
 )
@@ -35,6 +48,9 @@ def command(
     threads: int | None,
     run_dir: str | None,
     as_json: bool,
+    script: str | None,
+    module: str | None,
+    arguments: tuple[str, ...],
 ) -> int:
     """Print what there is and what is wrong; return 1 if such a run would fail, else 0.
 
@@ -43,8 +59,18 @@ def command(
     Raises:
         SettingError: a number is too small, or an option does not fit.
     """
-    from quorate.commands.doctor.wanted import Wanted, named_devices
     from quorate.errors import SettingError
+
+    if script is not None:
+        from quorate.commands.doctor.model.command import examine_model
+
+        for option, value in (("workers", workers), ("run_dir", run_dir)):
+            if value is not None:
+                fix = "leave it out: the model is measured in one update, by one worker"
+                raise SettingError(option, value, "none with a script", fix)
+        how = {"devices": devices, "threads": threads}
+        return examine_model(script, module, arguments, how, as_json=as_json)
+    from quorate.commands.doctor.wanted import Wanted, named_devices
     from quorate.machine.environment import torchrun_environment
     from quorate.settings import whole
     from quorate.transports.workers import Workers

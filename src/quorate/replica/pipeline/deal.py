@@ -36,10 +36,14 @@ def dealt(model: nn.Module, trace: Trace) -> tuple[StageGraph, ...]:
     used = [
         [*_tensors(model, trace, own, free)] for own, (_, free) in zip(nodes, needed, strict=True)
     ]
+    for stage, module in trace.inside_functions:
+        used[stage] += [*module.parameters(), *module.buffers()]
     users: dict[str, list[int]] = {}
     for stage, tensors in enumerate(used):
         for tensor in tensors:
-            stages = users.setdefault(names_of[id(tensor)], [])
+            if (name := names_of.get(id(tensor))) is None:
+                continue
+            stages = users.setdefault(name, [])
             if stage not in stages:
                 stages.append(stage)
     # What forward does not use at all may be used by a loss function: the last stage runs that.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,49 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
     return [own, *(own[name] for name in ("_parameters", "_buffers", "_modules"))]
 
 
-def drawn() -> object:
-    """Return where Python's and NumPy's generators are."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)
+@contextmanager
+def noticing_draws(is_noting: Callable[[], bool]) -> Iterator[list[str]]:
+    """Within the block note the lines of this thread that draw from Python's or NumPy's generators.
+
+    Where generators are does not tell: those who load rows draw from them too, in other threads.
+    Calls of Python's are seen by a profile function. NumPy's are not, so the functions of its
+    module are others meanwhile; a ``numpy.random.Generator`` of the user's own is not noticed.
+
+    Args:
+        is_noting: whether code is being followed, by this thread.
+    """
+    lines: list[str] = []
+    before = sys.getprofile()
+
+    def note() -> None:
+        if is_noting():
+            lines.append(line_here())
+
+    def called(_frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and isinstance(getattr(function, "__self__", None), random.Random):
+            note()
+
+    def noticed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            note()
+            return function(*args, **kwargs)
+
+        return drawn
+
+    functions = {
+        name: function
+        for name, function in vars(np.random).items()
+        if isinstance(getattr(function, "__self__", None), np.random.RandomState)
+    }
+    for name, function in functions.items():
+        setattr(np.random, name, noticed(function))
+    sys.setprofile(called)
+    try:
+        yield lines
+    finally:
+        sys.setprofile(before)
+        for name, function in functions.items():
+            setattr(np.random, name, function)
 
 
 def autocast() -> object:

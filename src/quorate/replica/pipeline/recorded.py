@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -38,16 +38,15 @@ class Recorder(Protocol):
 
 
 class Recorded:
-    """A value of the forward pass: the node that computes it, and what it is for the example."""
+    """A value of the forward pass: the node that computes it, and what it is for the example.
+
+    It is no tensor and says of itself that it is none: torch's own code in C would take it for one,
+    and look for a tensor's memory. What ``isinstance`` answers is in ``listening.py``.
+    """
 
     def __init__(self, recorder: Recorder, node: fx.Node, value: Any) -> None:
         for name, part in (("recorder", recorder), ("node", node), ("value", value)):
             object.__setattr__(self, f"_quorate_{name}", part)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """What ``isinstance`` goes by, in user code and in torch's own functions."""
-        return type(value_of(self))
 
     @classmethod
     def __torch_function__(
@@ -136,7 +135,7 @@ def value_of(recorded: Recorded) -> Any:
 
 
 def is_recorded(value: Any) -> bool:
-    """Whether something is a recorded value; ``isinstance`` is told what it stands for."""
+    """Whether something is a recorded value."""
     return type(value) is Recorded
 
 
@@ -162,19 +161,48 @@ def mapped(value: Any, function: Callable[[Recorded], Any]) -> Any:
     return made_of(value, items)
 
 
+def builder(value: Any, numbers: Mapping[int, int]) -> Callable[[Sequence[Any]], Any]:
+    """Return what builds the same structure, with other values in the place of recorded ones.
+
+    It keeps no recorded value: they have those of the example, with all that these were made of.
+
+    Args:
+        numbers: by the id of a recorded value, which of the values is in its place.
+    """
+    if is_recorded(value):
+        number = numbers[id(value)]
+        return lambda values: values[number]
+    found = inner(value)
+    if found is None or not any(True for _ in recorded_in(value)):
+        return lambda _: value
+    parts_of = {name: builder(part, numbers) for name, part in found}
+    kind = type(value)
+    shell = None
+    if isinstance(value, Mapping) and kind is not dict:
+        shell = made_of(value, dict.fromkeys(parts_of))
+
+    def build(values: Sequence[Any]) -> Any:
+        return _made({name: part(values) for name, part in parts_of.items()}, kind, shell)
+
+    return build
+
+
 def made_of(container: Any, items: dict[Any, Any]) -> Any:
     """Return a container of the same kind, of other items."""
-    kind = type(container)
+    return _made(items, type(container), container)
+
+
+def _made(items: dict[Any, Any], kind: type, like: Any) -> Any:
     if kind is slice:
         return slice(*items.values())
-    if isinstance(container, Mapping):
-        copied: Any = {} if kind is dict else copy.copy(container)
+    if issubclass(kind, Mapping):
+        copied: Any = {} if kind is dict else copy.copy(like)
         for name, item in items.items():  # Hugging Face's outputs refuse ``update``
             copied[name] = item
         return copied
-    if isinstance(container, tuple) and hasattr(container, "_fields"):
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind(*items.values())
-    return kind(items.values())
+    return kind(items.values())  # type: ignore[call-arg]
 
 
 def inner(value: Any) -> Iterable[tuple[Any, Any]] | None:

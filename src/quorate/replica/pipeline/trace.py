@@ -21,10 +21,17 @@ from torch.overrides import is_tensor_method_or_property
 from quorate.errors import CutError
 from quorate.replica import nested
 from quorate.replica.pipeline import checks
-from quorate.replica.pipeline.followed import Attributes, autocast, drawn, line_here, line_of
+from quorate.replica.pipeline.followed import (
+    Attributes,
+    autocast,
+    line_here,
+    line_of,
+    noticing_draws,
+)
 from quorate.replica.pipeline.listening import listening
 from quorate.replica.pipeline.recorded import (
     Recorded,
+    builder,
     inner,
     is_recorded,
     made_of,
@@ -72,6 +79,7 @@ class Trace:
         self.uses: list[Use] = []  # in order
         self.lines: dict[fx.Node, str] = {}  # of user code
         self.written_buffers: dict[str, set[int]] = {}  # by name: the stages that write them
+        self.inside_functions: list[tuple[int, nn.Module]] = []  # modules, with their stages
         self.reached: list[str] = []  # split points, in the order of their first calls
         self.inputs: dict[fx.Node, str] = {}  # placeholders: names of arguments
         self.reads_mode: set[str] = set()  # names of followed modules
@@ -85,9 +93,9 @@ class Trace:
         self._kept: list[object] = []  # what an id stands for must not go
         self._inside: list[str] = []  # followed modules that are being called
         self._quiet = 0
+        self._in_function = False
         self._thread = threading.get_ident()
         self._autocast = autocast()
-        self._drawn = drawn()
 
     def run(self, arguments: Mapping[str, Any], call: Callable[[dict[str, Any]], Any]) -> None:
         """Trace a call of the model.
@@ -102,9 +110,14 @@ class Trace:
         given = {name: self._argument(name, value) for name, value in arguments.items()}
         attributes = Attributes(self.followed)
         try:
-            with listening(self, self.followed.values()):
+            with (
+                noticing_draws(lambda: self.is_noting) as drawing,
+                listening(self, self.followed.values()),
+            ):
                 returned = call(given)
-                self._refuse_draws()
+            if drawing:
+                why = f"{drawing[0]}: forward draws from Python's or NumPy's generator"
+                raise CutError(why, "draw from torch's, or in a module that is not cut")
         except CutError:
             raise
         except Exception as error:
@@ -174,6 +187,11 @@ class Trace:
                 self.written_buffers.setdefault(f"{path}.{name}", set()).add(self._stage)
         return result
 
+    def inside(self, module: nn.Module) -> None:
+        """Note a module that a function calls which is noted as a whole: a checkpoint, say."""
+        if self._in_function and threading.get_ident() == self._thread:
+            self.inside_functions.append((self._stage, module))
+
     def attribute(self, tensor: torch.Tensor) -> Recorded:
         """Return a parameter or buffer of a module, as every stage reads it for itself."""
         found = self._tensors.get(id(tensor))
@@ -216,6 +234,9 @@ class Trace:
         call: Callable[..., Any] | None = None,
     ) -> Any:
         """Make a call with the example's values, and add its node."""
+        if self._quiet:
+            why = f"{line_here()}: a function has a value of forward that it is not given"
+            raise CutError(why, "give it all that it computes with, as arguments")
         if call is None:
             call = target if kind == "call_function" else _method(target)
         with self._quietly():
@@ -224,11 +245,11 @@ class Trace:
     def _made(
         self, kind: str, target: Any, args: Any, kwargs: Any, call: Callable[..., Any]
     ) -> Any:
-        self._refuse_draws()
         read = [*recorded_in((args, kwargs))]
         before = [[_written(t) for t in nested.tensors(value_of(value))] for value in read]
+        self._in_function = kind != "call_module"
         result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
-        self._drawn = drawn()
+        self._in_function = False
         has_tensors = any(True for _ in nested.tensors(result))
         if not read and not has_tensors and kind != "call_module":
             return result  # numbers and words that are the same in every shard
@@ -308,11 +329,7 @@ class Trace:
         """Return a node that makes nested values again of the recorded ones in it."""
         leaves = [*recorded_in(value)]
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
-
-        def build(values: Sequence[Any]) -> Any:
-            return mapped(value, lambda leaf: values[numbers[id(leaf)]])
-
-        made = checks.rebuilt(build)
+        made = checks.rebuilt(builder(value, numbers))
         node = self._node("call_function", made, tuple(node_of(leaf) for leaf in leaves), {})
         self.values[node] = mapped(value, value_of)
         for leaf in leaves:
@@ -327,12 +344,6 @@ class Trace:
                 self.uses.append(Use(node, node_of(value), storage, writes))
 
     # -- what cannot be --------------------------------------------------------------------------
-
-    def _refuse_draws(self) -> None:
-        """Refuse draws since the last call that was noted: no stage would make them again."""
-        if drawn() != self._drawn:
-            why = f"{line_here()}: forward draws from Python's or NumPy's generator"
-            raise CutError(why, "draw from torch's, or in a module that is not cut")
 
     def _instead(self) -> str:
         inside = next((path for path in reversed(self._inside) if path in self.followed), "")

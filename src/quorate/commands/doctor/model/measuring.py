@@ -1,0 +1,154 @@
+"""Measuring a model: around a transport, in the first shard that a loop computes.
+
+``quorate run --measure-model FILE`` sets it. It measures where the model is called, in the mode and
+precision of the training, and ends the program after one update, when the optimizer has its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quorate.commands.doctor.model.measured import Measured
+from quorate.coordination.protocol import Event
+from quorate.data.source import Batch
+from quorate.errors import CutError
+from quorate.machine.most_memory import most_memory
+from quorate.replica import nested
+from quorate.replica.pipeline.balance import Pieces, pieces
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import ShardSum
+from quorate.replica.streams import Stream
+from quorate.training.optimizing.by_phase import PhaseOptimizers
+from quorate.training.state import State
+from quorate.transports import Channel, Transport
+from quorate.transports.job import Job, Task, Training
+from quorate.transports.wrapped import WrappedChannel, WrappedTransport
+
+if TYPE_CHECKING:
+    from quorate.training.observer import Observe
+
+
+def measuring(file: Path) -> Observe:
+    """Return an observer that measures the model of a training loop, whose workers are towers.
+
+    Args:
+        file: where the result is written.
+    """
+
+    def observe(transport: Transport, state: State, _facts: Mapping[str, Any]) -> Transport:
+        return Measuring(transport, state, file)
+
+    return observe
+
+
+class Measuring(WrappedTransport):
+    """A transport whose first training measures the model."""
+
+    def __init__(self, inner: Transport, state: State, file: Path) -> None:
+        super().__init__(inner)
+        self._state, self._file = state, file
+
+    def open(self, job: Job) -> Channel:
+        """Open a job, one that measures if it is a training."""
+        if not isinstance(job, Training):
+            return super().open(job)
+        how: Any = {"on_snapshots": job.on_snapshots, **job.options()}
+        measured = MeasuredTraining(job.source, job.parameters, job.steps, **how)
+        return MeasuredChannel(super().open(measured), measured, self._state, self._file)
+
+
+class MeasuredTraining(Training):
+    """As ``Training``; the model is measured where the first shard calls it."""
+
+    is_compared = False
+    found: Pieces | None = None
+    why_not = ""
+    rows = calls = 0
+    device = torch.device("cpu")
+
+    def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        if self.calls:
+            return super()._work(replica, batch, stream, task)
+        model = replica.model
+        self.rows, self.device = len(batch.rows), replica.device
+
+        def called(_: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                hook.remove()
+                try:
+                    self.found = pieces(model, args, kwargs)
+                except CutError as error:
+                    self.why_not = str(error).removeprefix("split: ")
+                again.append(model.register_forward_pre_hook(called, with_kwargs=True))
+
+        again: list[Any] = []
+        hook = model.register_forward_pre_hook(called, with_kwargs=True)
+        try:
+            return super()._work(replica, batch, stream, task)
+        finally:
+            for each in (hook, *again):
+                each.remove()
+
+
+class MeasuredChannel(WrappedChannel):
+    """The channel of the training, which writes the result after the first update."""
+
+    def __init__(self, inner: Channel, job: MeasuredTraining, state: State, file: Path) -> None:
+        super().__init__(inner)
+        self._job, self._state, self._file = job, state, file
+        self._is_done = False
+
+    def publish(self) -> None:
+        """Publish the parameters after an update."""
+        super().publish()
+        self._is_done = True
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        """Wait for an event.
+
+        Raises:
+            SystemExit: the model is measured.
+        """
+        self._end()
+        return super().receive(timeout_s)
+
+    def close(self) -> None:
+        """Close it; the only update may have been the last one."""
+        super().close()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._is_done or self._file.exists():
+            return
+        job, model = self._job, self._state.model
+        found = job.found or Pieces((), ())
+        parameters = [*model.parameters()]
+        optimizer = self._state.optimizer
+        each = (
+            [*optimizer.by_name.values()] if isinstance(optimizer, PhaseOptimizers) else [optimizer]
+        )
+        state = [one.state() for one in each]
+        Measured(
+            device=str(job.device),
+            memory_bytes=_memory(job.device),
+            rows=job.rows,
+            calls=job.calls,
+            parameter_bytes=sum(parameter.nbytes for parameter in parameters),
+            trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
+            optimizer_bytes=sum(tensor.nbytes for tensor in nested.tensors(state)),
+            names=[*found.names],
+            costs=[*found.costs],
+            why_not=job.why_not if job.calls else "the loss function does not call the model",
+        ).write(self._file)
+        raise SystemExit(0)
+
+
+def _memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return most_memory() if device.type == "cpu" else None

@@ -1,0 +1,104 @@
+"""What a doctor says of a model: what its parts take, whether it fits a device, which cut fits two.
+
+Pure. Bytes of a stage are its parameters, gradients and optimizer state, and of each shard that is
+under way what its parts keep for backward and hand on. What an operator needs while it runs comes
+on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quorate.commands.doctor.model.measured import Measured
+from quorate.machine.columns import aligned
+from quorate.replica.pipeline.balance import memory
+from quorate.replica.pipeline.measure import Cost
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+HEADS = "from", "forward", "backward", "parameters", "gradients", "optimizer", "kept", "handed on"
+
+
+def shown(measured: Measured, title: str) -> str:
+    """Return the whole text.
+
+    Args:
+        measured: of the model.
+        title: the script and its arguments.
+    """
+    calls = "" if measured.calls == 1 else f", called {measured.calls} times"
+    lines = [f"{title}: one shard of {measured.rows} rows on {measured.device}{calls}", ""]
+    if measured.costs:
+        rows = [_row(measured, n, cost) for n, cost in enumerate(measured.costs)]
+        lines += [aligned([HEADS, *rows]), ""]
+    return "\n".join([*lines, *said(measured)])
+
+
+def fits(measured: Measured) -> bool:
+    """Whether one device has room for it, or a cut for two."""
+    has = measured.memory_bytes
+    if has is None:
+        return True
+    if not measured.costs:
+        return measured.parameter_bytes + measured.trained_bytes + measured.optimizer_bytes <= has
+    factor = measured.state_factor
+    return (
+        memory(measured.costs, 1, factor) <= has
+        or measured.pieces.balanced(2, has, factor) is not None
+    )
+
+
+def said(measured: Measured) -> Iterator[str]:
+    """Yield what follows from it, in lines."""
+    trained = measured.trained_bytes
+    fixed = measured.parameter_bytes + trained + measured.optimizer_bytes
+    has = measured.memory_bytes
+    if not measured.costs:
+        yield f"one device: {_size(fixed)} and what a shard keeps{_of(fixed, has)}"
+        yield f"it cannot be cut: {measured.why_not}"
+        return
+    whole = memory(measured.costs, 1, measured.state_factor)
+    yield f"one device: {_size(whole)}{_of(whole, has)}"
+    for devices in (2, 3, 4):
+        limit = float("inf") if has is None else float(has)
+        split = measured.pieces.balanced(devices, limit, measured.state_factor)
+        if split is None:
+            if devices == 2:
+                few = len(measured.costs) < devices
+                yield f"{devices} devices: " + (
+                    "it has a single part" if few else "no cut between its parts fits them"
+                )
+            continue
+        yield f"{devices} devices: {_cut(measured, split)}"
+
+
+def _cut(measured: Measured, split: Sequence[str]) -> str:
+    runs = measured.pieces.runs(split)
+    total = sum(cost.seconds for cost in measured.costs) or 1.0
+    sizes = [
+        memory(run, len(runs) - number, measured.state_factor) for number, run in enumerate(runs)
+    ]
+    shares = [sum(cost.seconds for cost in run) / total for run in runs]
+    return (
+        f"cut before {' and '.join(split)}: {' + '.join(map(_size, sizes))}, "
+        f"{' + '.join(f'{share:.0%}' for share in shares)} of the time"
+    )
+
+
+def _row(measured: Measured, number: int, cost: Cost) -> tuple[str, ...]:
+    state = cost.trained_bytes * measured.state_factor
+    sizes = cost.parameter_bytes, cost.trained_bytes, state, cost.kept_bytes, cost.given_bytes
+    times = (f"{1e3 * seconds:.2f} ms" for seconds in (cost.forward_s, cost.backward_s))
+    return ("the start", *measured.names)[number], *times, *map(_size, sizes)
+
+
+def _of(needed: float, has: int | None) -> str:
+    if has is None:
+        return ""
+    return f", of {_size(has)} there: {'it fits' if needed <= has else 'it does not fit'}"
+
+
+def _size(nbytes: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:,.1f} {name}"
+    return f"{nbytes / KIB:,.1f} KiB"
