@@ -52,7 +52,7 @@ def test_every_ticket_gets_its_rows_in_any_order_of_asking(loader_workers: int) 
 def test_it_loads_ahead_and_not_too_far() -> None:
     dataset = Slow()
     with closing(Feed(source(dataset), TICKETS, ahead=8)) as feed:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(dataset.loaded) < 18 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
@@ -75,7 +75,7 @@ def test_what_is_cheap_is_loaded_when_it_is_taken_and_ahead_once_it_is_not(
         dataset.seconds = 0.001
         for step, shard in TICKETS[1:5]:
             assert feed.take((step, shard)).rows.tolist() == rows.plan.shard(step, shard).tolist()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(dataset.loaded) < before + 2 * 9 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(dataset.loaded) >= before + 2 * 9  # more than were taken
@@ -90,7 +90,7 @@ def test_closing_wakes_a_worker_that_waits() -> None:
     waiting.start()
     time.sleep(0.02)
     feed.close()
-    waiting.join(timeout=5)
+    waiting.join(timeout=60)
     assert len(taken) == 1  # loaded by the worker itself
 
 

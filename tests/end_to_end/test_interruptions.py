@@ -119,4 +119,4 @@ def test_told_to_stop_at_any_moment_it_loses_nothing(tmp_path: Path) -> None:
     for each in interrupted(tmp_path, 15, 6):
         assert each["code"] in (143, -15, 0)  # in a save at the end, or before torch is set up
         assert each["made"] == each["saved"]
-        assert each["lived_s"] < 10.0  # 3 s and a step; more only on a machine that is busy
+        assert each["lived_s"] < 30.0  # 3 s and a step; the rest is for a machine that is busy

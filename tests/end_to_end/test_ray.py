@@ -282,7 +282,7 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
         assert process.wait(30) == (130 if number == signal.SIGINT else -number), said
         assert number == signal.SIGKILL or "saved step" in said
         # All at once, also those of Ray's that would take a minute to see that nobody needs them.
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 30.0
         while processes_of(mark):
             assert time.monotonic() < until, processes_of(mark)
             time.sleep(0.05)

@@ -143,7 +143,7 @@ def test_an_unusable_cache(bench: Bench) -> None:
 
 
 def test_two_at_once(bench: Bench) -> None:
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     class Slow(Shelf):
         def get(self, files: Sequence[File], into: Path) -> None:

@@ -16,7 +16,7 @@ from quorate.machine import this_host
 
 
 def soon(holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not holds() and time.monotonic() < until:
         time.sleep(0.01)
     return holds()

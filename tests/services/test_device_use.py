@@ -71,7 +71,7 @@ def test_towers_are_measured_by_their_threads() -> None:
     over.set()
     for thread in threads:
         thread.join()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while Path(f"/proc/self/task/{threads[0].native_id}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)  # the kernel's thread ends a little later than Python's
     (gone, _), _ = gauges.read(towers)

@@ -30,7 +30,7 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no limit can be set: {error}")
     finally:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while group.exists() and time.monotonic() < deadline:
             with suppress(OSError):  # the kernel may not know yet that its processes are gone
                 group.rmdir()

@@ -197,9 +197,9 @@ def test_a_worker_is_killed_before_it_was_forked(mark: str, tmp_path: Path) -> N
     processes = [WorkerProcess(number, starter._script, starter) for number in range(2)]
     processes[0].kill()  # the fork server imports
     assert processes[0].pid is None
-    assert processes[0].wait(5.0)
+    assert processes[0].wait(60.0)
     assert processes[0].ending().is_kill
-    assert processes[1].wait(5.0)  # with its fork server
+    assert processes[1].wait(60.0)  # with its fork server
     assert processes[1].ending().is_kill
     for process in processes:
         process.close()
@@ -219,7 +219,7 @@ def test_forks_die_with_their_server(starter: ForkServer, tmp_path: Path) -> Non
     old = starter._server.process.pid
     os.kill(old, signal.SIGKILL)
     for process in processes:
-        assert process.wait(5.0)
+        assert process.wait(60.0)
         assert process.pid is not None
         assert not is_alive(process.pid)
         assert process.ending().is_kill
@@ -235,13 +235,13 @@ def test_a_fork_server_that_hangs_hides_no_death(starter: ForkServer, tmp_path: 
     os.kill(starter._server.process.pid, signal.SIGSTOP)
     assert not process.wait(0.1)
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(5.0)
+    assert process.wait(60.0)
     assert process.ending().is_kill
     process.close()
     # One that is not forked in time is killed, and takes its fork server along.
     late = WorkerProcess(0, script(tmp_path, SLEEPS), starter)
     late.kill()
-    assert late.wait(5.0)
+    assert late.wait(60.0)
     late.close()
 
 

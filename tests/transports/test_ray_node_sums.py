@@ -39,7 +39,7 @@ class Sums:
 
         thread = threading.Thread(target=call)
         thread.start()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while thread.is_alive() and not self.waits(where, shard):
             assert time.monotonic() < until
             time.sleep(0.001)
