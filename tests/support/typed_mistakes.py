@@ -163,8 +163,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "quorate run --devices cpu+cpu train.py",
-            "quorate: devices: got 'cpu+cpu', expected 2 different devices for each "
-            "replica; spread all replicas alike",
+            "quorate: split: got None, expected modules before which the model is cut, one "
+            "fewer than a replica has devices; for example split=['decoder']",
         ),
         (
             "quorate run --devices cpu --engine procesess train.py",

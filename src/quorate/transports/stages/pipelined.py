@@ -27,6 +27,7 @@ from quorate.errors import LossError, SettingError, WorkerError
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
+from quorate.replica.loss import Loss
 from quorate.replica.model import bind
 from quorate.replica.pipeline.buffers import Restored, are_same
 from quorate.replica.pipeline.cut import cut
@@ -147,9 +148,17 @@ class Pipelined(Replica):
         def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             calls.append((args, kwargs))
 
+        def afresh(function: Loss) -> Loss:
+            def loss(*args: Any) -> Any:
+                calls.clear()  # a shard may be computed again, which does not count
+                return function(*args)
+
+            return loss
+
         handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
         try:
-            self.recycle(self.gradient(given.batch, given.rows, stream, given.seed))
+            with self.watched(afresh):
+                self.recycle(self.gradient(given.batch, given.rows, stream, given.seed))
         finally:
             handle.remove()
         if len(calls) != 1:
