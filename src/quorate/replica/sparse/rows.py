@@ -8,9 +8,13 @@ Legend: n rows of the table, k of them here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+
+
+MOST_ROWS = 1 << 40  # more than any table has
 
 
 class Rows(NamedTuple):
@@ -26,10 +30,10 @@ class Rows(NamedTuple):
         """
         if torch.equal(self.which, right.which):  # a small table, or padded ones
             return Rows(self.which, self.values + right.values)
-        # torch walks through both at once, as both are in order, and adds what they share.
-        rows = 1 + max(int(rows.which[-1]) if len(rows.which) else 0 for rows in (self, right))
-        table = self.values.new_empty(()).expand(rows, *self.values.shape[1:])
-        both = self.like(table) + right.like(table)
+        # torch walks through both at once, as both are in order, and adds what they share. How many
+        # rows the table has is not looked for: no memory is taken for those that are not here.
+        shape = (MOST_ROWS, *self.values.shape[1:])
+        both = _sparse(*self, shape) + _sparse(*right, shape)
         return Rows(both.indices()[0], both.values())
 
     def on(self, device: torch.device) -> Rows:
@@ -38,10 +42,7 @@ class Rows(NamedTuple):
 
     def like(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the gradient of a parameter as optimizers of torch take it: sparse, coalesced."""
-        index, values, shape = self.which[None], self.values, parameter.shape
-        return torch.sparse_coo_tensor(
-            index, values, shape, is_coalesced=True, check_invariants=False
-        )
+        return _sparse(*self, parameter.shape)
 
     def fault(self, parameter: torch.Tensor) -> str | None:
         """Return why rows that came from elsewhere cannot be a parameter's; None: they can."""
@@ -62,7 +63,6 @@ def is_by_rows(gradient: torch.Tensor) -> bool:
     return gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1
 
 
-@torch.no_grad()
 def rows_of(
     gradient: torch.Tensor, dtype: torch.dtype, device: torch.device, factor: float
 ) -> Rows:
@@ -74,6 +74,7 @@ def rows_of(
     Args:
         gradient: sparse; or dense, as where a shard reads a table in another way: all rows, then.
     """
+    gradient = gradient.detach()
     if not is_by_rows(gradient):
         values = gradient.to_dense() if gradient.is_sparse else gradient
         found = Rows(torch.arange(len(values), device=values.device), values)
@@ -81,5 +82,14 @@ def rows_of(
         # In the dtype of the sum: bfloat16 would lose more with each addition.
         whole = (gradient if gradient.dtype == dtype else gradient.to(dtype)).coalesce()
         found = Rows(whole.indices()[0], whole.values())
-    # A copy in any case: what user code keeps of its gradient is not written.
+        if not gradient.is_coalesced():  # so that these are in memory that nobody else has
+            return Rows(found.which, found.values.mul_(factor)).on(device)
+    # A copy: what user code keeps of its gradient is not written.
     return Rows(found.which, (found.values.to(dtype) * factor).contiguous()).on(device)
+
+
+def _sparse(which: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return rows as a tensor of torch's, whose memory is theirs."""
+    return torch.sparse_coo_tensor(
+        which[None], values, shape, is_coalesced=True, check_invariants=False
+    )

@@ -25,6 +25,7 @@ from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 from quorate.replica.sparse.found import Found
+from quorate.training.optimizing.bare_step import bare_step
 from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
 from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
@@ -193,7 +194,7 @@ class FlatOptimizer:
         if closure is not None:
             self.inner.step(closure)  # type: ignore[arg-type]
         elif not self.flat:
-            self.inner.step()
+            (bare_step(self.inner) or self.inner.step)()
         elif step_flat(self.inner, self.elements):
             return  # torch's own step knows nothing of the user's parameters
         self.bring_home()
