@@ -226,6 +226,34 @@ class Drawing(Rows):
         return self.x[row] + torch.rand(FEATURES, generator=self.draw), self.y[row]
 
 
+class Once(Rows):
+    """Rows that are other ones from the second time on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[int] = set()
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        is_new = row not in self.asked
+        self.asked.add(row)
+        return self.x[row] if is_new else -self.x[row], self.y[row]
+
+
+class Remembering(Drawing):
+    """Rows that have noise, and are the same as long as no others were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        if row not in self.last:
+            if len(self.last) >= 3:  # rows of a shard
+                self.last.clear()
+            self.last[row] = super().__getitem__(row)[0]
+        return self.last[row], self.y[row]
+
+
 # name -> model, loss function, dataset, and what is said of it
 UNSHARED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Loss], type[Rows], str]] = {
     "counter": (Counter, lambda: plain_loss, Rows, "calls (Counter, unshared.py:"),
@@ -244,6 +272,8 @@ UNSHARED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Loss], type[Rows
     "closure": (Plain, closure, Rows, "'calls' that the loss function closes over"),
     "object": (Plain, WithMemory, Rows, "the object that is the loss function (WithMemory)"),
     "rows": (Plain, lambda: plain_loss, Drawing, "the dataset (Drawing) gives other values"),
+    "once": (Plain, lambda: plain_loss, Once, "the dataset (Once) gives other values"),
+    "memory": (Plain, lambda: plain_loss, Remembering, "the dataset (Remembering) gives other"),
 }
 BY_PROCESS = "number (ByProcess)"  # what is said of "by_process", on worker processes only
 

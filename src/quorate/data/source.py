@@ -105,7 +105,7 @@ class Source:
         self.plan = plan
         self._collate = collate or default_collate
         self._augment = augment
-        self._is_ours = collate is None and augment is None  # all that makes batches: it copies
+        self.has_defaults = collate is None and augment is None  # which copy what is in rows
         self._tensors = type(dataset) is TensorDataset and collate is None
         self._turns = Turns()
         self._draws = False  # from torch's generator
@@ -145,7 +145,9 @@ class Source:
         # A turn also keeps other threads out of the dataset, which need not be thread-safe.
         with loading(at_of(self.plan, ticket[0], rows)), Stream() as stream:
             data, hashes = self._turns.run(lambda reseed: self._load(ticket, stream, reseed))
-        if self._is_ours or get_worker_info() is not None:  # from there it comes in other memory
+        if (
+            self.has_defaults or get_worker_info() is not None
+        ):  # from there it comes in other memory
             return Batch(rows, data, hashes)
         # What the user's functions return may be, or be part of, what the dataset holds: a loss
         # function that writes its batch would write that, and other epochs would read it.

@@ -357,6 +357,7 @@ class Training(Job):
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         seed = shard_seed(self.plan, task.step, task.shard)
         rows = len(batch.rows)
+        replica.witness.take_given(self.source, (task.step, task.shard), batch.data)
         return replica.gradient(
             batch.data,
             rows,

@@ -16,6 +16,7 @@ from quorate.coordination.plan import abridged
 from quorate.data.feed import CPU, Feed
 from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
+from quorate.data.streams.stream import Stream as RowStream
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
@@ -124,6 +125,8 @@ class SpotCheck(Job):
         replica.called.place(self.plan, self._ticket[0], first.rows)
         if found[0] != found[1]:
             return self._answer(Answer(found[0], "", [self._about_rows()]))
+        if text := self._about_given(replica):
+            return self._answer(Answer(found[0], "", [text]))
         seed = shard_seed(self.plan, *self._ticket)
         shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
         # Memory of its own, which is free again: a worker process needs none but the slot's.
@@ -169,16 +172,33 @@ class SpotCheck(Job):
         first, again = source.load(self._ticket), source.load(self._ticket)
         pairs = zip(first.rows.tolist(), first.samples, again.samples, strict=True)
         rows = [row for row, text, changed in pairs if text != changed]
-        if not rows:
+        if not rows and not self.source.has_defaults:
             return (
                 "collate or augment makes another batch of the same rows each time: it draws from "
                 "a generator of its own, reads the clock, or counts its calls"
             )
-        kind = type(self.source.dataset).__name__
+        return self._other_values("each time a row is loaded", abridged(first.rows))
+
+    def _about_given(self, replica: Replica) -> str | None:
+        """Say whether rows that training has had are others now; None: they are not.
+
+        Not of a stream, which would have to begin anew.
+        """
+        given, source = replica.witness.given, self.source
+        if given is None or not given.is_of(source) or isinstance(source.dataset, RowStream):
+            return None
+        again = source.load(given.ticket)
+        if fingerprint(again.data) == given.text:
+            return None
+        when = "when rows that it has given are loaded again"
+        return self._other_values(when, abridged(again.rows))
+
+    def _other_values(self, when: str, rows: str) -> str:
+        who = f"the dataset ({type(self.source.dataset).__name__})"
+        who += " gives" if self.source.has_defaults else ", or its collate or augment, gives"
         return (
-            f"the dataset ({kind}) gives other values each time a row is loaded (rows "
-            f"{abridged(first.rows)}): it draws from a generator of its own, reads the clock, "
-            "counts how often it is asked, or changes what it holds"
+            f"{who} other values {when} (rows {rows}): it draws from a generator of its own, reads "
+            "the clock, counts how often it is asked, or changes what it holds"
         )
 
 

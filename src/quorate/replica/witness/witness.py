@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from quorate.replica.model import bind, frozen, laid_out
 from quorate.replica.notes import Notes
 from quorate.replica.spread import Scattered
 from quorate.replica.witness.data_writes import names_data
+from quorate.replica.witness.given import Given, Loads
 from quorate.replica.witness.guard import Guard
 from quorate.replica.witness.writes import Writes
 
@@ -40,6 +42,7 @@ class Witness:
         mutable_frozen: Collection[int],
     ) -> None:
         self.is_silent = False  # as long as it is looked what has to be expected
+        self.given: Given | None = None  # of the training under way
         self._trained = laid_out(model, parameters.views)
         self._writes = Writes(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
@@ -48,6 +51,11 @@ class Witness:
         if model is not original:
             by_value -= {id(p) for p in original.parameters()}
         self._guard = Guard(model, {*expected, *written}, notes, by_value=by_value)
+
+    def take_given(self, source: Loads, ticket: tuple[int, int], data: Any) -> None:
+        """Note rows that a source has loaded for training: the first ones of each training."""
+        if self.given is None or self.given.source() is not source:
+            self.given = Given.of(source, ticket, data)
 
     def begin(self, values: Flat | Scattered) -> None:
         """Look before a shard.
