@@ -517,6 +517,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": {"d": sgd}}, "optimizer: got 'd', expected one for each phase: d, g"),
     ({"loss": g_loss}, "as there is one loss"),
     ({"update": "async"}, "expected sync or quorum:R, as the loss has phases"),
+    ({"update": "bounded:2"}, "expected sync or quorum:R, as the loss has phases"),
     ({"workers": quorate.Workers(engine="ray", servers=2)}, "servers"),
     ({"model": {"g": Generator, "d": 3}}, "model 'd': got 'int'"),
     ({"model": {}}, "model: got 'an empty dict'"),

@@ -8,11 +8,9 @@ Legend: n rows of the table, k of them here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-
 
 MOST_ROWS = 1 << 40  # more than any table has
 
@@ -88,7 +86,7 @@ def rows_of(
     return Rows(found.which, (found.values.to(dtype) * factor).contiguous()).on(device)
 
 
-def _sparse(which: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _sparse(which: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return rows as a tensor of torch's, whose memory is theirs."""
     return torch.sparse_coo_tensor(
         which[None], values, shape, is_coalesced=True, check_invariants=False
