@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -18,9 +19,12 @@ from support.warm import WARM
 from torch import nn
 
 from quorate.coordination.course import Course
-from quorate.errors import CompileError, LossError
+from quorate.errors import CompileError, LossError, SharedError
 from quorate.replica import compiled
+from quorate.replica.beside import shared as shared_values
 from quorate.replica.beside.at import At
+from quorate.replica.beside.shared import Shared
+from quorate.replica.beside.view import View
 from quorate.replica.compiled import MOST_SHAPES, MOST_WAYS, Compiled, described, signature
 from quorate.replica.shared import generators
 from quorate.replica.streams import Stream, without_stream
@@ -63,13 +67,14 @@ def test_one_digest_on_processes_towers_and_after_a_resume(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
-def test_one_digest_of_a_loss_that_is_told_its_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["at", "shared"])
+def test_one_digest_of_a_loss_with_other_numbers_in_each_step(tmp_path: Path, kind: str) -> None:
     """Towers that go on in mid-run have compiled it for later steps than processes."""
-    text, digests, losses = run(tmp_path, "at", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    text, digests, losses = run(tmp_path, kind, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     assert len(digests) == 1, text
     assert text.count("digest ") == 2
     assert "compile is off" not in text
-    plain = run(tmp_path / "plain", "plain", "at")
+    plain = run(tmp_path / "plain", "plain", kind)
     assert losses[-1] == pytest.approx(plain[2][-1], rel=1e-5)
 
 
@@ -323,3 +328,102 @@ def test_code_that_would_be_compiled_for_each_step_is_not(traced: list[str], los
     with pytest.raises(CompileError, match=r"what torch compiles in, and would be .* each step"):
         loop.run(batch, training=True, work=lambda loss: float(loss(model, batch, at_step(7))))
     assert len(traced) >= 1 + MOST_WAYS
+
+
+# --- losses that read shared values -------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
+    monkeypatch.setattr(shared_values, "_known", WeakValueDictionary())
+    values: dict[str, Any] = {"beta": 0.0, "count": 0, "is_on": True, "note": "a", "nothing": None}
+    return Shared("course", **values, bank=torch.zeros(3), teacher=nn.Linear(3, 1))
+
+
+def set_as_at(shared: Shared, step: int) -> None:
+    """Set numbers of both signs, zero, one, and some that are no short fractions."""
+    shared.beta = (0.0, 1.0, -0.1, 2.5e-7, 1e6 / 3, -1.0)[step % 6]
+    shared.count = (0, 1, -1, -2, 7, 1 << 50)[step % 6]
+    shared.bank = torch.full((3,), float(step))
+    for parameter in shared.teacher.parameters():
+        parameter.data.fill_(step / 7)
+
+
+def computed(loop: Compiled, loss: Any, batch: Any, model: nn.Module) -> tuple[float, float]:
+    """Return what a shard gives, compiled and not."""
+    view = View(torch.device("cpu"))
+    with view.reading():
+        found = loop.run(batch, training=True, work=work(model, batch))
+        return found, float(loss(model, batch))
+
+
+def test_one_graph_for_all_values(traced: list[str], shared: Shared) -> None:
+    """But for what Python decides by them, and for what is no number."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        (x,) = batch
+        kept = model(x) * shared.beta + (1 - shared["beta"]) * shared.teacher(x)
+        found = (kept + shared.bank.sum() + shared.count / 3).mean()
+        return found * 2 if shared.is_on else found
+
+    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
+    batch = [torch.ones(2, 3)]
+    for step in range(12):
+        set_as_at(shared, step)
+        found, plain = computed(loop, loss, batch, model)
+        assert found == pytest.approx(plain, rel=1e-6, abs=1e-9)
+    assert len(traced) == 1
+    shared.is_on = False
+    found, plain = computed(loop, loss, batch, model)
+    assert found == pytest.approx(plain, rel=1e-6)
+    assert len(traced) == 2
+
+
+def test_values_that_have_no_quotient_are_what_they_are(traced: list[str], shared: Shared) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0]).mean() * 0 + torch.full((), 1.0, dtype=torch.float64) * shared.beta
+
+    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
+    batch = [torch.ones(2, 3)]
+    for beta in (math.inf, -math.inf, -0.0, 1e300, 5e-324, 1e-60, math.nan):
+        shared.beta = beta
+        found, plain = computed(loop, loss, batch, model)
+        assert repr(found) == repr(plain)
+
+
+def test_a_number_that_would_be_compiled_in_is_refused(traced: list[str], shared: Shared) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mean(model, batch) * math.exp(-shared.beta)
+
+    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
+    with pytest.raises(CompileError, match=r"a number of a Shared what torch compiles in, and wo"):
+        computed(loop, loss, [torch.ones(2, 3)], model)
+    assert len(traced) >= 1 + MOST_WAYS
+
+
+def test_what_is_wrong_with_a_shared_is_said_as_ever(traced: list[str], shared: Shared) -> None:
+    teacher = shared.teacher
+
+    def itself(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mean(model, batch) + shared.beta * teacher(batch[0]).mean()
+
+    def writes(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mean(model, batch) + shared.bank.add_(1).sum()
+
+    for loss, match in ((itself, "'teacher' is called itself"), (writes, "bank is written while")):
+        loop = Compiled(loss, threads=1)
+        with pytest.raises(SharedError, match=match):
+            computed(loop, loss, [torch.ones(2, 3)], nn.Linear(3, 1))
+
+
+def test_code_that_is_not_compiled_whole_is_refused(traced: list[str], shared: Shared) -> None:
+    """Between two graphs what one thread reads would be what another has set."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        found = mean(model, batch) * shared.beta
+        torch._dynamo.graph_break()
+        return found * shared.beta
+
+    loop = Compiled(loss, threads=1)
+    with pytest.raises(CompileError, match="cannot be compiled"):
+        computed(loop, loss, [torch.ones(2, 3)], nn.Linear(3, 1))

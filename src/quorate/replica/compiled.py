@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 import torch
 
 from quorate.errors import CompileError, UserError
+from quorate.replica.beside import traced_values
 from quorate.replica.beside.asks import asks_for_at
+from quorate.replica.beside.shared import all_read, are_any
 from quorate.replica.beside.traced import TracedAt, handed_over
 from quorate.replica.loss import Loss
 from quorate.replica.nested import parts, tensors
@@ -55,7 +57,9 @@ class Compiled:
         self._known: set[object] = set()
         self._repeats = 0
         self._asks_for_at = asks_for_at(loss)
-        self._later = 0  # steps that ``at`` says more than it is
+        self._later = 0  # steps that ``at`` says more than it is; see ``traced_values`` too
+
+        self._reads_shared = reads_shared = are_any()
 
         # Plain functions, as a loss function may be any object that can be called. Replicas of one
         # process share what is compiled for their code.
@@ -65,16 +69,29 @@ class Compiled:
         def told(model: torch.nn.Module, batch: Any, *at: Any) -> Any:
             return loss(model, batch, TracedAt(*at))
 
+        called = told if self._asks_for_at else plain
+
+        def reading(model: torch.nn.Module, batch: Any, handed: Any, *at: Any) -> Any:
+            traced_values.begin(handed)
+            try:
+                return called(model, batch, *at)
+            finally:
+                traced_values.begin(None)
+
         self._compiled: Loss = torch.compile(
-            told if self._asks_for_at else plain, backend=_inductor(threads), dynamic=False
+            reading if reads_shared else called,
+            backend=_inductor(threads),
+            dynamic=False,
+            fullgraph=reads_shared,
         )
 
     def __call__(self, model: torch.nn.Module, batch: Any, *at: Any) -> Any:
         """Compute the loss by what is compiled, or compile it for this shape."""
-        if not self._asks_for_at:
-            return self._compiled(model, batch)
-        (at_,) = at
-        return self._compiled(model, batch, *handed_over(at_, self._later))
+        numbers = handed_over(at[0], self._later) if self._asks_for_at else ()
+        if self._reads_shared:
+            values = traced_values.handed_over(all_read(), self._later)
+            return self._compiled(model, batch, values, *numbers)
+        return self._compiled(model, batch, *numbers)
 
     def run(self, batch: Any, *, training: bool, work: Callable[[Loss], T]) -> T:
         """Run ``work(loss)``, which must give the same result when it is run again.
@@ -117,7 +134,7 @@ class Compiled:
                 try:
                     with generators.kept():
                         self._observed(work)
-                        if self._asks_for_at and not self._known:
+                        if (self._asks_for_at or self._reads_shared) and not self._known:
                             self._try_later_steps(work)
                 except UserError:
                     raise
@@ -148,10 +165,14 @@ class Compiled:
                     return
         finally:
             self._later = 0
+        numbers, example = "at.step or at.progress", "at.progress"
+        if self._reads_shared:
+            numbers, example = "a number of a Shared", "the number"
+            numbers = f"at.step, at.progress or {numbers}" if self._asks_for_at else numbers
         raise CompileError(
-            "the loss function makes of at.step or at.progress what torch compiles in, and would "
-            "be compiled anew for each step",
-            "compute that with torch, of torch.tensor(at.progress), or leave compile off",
+            f"the loss function makes of {numbers} what torch compiles in, and would be compiled "
+            "anew for each step",
+            f"compute that with torch, of torch.tensor({example}), or leave compile off",
         )
 
     def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:

@@ -23,6 +23,7 @@ from quorate.coordination.plan import Plan, Rows
 from quorate.errors import LossError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.at import NOWHERE, at_of
+from quorate.replica.beside.shared import are_any
 from quorate.replica.beside.view import View
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import NONE, Counts, Wanted, counts
@@ -50,6 +51,7 @@ class Called:
         self.shared = View(device)  # what the shard's code reads of ``Shared``
         self._at = NOWHERE
         self.asks_for_at = asks_for_at(loss)
+        self.reads_numbers = self.asks_for_at or are_any()  # others for each shard, perhaps
 
     def place(self, plan: Plan, step: int, rows: Rows, *, of_phase: bool = True) -> None:
         """Say where in a run the next shard is: its rows, (b,) int64, of a step of the plan.

@@ -128,9 +128,9 @@ class Replica:
         self._graphs: ShardGraphs | None = None
         # A loss that is scaled may have to be scaled anew, which is found out on the host.
         # What forward writes lies elsewhere for each shard; how many rows of a table it reads is
-        # another number each time; numbers of ``at`` would be recorded.
+        # another number each time; numbers of ``at`` and ``Shared`` would be recorded.
         moves = written or parameters.layout.by_rows or self._turn.has_phases
-        moves = moves or self.called.asks_for_at
+        moves = moves or self.called.reads_numbers
         may_record = not (spread or computing.precision.is_scaled or moves)
         if computing.compile and self.device.type == "cuda" and may_record:
             buffers = self.model.buffers

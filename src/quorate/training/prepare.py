@@ -176,9 +176,6 @@ def _probed(
 ) -> State:
     crew.bound_memory()
     recipe = crew.recipe
-    if crew.replicas.computing.compile and (why := crew.replicas.obstacle_to_compiling):
-        note(f"compile is off: {why}")
-        crew.replicas.give_up_compiling()
     if crew.replicas.computing.compile:
         announce = announce or note
         announce("compiling: the first shard of each shape takes seconds to minutes longer")

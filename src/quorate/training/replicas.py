@@ -13,7 +13,6 @@ from quorate.coordination import rules
 from quorate.errors import CopyError, SameBitsError
 from quorate.machine.devices import Group
 from quorate.replica import precision
-from quorate.replica.beside.shared import obstacle_to_compiling
 from quorate.replica.buffers import Buffers
 from quorate.replica.computing import Computing
 from quorate.replica.kernels import choice
@@ -126,11 +125,6 @@ class Replicas:
     def give_up_compiling(self) -> None:
         """Compute without torch.compile: once for all workers, as the bits depend on it."""
         self.computing = replace(self.computing, compile=False)
-
-    @property
-    def obstacle_to_compiling(self) -> str | None:
-        """Why the loss function cannot be compiled, whatever it is."""
-        return obstacle_to_compiling()
 
     def choose_kernels(self, model: torch.nn.Module, was: str | None) -> list[str]:
         """Choose whose kernels make products of float32: once for all workers, see ``choice``.

@@ -306,17 +306,6 @@ def test_a_dataset_that_reads_one_is_refused() -> None:
     assert shared.beta == 0.5  # here it may be read
 
 
-def test_compile_is_off_with_a_line(capsys: Any) -> None:
-    shared = quorate.Shared("a", beta=0.5)
-
-    def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        return shared.beta * model(batch[0]).mean()
-
-    trainer(loss, compute=quorate.Compute(compile=True)).fit(ROWS)
-    said = capsys.readouterr()
-    assert "compile is off: Shared 'a' may be another in each step" in said.out + said.err
-
-
 # --- training -------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary, ref
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from quorate.errors import SharedError
+from quorate.replica.beside import traced_values
 from quorate.replica.beside.at import is_loading
 
 Simple = bool | int | float | str | None  # a value that JSON has, and gives back as it was
@@ -138,6 +139,8 @@ class Shared:
     def _value(self, key: str, missing: type[LookupError | AttributeError]) -> Any:
         if key not in self._live:
             raise missing(f"Shared {self._name!r} has {_listed(self._live)}, and no {key!r}")
+        if (handed := traced_values.values()) is not None:
+            return handed[f"{self._name}.{key}"]
         if is_loading():
             raise SharedError(
                 f"Shared {self._name!r}: {key} is read where rows are loaded, which is ahead of "
@@ -207,15 +210,18 @@ def everyone() -> dict[str, Shared]:
     return dict(sorted(_known.items()))
 
 
-def obstacle_to_compiling() -> str | None:
-    """Return why no loss function of this script can be compiled.
+def all_read() -> dict[str, Any]:
+    """Return what this thread's shard reads, by ``name.key``.
 
-    A value of a ``Shared`` may be another in each step, and would be compiled in: a graph for each,
-    or, of a number that torch has made general meanwhile, other bits than those of the first graph.
+    A ``Shared`` that was made again is left out: who reads it is told why it cannot.
     """
-    if shared := everyone():
-        return f"Shared {next(iter(shared))!r} may be another in each step"
-    return None
+    reader, found = _local.reader, dict[str, Any]()
+    for name, shared in everyone().items():
+        for key, value in live(shared).items():
+            with suppress(SharedError):
+                read = value if reader is None else reader.value(name, key)
+                found[f"{name}.{key}"] = read
+    return found
 
 
 def live(shared: Shared) -> dict[str, Any]:
@@ -248,6 +254,10 @@ def _require_shared(module: torch.nn.Module, _args: Any) -> None:
     Raises:
         SharedError: it does.
     """
+    if (handed := traced_values.values()) is not None:
+        if not any(module is value for value in handed.values()):
+            raise SharedError("a module of a Shared is called itself")  # said better without torch
+        return
     if _local.reader is None and _of_autograd() is None:
         return
     for name, shared in everyone().items():
