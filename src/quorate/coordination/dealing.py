@@ -105,7 +105,7 @@ class Dealing:
         self.look_again_at = inf
         # 1. Shards that nobody has begun.
         has_more = self._steps.have_todo or self._may_begin(last_step)
-        for worker in [*self._members.idle] if has_more and self._are_of_use(now) else ():
+        for worker in self._idle() if has_more and self._are_of_use(now) else ():
             if not (self._steps.have_todo or self._may_begin(last_step)):
                 break
             if (choice := self._next_shard(worker, now, last_step)) is not None:
@@ -114,7 +114,7 @@ class Dealing:
         if not (self._members.idle and self._running.is_asked):
             return
         may_copy = self._may_copy(now)
-        for worker in [*self._members.idle] if may_copy else ():
+        for worker in self._idle() if may_copy else ():
             if not self._may_copy(now):
                 break
             if (copy := self._next_copy(worker, now)) is not None:
@@ -126,6 +126,15 @@ class Dealing:
         if self._members.idle and len(self._steps.ready) < len(self._steps):
             self._running.advance(now)
             self.look_again_at = self._running.next_behind_at(now)
+
+    def _idle(self) -> Iterator[int]:
+        """Yield the idle workers in order, without a copy: thousands may be idle at each event."""
+        idle, place = self._members.idle, 0
+        while place < len(idle):
+            worker = idle[place]
+            yield worker
+            if place < len(idle) and idle[place] == worker:  # it was given nothing
+                place += 1
 
     def _give(
         self,
