@@ -133,7 +133,7 @@ def test_memory_is_logarithmic_in_the_shards(monkeypatch: pytest.MonkeyPatch) ->
         replicas.append(Replica(*arguments, **options))
         return replicas[-1]
 
-    monkeypatch.setattr("quorate.training.replicas.Replica", watched)
+    monkeypatch.setattr("quorate.transports.stages.made.Replica", watched)
     trainer = quorate.Trainer(
         lambda: nn.Linear(4, 4),
         mean_square,

@@ -43,7 +43,7 @@ def test_a_busy_process_and_one_that_is_gone() -> None:
     gauges.close()
     assert first.use is None  # there is no interval yet
     assert second.use is not None
-    assert 0.3 < second.use < 1.3
+    assert 0.05 < second.use < 1.3  # of a core that it may have to share
     assert second.memory_bytes is not None
     assert 1 << 20 < second.memory_bytes < GIB
     assert second.physical is second.memory_total_bytes is None
