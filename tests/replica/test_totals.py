@@ -40,7 +40,7 @@ def run(run_dir: Path, workers: int, mistake: str = "none") -> tuple[int, str]:
 def logged(run_dir: Path) -> list[dict[str, Any]]:
     """Of each update and evaluation what is no matter of time or of who computed it."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    apart = ("examples_per_s", "fresh", "stale", "dropped")
+    apart = ("examples_per_s", "fresh", "stale", "dropped", "at", "begun_at", "spent")
     return [{k: v for k, v in line.items() if k not in apart} for line in lines]
 
 

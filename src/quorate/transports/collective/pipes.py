@@ -181,6 +181,10 @@ def pipes(
             if fd is not None:
                 reads[distance] = fd
         have = [each == b"1" for each in gather(b"1" if len(reads) == len(distances) else b"0")]
+    except BaseException:
+        for fd in (*writes.values(), *reads.values()):
+            os.close(fd)
+        raise
     finally:
         for read, _ in ends.values():
             os.close(read)  # the others have opened it, so that there is an end to it
