@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from support.references import References
 
 from quorate.errors import SettingError
 from quorate.machine.devices import worker_devices
+
+# A shell that starts the tests in the background has them ignore it, and runs inherit that.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def _open_files() -> set[str]:
