@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from quorate.services.device_use import DeviceUse, Gauges
 from quorate.transports.worker_status import WorkerStatus
 
 GIB = 1 << 30
+TICKS_S = 0.03  # times in /proc are in hundredths of a second
 
 
 def worker(
@@ -25,14 +26,34 @@ def worker(
     return WorkerStatus(number, device, pid, thread, "forward", 3, 1, 0.0, {}, 5)
 
 
+class Spent(NamedTuple):
+    """What a process has taken, in seconds."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def of(cls, pid: int) -> Spent:
+        clock = (~pid << 3) | 2  # as clock_getcpuclockid(3) makes it
+        return cls(time.monotonic(), time.clock_gettime(clock))
+
+    def since(self, before: Spent) -> Spent:
+        return Spent(self.wall_s - before.wall_s, self.cpu_s - before.cpu_s)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="clocks of other processes are Linux's")
 def test_a_busy_process_and_one_that_is_gone() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     workers = [worker(0, pid=busy.pid), worker(1, pid=None)]
     gauges = Gauges()
     try:
+        outer = Spent.of(busy.pid)
         (first, nobody), _ = gauges.read(workers)
+        inner = Spent.of(busy.pid)
         time.sleep(0.6)
+        inner = Spent.of(busy.pid).since(inner)
         (second, _), host = gauges.read(workers)
+        outer = Spent.of(busy.pid).since(outer)
         busy.kill()
         time.sleep(0.2)  # it has ended, and its parent has not looked yet
         (ended, _), _ = gauges.read(workers)
@@ -43,7 +64,10 @@ def test_a_busy_process_and_one_that_is_gone() -> None:
     gauges.close()
     assert first.use is None  # there is no interval yet
     assert second.use is not None
-    assert 0.05 < second.use < 1.3  # of a core that it may have to share
+    # The kernel's clock of the process says the same, from just before and from just after.
+    assert (inner.cpu_s - TICKS_S) / outer.wall_s <= second.use
+    assert second.use <= (outer.cpu_s + TICKS_S) / inner.wall_s
+    assert second.use > 0
     assert second.memory_bytes is not None
     assert 1 << 20 < second.memory_bytes < GIB
     assert second.physical is second.memory_total_bytes is None

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,3 +28,13 @@ def example_modules(folder: Path) -> Iterator[SimpleNamespace]:
         for name in names:
             sys.modules.pop(name, None)
         sys.modules.update(before)
+
+
+def main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run a program; its exit code."""
+    monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
+    try:
+        module.main()
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 2
+    return 0

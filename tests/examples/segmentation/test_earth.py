@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.example_modules import main
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import quorate
@@ -42,16 +42,6 @@ def earth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     picture.save(folder / "bmng.jpg", quality=95)
     Image.fromarray(zones).save(folder / "zones.png")
     return folder
-
-
-def main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run a program; its exit code."""
-    monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
-    try:
-        module.main()
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 2
-    return 0
 
 
 # --- tiles ----------------------------------------------------------------------------------------

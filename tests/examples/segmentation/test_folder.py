@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.example_modules import EXAMPLES
+from support.example_modules import EXAMPLES, main
 
 import quorate
 from quorate.errors import DataError, SettingError, UserError
@@ -293,16 +293,6 @@ def test_what_options_mean_together(example: Any, tmp_path: Path) -> None:
         splits(tmp_path, None, None, 5)
 
 
-def run(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run a program; its exit code."""
-    monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
-    try:
-        module.main()
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 2
-    return 0
-
-
 @pytest.mark.slow
 def test_a_folder_is_trained_on_drawn_and_exported(
     example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -310,20 +300,20 @@ def test_a_folder_is_trained_on_drawn_and_exported(
     root, run_dir = write(tmp_path / "root", "colours"), tmp_path / "run"
     arguments = ("--data", root, "--colour", "--side", 32, "--updates", 6, "--batch-size", 8)
     more = ("--ema-decay", 0.5, "--widths", 8, 12, 16, 16, "--seed", 3, "--run-dir", run_dir)
-    assert run(example.single, monkeypatch, *arguments, *more) == 0
+    assert main(example.single, monkeypatch, *arguments, *more) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[-5:-1]] == ["c0", "c1", "c2", "mean"]
-    assert run(example.single, monkeypatch, *arguments, *more, "--target", 1.1) == 1
+    assert main(example.single, monkeypatch, *arguments, *more, "--target", 1.1) == 1
 
     picture = root / "images" / "0.png"
-    assert run(example.predict, monkeypatch, run_dir, picture) == 0
+    assert main(example.predict, monkeypatch, run_dir, picture) == 0
     assert "c0 " in capsys.readouterr().out
     with Image.open(root / "images" / "0.classes.png") as drawn:
         assert drawn.size == (100, 70)
         assert drawn.getpalette()[:9] == [value for colour in COLOURS for value in colour]
 
     for image in ((), (picture,)):
-        assert run(example.export, monkeypatch, run_dir, *image) == 0
+        assert main(example.export, monkeypatch, run_dir, *image) == 0
         lines = capsys.readouterr().out.splitlines()
         shapes = [line.partition(":")[0] for line in lines[-4:]]
         sizes = [(1, 64), (2, 64), (5, 64), (2, 96)]
@@ -340,8 +330,8 @@ def test_a_folder_is_trained_on_drawn_and_exported(
     with pytest.raises(DataError, match="got 0 classes, expected 3"):
         example.legend.of_run(run_dir, 3)
     (run_dir / "legend.json").write_text("{}")
-    assert run(example.predict, monkeypatch, run_dir, picture) == 2
-    assert run(example.export, monkeypatch, tmp_path) == 2
+    assert main(example.predict, monkeypatch, run_dir, picture) == 2
+    assert main(example.export, monkeypatch, tmp_path) == 2
 
 
 def test_recipe_numbers_are_options(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,8 +389,8 @@ def test_the_earth_cut_into_a_folder_is_read_as_it_was(
     picture.save(earth / "bmng.jpg")
     for more in ((), ("--by-colour",)):
         root = tmp_path / f"root{len(more)}"
-        assert run(example.cut, monkeypatch, root, "--data", earth, *more) == 0
-        assert run(example.cut, monkeypatch, root, "--data", earth) == 2  # is there
+        assert main(example.cut, monkeypatch, root, "--data", earth, *more) == 0
+        assert main(example.cut, monkeypatch, root, "--data", earth) == 2  # is there
         train, test = load(example, root, side=64)
         assert train.legend.names == tuple(g.name for g in example.data.GROUPS[8])
         counts = np.zeros(256, int)
@@ -427,7 +417,7 @@ def test_equal_rows_notes_what_batches_lacked(
         f"--rows 128 --batch-sizes 16 32 --seeds 4 --tested 8 --every 32 --closely 2 --out {out} "
         "--side 32 --lr 0.001 0.002 --constant"
     )
-    assert run(example.equal_rows, monkeypatch, *words.split(), "--data", earth) == 0
+    assert main(example.equal_rows, monkeypatch, *words.split(), "--data", earth) == 0
     said = capsys.readouterr().out
     assert "16 tiles, 8 updates, rate 0.001, seed 4" in said
     small, large = (json.loads(line) for line in out.read_text().splitlines())

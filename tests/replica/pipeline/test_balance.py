@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,15 +15,6 @@ from quorate.replica.pipeline.balance import Pieces, balanced, memory, pieces
 from quorate.replica.pipeline.cut import candidates, cut
 from quorate.replica.pipeline.measure import Cost, measured
 from quorate.replica.pipeline.partition import partition
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As a worker on a CPU has it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def sums(costs: list[int], begins: tuple[int, ...]) -> list[int]:

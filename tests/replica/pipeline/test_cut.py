@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib
 import math
 import random
-import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,38 +17,13 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from scripts import everything
+from support.example_modules import EXAMPLES, example_modules
 from support.staged import staged_step, step
 from torch import nn
 
 from quorate.errors import CutError
 from quorate.replica.pipeline.cut import candidates, cut
 from quorate.replica.pipeline.stage_graph import arguments
-
-EXAMPLES = Path(__file__).parents[3] / "examples"
-
-
-@contextmanager
-def of_example(name: str) -> Iterator[None]:
-    """Names such as ``model`` are the example's within the block, and anybody's after it."""
-    names = {path.stem for path in (EXAMPLES / name).glob("*.py")}
-    before = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    sys.path.insert(0, str(EXAMPLES / name))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(EXAMPLES / name))
-        for own in names:
-            sys.modules.pop(own, None)
-        sys.modules.update(before)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As a worker on a CPU has it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def total(output: Any) -> torch.Tensor:
@@ -243,8 +214,8 @@ def test_encoder_and_decoder_of_the_chatbot() -> None:
         questions[1:, -2:] = 0
         return questions, torch.randint(4, 40, (n, 4))
 
-    with of_example("chatbot"):
-        model = importlib.import_module("model").Seq2Seq(40, 16)
+    with example_modules(EXAMPLES / "chatbot") as example:
+        model = example.model.Seq2Seq(40, 16)
     for split in (["decoder"], ["attention"], ["encoder", "combined"]):
         same_bits(model, split, *batch(3, 5), shards=[batch(4, 7), batch(2, 3)])
 
@@ -274,8 +245,8 @@ def test_skips_of_the_unet() -> None:
     def batch(n: int, size: int = 64) -> tuple[torch.Tensor]:
         return (rows(n, 3, size, size) * 60 + 120,)
 
-    with of_example("segmentation"):
-        model = importlib.import_module("model").UNet(3)
+    with example_modules(EXAMPLES / "segmentation") as example:
+        model = example.model.UNet(3)
     stages = same_bits(model, ["down.1", "up.1"], *batch(2), shards=[batch(3, 96), batch(1)])
     assert stages[2].takes == ("stem", "cat_1")  # the first from two stages before
     same_bits(model.to(memory_format=torch.channels_last), ["up.0"], *batch(2))
