@@ -10,21 +10,12 @@ Legend: p devices, S stages, m shards of a run.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
-from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
-
-import torch
 
 from quorate.coordination.schedules import SCHEDULES
 from quorate.errors import LossError, SettingError, WorkerError
-from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
@@ -41,16 +32,8 @@ from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 from quorate.transports import remote_error
 from quorate.transports.stages.links import GoneError, Links
-from quorate.transports.stages.process import (
-    PARENT,
-    Device,
-    Micro,
-    Shared,
-    become,
-    close_all,
-    device_of,
-    tell_failed,
-)
+from quorate.transports.stages.process import Device, Micro, Shared, device_of, tell_failed
+from quorate.transports.stages.stage_processes import StageProcesses
 
 MOST_AT_FIRST = 32  # shards of a run that there is room for, until a longer one comes
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
@@ -90,7 +73,7 @@ class Pipelined(Replica):
         self._version = None
         self._devices = len(self.group)
         self._graphs_of_stages: tuple[StageGraph, ...] = ()
-        self._processes: _Processes | None = None
+        self._processes: StageProcesses | None = None
         self._is_compared = False
 
     def changed(self) -> None:
@@ -283,7 +266,7 @@ class Pipelined(Replica):
 
     # --- processes --------------------------------------------------------------------------------
 
-    def _start(self, most: int) -> _Processes:
+    def _start(self, most: int) -> StageProcesses:
         """Start the processes, for runs of at most so many shards."""
         graphs = self._graphs_of_stages
         plan = routes(graphs)
@@ -292,7 +275,9 @@ class Pipelined(Replica):
         nbytes = -(-max(1, self._layout.nbytes) // 4096) * 4096
         memory = Segment(most * nbytes)
         shared = Shared([self._layout.over(memory, n * nbytes) for n in range(most)])
-        return _Processes(self._devices, shared, lambda *which: self._serve(graphs, plan, *which))
+        return StageProcesses(
+            self._devices, shared, lambda *which: self._serve(graphs, plan, *which)
+        )
 
     def _serve(
         self,
@@ -330,65 +315,3 @@ class Pipelined(Replica):
 
     def _read_in_stage(self, batch: Any, rows: int) -> Any:
         return self._read(self.plain_loss, batch, rows, training=True)
-
-
-class _Processes:
-    """The processes of a replica, and the parent's ends of their links.
-
-    Args:
-        devices: how many.
-        shared: what they have in common.
-        serve: what each does, called with its number, its links and ``shared``.
-    """
-
-    def __init__(
-        self, devices: int, shared: Shared, serve: Callable[[int, Links, Shared], None]
-    ) -> None:
-        self.shared = shared
-        self.most = len(shared.gradients)
-        ends: dict[int, dict[int, socket.socket]] = {n: {} for n in (PARENT, *range(devices))}
-        for one, other in combinations(ends, 2):
-            ends[one][other], ends[other][one] = socket.socketpair()
-        self._processes: list[Any] = []
-        self._at_exit = Finalize(None, _kill, (self._processes,), exitpriority=10)
-        # A fork: nothing that user code has made can travel in another way.
-        context = multiprocessing.get_context("fork")
-        parent, threads = os.getpid(), torch.get_num_threads()
-
-        def run(number: int) -> None:
-            become(parent, threads)
-            close_all([e for n, own in ends.items() if n != number for e in own.values()])
-            serve(number, Links(ends[number]), shared)
-
-        # A signal that comes before a process ignores it waits until it does.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
-        try:
-            for number in range(devices):
-                process = context.Process(
-                    target=run, args=(number,), name=f"quorate-stage-{number}", daemon=True
-                )
-                process.start()
-                self._processes.append(process)
-        except BaseException:
-            _kill(self._processes)
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            close_all([end for n, own in ends.items() if n != PARENT for end in own.values()])
-        self.links = Links(ends[PARENT])
-
-    def close(self) -> None:
-        """End them. What they were at does not count."""
-        _kill(self._processes)
-        self.links.close()
-        for process in self._processes:
-            process.join()
-            process.close()
-        self._processes.clear()
-        self._at_exit.cancel()
-
-
-def _kill(processes: Sequence[Any]) -> None:
-    for process in processes:
-        with suppress(ValueError):  # it is closed
-            process.kill()
