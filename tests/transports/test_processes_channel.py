@@ -143,6 +143,72 @@ def test_a_group_comes_apart_if_one_of_its_workers_has_left() -> None:
     assert channel.is_computing(1)
 
 
+def run_of(owner: Owner, channel: ProcessesChannel, worker: int, count: int) -> dict[str, Any]:
+    """Have a worker compute the first shards as a run, whose sum is 33; return its answer."""
+    channel.send(Compute(worker, 0, 0, "", is_needed=True, count=count))
+    told = owner.sent[-1]
+    write(owner, told, 33.0)
+    first, *more = (answer({**told, "shard": shard}) for shard in range(count))
+    return {**first, "more": more, "sums": [[level_of(count), 0]]}
+
+
+def level_of(count: int) -> int:
+    return (count - 1).bit_length()
+
+
+def test_a_run_that_came_as_a_sum() -> None:
+    owner, channel = opened()
+    free = len(channel._free)
+    channel.done(0, run_of(owner, channel, 0, SHARDS))
+    assert events(channel) == [Done(0, 0, 0)]
+    channel.send(Keep(0, 0, 0, SHARDS))
+    found = total(channel)
+    assert found.gradient is not None
+    assert found.gradient.views["weight"].eq(33.0).all()
+    assert found.metrics == {"loss": 6.0}
+    assert [share.shard for share in found.shares] == [*range(SHARDS)]
+    channel.publish()
+    assert len(channel._free) == free
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_sum_stands_for_what_others_brought_of_it(is_added: bool) -> None:
+    owner, channel = opened()
+    free = len(channel._free)
+    run = run_of(owner, channel, 0, SHARDS)
+    # Copies of its last two shards are first.
+    for worker, shard in ((1, 2), (2, 3)):
+        channel.send(Compute(worker, 0, shard, "", is_needed=True))
+        told = owner.sent[-1]
+        write(owner, told, 10.0)
+        channel.done(worker, answer(told))
+        channel.send(Keep(worker, 0, shard))
+    events(channel)
+    if is_added:
+        assert channel.receive(0.0) is None
+        assert [*channel._sums[0].parts] == [(1, 1)]
+    channel.done(0, run)
+    assert events(channel) == [Done(0, 0, 0)]
+    for shard, effect in enumerate((Keep, Keep, Discard, Discard)):
+        channel.send(effect(0, 0, shard))
+    found = total(channel)
+    assert found.gradient is not None
+    assert found.gradient.views["weight"].eq(33.0).all()
+    assert found.weight == 4.0
+    channel.publish()
+    assert len(channel._free) == free
+
+
+def test_a_sum_that_others_brought_all_of() -> None:
+    owner, channel = opened()
+    free = len(channel._free)
+    channel.done(0, run_of(owner, channel, 0, 2))
+    events(channel)
+    for shard in range(2):
+        channel.send(Discard(0, 0, shard))
+    assert len(channel._free) == free
+
+
 def test_the_place_of_a_worker_is_told() -> None:
     _, channel = opened()
     channel.joined(1, "a node")

@@ -344,11 +344,12 @@ class Training(Job):
             return super().compute_run(replica, stream, feed, tasks, **how)
         batches = [self._fetched(replica, feed, task) for task in tasks]
         self._pulled(replica, tasks[0], how["snapshot"])
+        step = tasks[0].step
         given = [
-            Given(b.data, len(b.rows), shard_seed(self.plan, t.step, t.shard), t.into, t.at)
+            Given(t.shard, b.data, len(b.rows), shard_seed(self.plan, step, t.shard), t.into, t.at)
             for b, t in zip(batches, tasks, strict=True)
         ]
-        return replica.gradients(given, stream)
+        return replica.gradients(given, stream, self.plan.shards_of(step))
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         seed = shard_seed(self.plan, task.step, task.shard)

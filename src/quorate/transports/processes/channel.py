@@ -35,7 +35,7 @@ from quorate.transports import remote_error
 from quorate.transports.held import Held
 from quorate.transports.job import Job, Training, class_name
 from quorate.transports.processes.arena import Arena
-from quorate.transports.processes.results import Result, Running, result_of
+from quorate.transports.processes.results import Result, Running, result_of, summed
 from quorate.transports.processes.tensors import deal_out, packed
 from quorate.transports.processes.wire import Message
 from quorate.transports.servers import Servers
@@ -105,12 +105,9 @@ class ProcessesChannel:
         match effect:
             case Compute():
                 self._compute(effect)
-            case Keep(worker, step, first, count):
+            case Keep(worker, step, first, count) | Discard(worker, step, first, count):
                 for shard in range(first, first + count):
-                    self._keep(step, shard, self._pending.pop((worker, step, shard)))
-            case Discard(worker, step, first, count):
-                for shard in range(first, first + count):
-                    self._give_back(self._pending.pop((worker, step, shard)))
+                    self._decide((worker, step, shard), is_kept=isinstance(effect, Keep))
             case Cancel(worker):
                 if (running := self._running.get(worker)) is not None:
                     self._transport.cancel(worker, running.ticket)
@@ -275,9 +272,12 @@ class ProcessesChannel:
         running = self._running.pop(worker)
         self._end(worker, running._replace(slot=None, more=()))
         slots = (running.slot, *running.more)
+        sums = summed(message, self.job.plan.shards_of(running.step))
         for place, (own, slot) in enumerate(zip((message, *more), slots, strict=True)):
             ticket = (worker, running.step, running.shard + place)
-            self._pending[ticket] = result_of(self._transport.arena, ticket, own, slot)
+            result = result_of(self._transport.arena, ticket, own, slot)
+            summed_in = sums.get(ticket[2])
+            self._pending[ticket] = summed_in.part(ticket[2], result) if summed_in else result
         self._events.append(Done(worker, running.step, running.shard))
 
     def _will_count(self, worker: int, message: Message) -> bool:
@@ -361,6 +361,20 @@ class ProcessesChannel:
         if not keep_slot:
             for slot in (running.slot, *running.more):
                 self._free_slot(slot)
+
+    def _decide(self, ticket: tuple[int, int, int], *, is_kept: bool) -> None:
+        result, (_, step, shard) = self._pending.pop(ticket), ticket
+        results = [(shard, result)]
+        if (within := result.within) is not None:
+            results, is_kept = within.decide(shard, result, is_kept=is_kept)
+            if is_kept and results and step in self._sums:
+                for other in within.taken_out(self._kept[step], self._sums[step]):
+                    self._give_back(other)
+        for shard, each in results:
+            if is_kept:
+                self._keep(step, shard, each)
+            else:
+                self._give_back(each)
 
     def _keep(self, step: int, shard: int, result: Result) -> None:
         leaves, gradient = self.job.plan.shards_of(step), result.sum.gradient

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from quorate.coordination.ownership import leaves
+from quorate.coordination.tree import Node, TreeSum
 from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.outputs.parcel import unpacked
@@ -29,6 +33,66 @@ class Result(NamedTuple):
 
     sum: ShardSum
     slot: int | None
+    within: Summed | None = None  # of a shard whose gradient is in a sum with others
+
+
+class Summed:
+    """Shards of a run whose gradients came as one sum, with the first of them: it counts or not.
+
+    It counts unless others were first with all of its shards. What others brought of some of them
+    is left out then: it is the same to the bit, and a sum cannot be taken apart.
+
+    Args:
+        node: whose shards they are.
+        of: V, the shards of the step.
+    """
+
+    def __init__(self, node: Node, of: int) -> None:
+        self.shards = leaves(node, of)
+        self._of = of
+        self._held: list[tuple[int, Result]] = []
+        self._counts = False
+
+    def part(self, shard: int, result: Result) -> Result:
+        """Return what there is of one shard: the gradient is the first one's."""
+        if shard != self.shards.start:
+            result.sum.gradient = None
+        return result._replace(within=self)
+
+    def decide(
+        self, shard: int, result: Result, *, is_kept: bool
+    ) -> tuple[list[tuple[int, Result]], bool]:
+        """Note whether a shard is to be kept; with the last, return all, and whether they are."""
+        self._held.append((shard, result))
+        self._counts = self._counts or is_kept
+        return (self._held if len(self._held) == len(self.shards) else [], self._counts)
+
+    def taken_out(
+        self, kept: deque[tuple[Node, Result]], tree: TreeSum[Result]
+    ) -> Iterator[Result]:
+        """Take out of the sum of a step what others brought of the shards, and yield it.
+
+        Nothing of it was added to shards beyond these, as some of these were not there.
+
+        Args:
+            kept: what is not added yet.
+            tree: the rest.
+        """
+        for node in [n for n in tree.parts if leaves(n, self._of).start in self.shards]:
+            yield tree.parts.pop(node)
+        for part in [part for part in kept if part[0][1] in self.shards]:
+            kept.remove(part)
+            yield part[1]
+
+
+def summed(message: Message, of: int) -> dict[int, Summed]:
+    """Return, by shard, which of a run came as sums, as a worker says.
+
+    Args:
+        of: V.
+    """
+    sums = [Summed((level, index), of) for level, index in message.get("sums", ())]
+    return {shard: each for each in sums for shard in each.shards}
 
 
 def result_of(

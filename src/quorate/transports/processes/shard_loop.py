@@ -34,7 +34,7 @@ from quorate.transports.job import (
 )
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.program import Program
-from quorate.transports.processes.tensors import by_row, unpacked
+from quorate.transports.processes.tensors import by_row, sums_of, unpacked
 from quorate.transports.processes.wire import Message, Wire
 
 
@@ -214,7 +214,9 @@ class ShardLoop:
             self._wire.send({**answer, **self._arena.recorded(self._number)})
             return
         said, *more = map(_said, results)
-        run = {"more": more} if more else {}
+        run: Message = {"more": more} if more else {}
+        if more and slots[0] is not None:
+            run |= sums_of(results, first, open_job.job.plan.shards_of(step))
         rows, memory = by_row(results)
         fds = [] if memory is None else [memory.fd]
         spans = self._arena.recorded(self._number)

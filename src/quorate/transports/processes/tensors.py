@@ -11,6 +11,7 @@ from math import prod
 
 import torch
 
+from quorate.coordination.host_sums import whole_subtrees
 from quorate.machine.shared_memory import Segment
 from quorate.replica.outputs import parcel
 from quorate.replica.shard_sum import ShardSum
@@ -52,6 +53,18 @@ def unpacked(message: Message) -> list[Tensors]:
             shard[name], at = tensor, at + nbytes
         shards.append(shard)
     return shards
+
+
+def sums_of(results: Sequence[ShardSum], first: int, of: int) -> Message:
+    """Return which shards of a run have one gradient, the sum of theirs, if a replica added them.
+
+    Args:
+        first: shard of the run.
+        of: V, the shards of the step.
+    """
+    if all(result.gradient is not None for result in results):
+        return {}
+    return {"sums": whole_subtrees(range(first, first + len(results)), of)}
 
 
 def by_row(results: Sequence[ShardSum]) -> tuple[Message, Segment | None]:

@@ -5,7 +5,10 @@ of a training step it deals to a process for each of its devices, a run at a tim
 is, bit for bit, what it would have computed itself: the first shard is computed in both ways, and a
 model for which that does not hold is refused.
 
-Legend: p devices, S stages, m shards of a run.
+Gradients of a run each stage adds up itself, its own part of them, in the order of the tree of
+shards. So what is held of them is a few sums, however many shards there are.
+
+Legend: p devices, S stages, V shards of a step, m shards of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from typing import Any, NamedTuple
 
 from quorate.coordination.schedules import SCHEDULES
 from quorate.errors import LossError, SettingError, WorkerError
-from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
 from quorate.replica.model import bind
@@ -31,17 +33,18 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 from quorate.transports import remote_error
+from quorate.transports.stages.gradient_pool import GradientPool, Lent
 from quorate.transports.stages.links import GoneError, Links
 from quorate.transports.stages.process import Device, Micro, Shared, device_of, tell_failed
 from quorate.transports.stages.stage_processes import StageProcesses
 
-MOST_AT_FIRST = 32  # shards of a run that there is room for, until a longer one comes
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
 
 
 class Given(NamedTuple):
     """One shard of a run, for a pipelined replica."""
 
+    shard: int  # its number in its step
     batch: Any
     rows: int
     seed: int
@@ -74,6 +77,7 @@ class Pipelined(Replica):
         self._devices = len(self.group)
         self._graphs_of_stages: tuple[StageGraph, ...] = ()
         self._processes: StageProcesses | None = None
+        self._pool: GradientPool | None = None
         self._is_compared = False
 
     def changed(self) -> None:
@@ -88,12 +92,27 @@ class Pipelined(Replica):
         if processes is not None:
             processes.close()
 
-    def gradients(self, given: Sequence[Given], stream: Stream) -> list[ShardSum]:
+    def recycle(self, shard_sum: ShardSum) -> None:
+        """Take back the memory of a sum that nobody reads any more."""
+        gradient, shard_sum.gradient = shard_sum.gradient, None
+        if gradient is None or self._pool is None:
+            return
+        # Others are not kept: of a shard that was computed in one piece, as few are, or of a pool
+        # that was too small.
+        if (number := self._pool.number_of(gradient)) is not None:
+            self._pool.give_back((number,))
+
+    def gradients(self, given: Sequence[Given], stream: Stream, of: int) -> list[ShardSum]:
         """Compute forward and backward over a run of shards: see ``Replica.gradient``. Blocks.
 
         Args:
-            given: the shards.
+            given: the shards, which follow each other.
             stream: the calling thread's.
+            of: V.
+
+        Returns:
+            What each shard yields, but for gradients: the first shard of each maximal subtree of
+            the run has the sum of all in it, and the others have none.
 
         Raises:
             UserError: the model cannot be cut so, or has other bits in stages.
@@ -103,9 +122,20 @@ class Pipelined(Replica):
         given[0].at("forward")
         if not self._graphs_of_stages:
             self._graphs_of_stages = self._cut(given[0], stream)
+        if not self._is_compared:
+            (first,) = self._through(given[:1], of)
+            self._compare(given[0], first, stream)
+            self._is_compared = True
+            if len(given) == 1:
+                return [first]
+            self.recycle(first)
+        return self._through(given, of)
+
+    def _through(self, given: Sequence[Given], of: int) -> list[ShardSum]:
+        """Have a run flow through the stages, however often processes are killed."""
         for _ in range(MOST_LOST):
             try:
-                sums = self._flow(given)
+                return self._flow(given, of)
             except GoneError as gone:
                 self.close()
                 self._notes.add(
@@ -115,11 +145,6 @@ class Pipelined(Replica):
             except BaseException:
                 self.close()  # they may be anywhere in the run
                 raise
-            else:
-                if not self._is_compared:
-                    self._compare(given[0], sums[0], stream)
-                    self._is_compared = True
-                return sums
         raise WorkerError(f"processes of stages ended {MOST_LOST} times in one run of shards")
 
     # --- the cut ----------------------------------------------------------------------------------
@@ -180,13 +205,26 @@ class Pipelined(Replica):
 
     # --- a run ------------------------------------------------------------------------------------
 
-    def _flow(self, given: Sequence[Given]) -> list[ShardSum]:
-        if self._processes is not None and self._processes.most < len(given):
-            self.close()
+    def _flow(self, given: Sequence[Given], of: int) -> list[ShardSum]:
+        run = range(given[0].shard, given[0].shard + len(given))
+        pool, lent = self._lent(run, of)
+        numbers = {*lent.numbers}
+        try:
+            shards = self._computed(given, lent)
+            for shard, number in lent.sums:
+                each, summed = given[shard], pool.vectors[number]
+                shards[shard].gradient = self._handed_over(each, summed)
+                if each.into is None:
+                    numbers.remove(number)
+            return shards
+        finally:
+            pool.give_back(numbers)
+
+    def _computed(self, given: Sequence[Given], lent: Lent) -> list[ShardSum]:
+        """Compute the shards of a run; gradients are in the vectors of the pool."""
         if self._processes is None:
-            self._processes = self._start(max(len(given), MOST_AT_FIRST))
-        processes, stages = self._processes, range(len(self._graphs_of_stages))
-        links, shards = processes.links, range(len(given))
+            self._processes = self._start()
+        stages, links = range(len(self._graphs_of_stages)), self._processes.links
         # 1. What the parent alone knows: values of buffers, and the rows.
         buffers = {}
         if self._buffers.are_any:
@@ -194,21 +232,28 @@ class Pipelined(Replica):
             buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
         rows = SCHEDULES[self._split.schedule](len(stages), len(given), devices=self._devices)
         for device, row in enumerate(rows):
-            links.send(device, "run", (row, len(given), buffers))
+            links.send(device, "run", (row, lent.puts, buffers))
         for each in given:
             for device in range(self._devices):
                 links.send(device, "micro", Micro(each.batch, each.rows, each.seed))
         # 2. Each shard from each stage.
         sums = []
-        for shard in shards:
-            given[shard].at("backward")
+        for shard, each in enumerate(given):
+            each.at("backward")
             forward = [self._answer("forward", stage, shard) for stage in stages]
             backward = [self._answer("backward", stage, shard) for stage in stages]
-            given[shard].at("pushing")
-            sums.append(
-                self._sum(given[shard], processes.shared.gradients[shard], forward, backward)
-            )
+            each.at("pushing")
+            sums.append(self._sum(forward, backward))
         return sums
+
+    def _handed_over(self, given: Given, summed: Flat) -> Flat:
+        """Return a sum of gradients, which is where it was asked for."""
+        for name in self._turn.trained.keys() - self._in_stages:
+            summed.views[name].zero_()
+        if given.into is None:
+            return summed
+        given.into.copy_(summed)
+        return given.into
 
     def _answer(self, what: str, stage: int, shard: int) -> dict[str, Any]:
         assert self._processes is not None
@@ -226,24 +271,14 @@ class Pipelined(Replica):
         return f"from {self._split.names[stage - 1]} on" if stage else "the first modules"
 
     def _sum(
-        self,
-        given: Given,
-        slot: Flat,
-        forward: Sequence[Mapping[str, Any]],
-        backward: Sequence[Mapping[str, Any]],
+        self, forward: Sequence[Mapping[str, Any]], backward: Sequence[Mapping[str, Any]]
     ) -> ShardSum:
-        """Put together what a shard yields."""
+        """Put together what a shard yields beside its gradient."""
         outcome = forward[-1]
         weight = outcome["weight"]
         has = {name for said in backward for name in said["has"]}
         if weight > 0 and not has:
             self._turn.refuse()
-        for name in self._turn.trained.keys() - self._in_stages:
-            slot.views[name].zero_()
-        gradient = given.into
-        if gradient is None:
-            gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
-        gradient.copy_(slot)
         change = integer_buffers = None
         if self._buffers.are_any:
             self._set_pulled(self._buffers)
@@ -257,7 +292,6 @@ class Pipelined(Replica):
         return ShardSum(
             weight=weight,
             metrics=outcome["metrics"],
-            gradient=gradient,
             buffers=change,
             integer_buffers=integer_buffers,
             missing=frozenset(self._turn.trained.keys() - has) if weight else None,
@@ -266,17 +300,24 @@ class Pipelined(Replica):
 
     # --- processes --------------------------------------------------------------------------------
 
-    def _start(self, most: int) -> StageProcesses:
-        """Start the processes, for runs of at most so many shards."""
-        graphs = self._graphs_of_stages
+    def _lent(self, run: range, of: int) -> tuple[GradientPool, Lent]:
+        """Return the pool, and what a run has of it; a new one if it is too small."""
+        lent = None if self._pool is None else self._pool.lend(run, of)
+        if self._pool is None or lent is None:
+            self.close()  # processes see the one that they were forked with
+            self._pool = GradientPool(self._layout, run, of)
+            lent = self._pool.lend(run, of)
+            assert lent is not None
+        return self._pool, lent
+
+    def _start(self) -> StageProcesses:
+        """Start the processes."""
+        graphs, pool = self._graphs_of_stages, self._pool
+        assert pool is not None
         plan = routes(graphs)
         self._in_stages = {name for route in plan for name in route.owned}
-        # As much as the longest run may want: pages are taken when they are first written.
-        nbytes = -(-max(1, self._layout.nbytes) // 4096) * 4096
-        memory = Segment(most * nbytes)
-        shared = Shared([self._layout.over(memory, n * nbytes) for n in range(most)])
         return StageProcesses(
-            self._devices, shared, lambda *which: self._serve(graphs, plan, *which)
+            self._devices, Shared(pool.vectors), lambda *which: self._serve(graphs, plan, *which)
         )
 
     def _serve(
@@ -300,9 +341,9 @@ class Pipelined(Replica):
             device = Device(number, self._devices, stages, links, shared)
             try:
                 while True:
-                    _, (row, shards, buffers) = links.take("run")
+                    _, (row, puts, buffers) = links.take("run")
                     self._set_pulled = Restored(self.model, buffers)
-                    device.run(row, shards)
+                    device.run(row, puts)
             except GoneError:
                 return  # the parent decides
             except BaseException as error:  # the edge of the process

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quorate.coordination.run_sums import Put
 from quorate.coordination.schedules import Row, Work
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
@@ -41,7 +42,7 @@ class Micro(NamedTuple):
 class Shared:
     """What the parent and all processes of a replica have in common, in shared memory."""
 
-    gradients: Sequence[Flat]  # one for each shard of the longest run
+    gradients: Sequence[Flat]  # sums of shards, by place
 
 
 def device_of(stage: int, devices: int) -> int:
@@ -68,11 +69,18 @@ class Device:
         self._links = links
         self._shared = shared
         self._micros: list[Micro] = []
+        self._puts: Sequence[Put] = ()
+        self._stretches: dict[tuple[int, int], list[torch.Tensor]] = {}  # by stage and place
         self.at: tuple[int, int] = (0, 0)  # the stage and the shard that it is at
 
-    def run(self, row: Row, shards: int) -> None:
-        """Compute the device's row of a run of shards, whose batches are on their way."""
-        self._micros = []
+    def run(self, row: Row, puts: Sequence[Put]) -> None:
+        """Compute the device's row of a run of shards, whose batches are on their way.
+
+        Args:
+            puts: what becomes of the gradient of each shard, in their order: stages go backward
+                in that.
+        """
+        self._micros, self._puts = [], puts
         for work, stage, shard in row:
             self.at = (stage, shard)
             if work is Work.FORWARD:
@@ -81,7 +89,7 @@ class Device:
                 self._forward(self._stages[stage], shard)
             else:
                 self._backward(self._stages[stage], shard)
-        while len(self._micros) < shards:
+        while len(self._micros) < len(puts):
             self._micros.append(self._links.take("micro")[1])
 
     def _forward(self, stage: Stage, shard: int) -> None:
@@ -114,14 +122,16 @@ class Device:
         back = stage.backward(shard, receive)
         for to, returned in back.to.items():
             self._send(("backward", number, to, shard), returned)
-        self._write(stage, shard, back)
+        put = self._puts[shard]
+        self._write(stage, put.place, back)
+        self._add(stage, put)
         said = {"has": sorted(back.gradients)}
         self._links.send(PARENT, ("done", "backward", number, shard), said)
 
     @torch.no_grad()
-    def _write(self, stage: Stage, shard: int, back: Back) -> None:
+    def _write(self, stage: Stage, place: int, back: Back) -> None:
         """Write the stage's part of a shard's weighted gradient, as ``Flat.fill`` does."""
-        views = self._shared.gradients[shard].views
+        views = self._shared.gradients[place].views
         for name in stage.route.owned:
             if (view := views.get(name)) is None:
                 continue  # it is not trained
@@ -132,6 +142,23 @@ class Device:
             view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             if back.weight != 1.0:
                 view.mul_(back.weight)
+
+    @torch.no_grad()
+    def _add(self, stage: Stage, put: Put) -> None:
+        """Make the additions that a shard is the last one of, of the stage's part alone."""
+        for left, right in put.additions:
+            own = self._own(stage, left), self._own(stage, right)
+            for mine, theirs in zip(*own, strict=True):
+                mine.add_(theirs)
+
+    def _own(self, stage: Stage, place: int) -> list[torch.Tensor]:
+        """Return the stretches of a vector that are a stage's."""
+        key = (stage.graph.index, place)
+        if key not in self._stretches:
+            flat = self._shared.gradients[place]
+            names = [name for name in stage.route.owned if name in flat.views]
+            self._stretches[key] = [stretch for stretch, _ in flat.runs(names)]
+        return self._stretches[key]
 
     def _send(self, key: _Key, value: Any) -> None:
         to = device_of(key[2], self._devices)

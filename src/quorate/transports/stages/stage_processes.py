@@ -31,8 +31,6 @@ class StageProcesses:
     def __init__(
         self, devices: int, shared: Shared, serve: Callable[[int, Links, Shared], None]
     ) -> None:
-        self.shared = shared
-        self.most = len(shared.gradients)
         ends: dict[int, dict[int, socket.socket]] = {n: {} for n in (PARENT, *range(devices))}
         for one, other in combinations(ends, 2):
             ends[one][other], ends[other][one] = socket.socketpair()
