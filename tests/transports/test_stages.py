@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +14,7 @@ from itertools import islice
 from multiprocessing import active_children, current_process
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from support.digests import digest_of
@@ -19,7 +23,7 @@ from support.references import References
 from torch import nn
 
 import quorate
-from quorate.errors import QuorateError, UserError
+from quorate.errors import ExitError, QuorateError, UserError
 
 UPDATES = 3
 
@@ -172,23 +176,60 @@ def test_a_stage_that_is_killed(unsplit: str, phase: str) -> None:
 
 @pytest.mark.slow
 def test_a_stage_that_is_killed_again_and_again() -> None:
-    with lives(50) as counts, pytest.raises(QuorateError, match="ended 3 times in one run"):
+    with (
+        lives(50) as counts,
+        pytest.raises(QuorateError, match="ended 3 times in one run") as raised,
+    ):
         trained("embedding", loss=killing("forward", counts))
+    how = "the last, of stage 1 of 2 (from embedding on), was killed by signal 9 (SIGKILL)"
+    assert how in str(raised.value)
+
+
+def divides_by_zero() -> None:
+    raise ZeroDivisionError("in the loss")
+
+
+def takes_too_much() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def takes_little_by_little() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    taken = psutil.Process().memory_info().data
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + (64 << 20), before[1]))
+    _ = [torch.ones(1 << 20, dtype=torch.uint8) for _ in range(1000)]  # more than it leaves
+
+
+def exits() -> None:
+    sys.exit(7)
 
 
 @pytest.mark.slow
-def test_what_a_stage_raises_names_the_stage() -> None:
+@pytest.mark.parametrize(
+    ("does", "error", "text"),
+    [
+        (divides_by_zero, ZeroDivisionError, "in the loss"),
+        (takes_too_much, RuntimeError, "allocate"),
+        (takes_little_by_little, RuntimeError, "allocate"),
+        (exits, ExitError, r"sys.exit\(7\) was called .* in stage 1, shard 0"),
+    ],
+)
+def test_what_a_stage_raises_names_the_stage(
+    does: Callable[[], None], error: type[Exception], text: str
+) -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
         returned = EVERYTHING.loss(model, batch)
         if current_process().name == "quorate-stage-1":
-            raise ZeroDivisionError("in the loss")
+            does()
         return returned
 
-    with pytest.raises(ZeroDivisionError, match="in the loss") as raised:
+    with pytest.raises(error, match=text) as raised:
         trained("embedding", loss=loss)
     notes = "\n".join(raised.value.__notes__)
     assert "stage 1 of 2 (from embedding on)" in notes
     assert "step 0, shard 0" in notes
+    assert ("out of memory on cpu" in notes) == (error is RuntimeError)
+    assert not [p for p in active_children() if p.name.startswith("quorate-stage")]
 
 
 def twice(model: nn.Module, batch: list[torch.Tensor]) -> Any:
@@ -212,6 +253,12 @@ def past_the_model(model: Any, batch: list[torch.Tensor]) -> Any:
     return loss + model.norm(torch.ones(2, 4, 3, 3)).sum()  # buffers of the first stage
 
 
+def by_chance(model: nn.Module, batch: list[torch.Tensor]) -> Any:
+    returned = EVERYTHING.loss(model, batch)
+    random.random()  # to no effect in this shard; who knows of the next one
+    return returned
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -224,6 +271,16 @@ def past_the_model(model: Any, batch: list[torch.Tensor]) -> Any:
         ({"precision": "fp16"}, "expected none, as precision is fp16"),
         ({"compile": True}, "expected none, as the model is compiled"),
         ({"pipeline": "2f2b"}, "pipeline: got '2f2b', expected"),
+        ({"split": ("lstm", "lstm")}, "expected at least one name, each once; name modules"),
+        (
+            {"split": ("convolution",)},
+            "between the model and convolution: .* cut before one of norm",
+        ),
+        ({"split": ("unused",)}, "forward does not call unused with this batch; cut before one of"),
+        (
+            {"loss": by_chance},
+            "the loss draws from Python's random .*; draw from torch's",
+        ),
         ({"loss": twice}, "the loss called the model 2 times, expected once"),
         ({"loss": past_the_model}, "split: got 'other values of buffers through the stages"),
     ],

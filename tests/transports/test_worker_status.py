@@ -68,6 +68,19 @@ def test_what_goes_on_is_no_new_phase() -> None:
     assert sheet.read().shards == 2
 
 
+def test_the_stage_that_is_waited_for_belongs_to_a_phase() -> None:
+    sheet = Timesheet(bytearray(Timesheet.SIZE))
+    sheet.tell("forward", 0, 1)
+    since = sheet.read().since
+    assert sheet.read().stage == -1
+    sheet.waits_for(2)
+    sheet.waits_for(1)
+    sheet.tell("forward", 0, 1)  # goes on
+    assert (sheet.read().stage, sheet.read().since) == (1, since)
+    sheet.tell("backward")
+    assert sheet.read().stage == -1
+
+
 def test_another_life_goes_on_with_the_same_sheet() -> None:
     memory = Segment(3 * Timesheet.SIZE)
     first, other = (Timesheet(memory.map, n * Timesheet.SIZE) for n in (1, 2))

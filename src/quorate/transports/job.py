@@ -15,7 +15,6 @@ from quorate.coordination.plan import Plan, abridged
 from quorate.data.feed import CPU, Feed
 from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
-from quorate.errors import ExitError, cut
 from quorate.machine import out_of_memory
 from quorate.machine.left import LeftError
 from quorate.replica.flat import Flat
@@ -27,7 +26,9 @@ from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Tensors
 from quorate.transports.amendments import Amendments
 from quorate.transports.drawing import drawing as drawing
-from quorate.transports.stages.pipelined import Given, Pipelined
+from quorate.transports.exits import exited
+from quorate.transports.stages.given import Given, Rows, no_stage
+from quorate.transports.stages.pipelined import Pipelined
 from quorate.transports.tracing.trace import current
 
 
@@ -44,6 +45,7 @@ class Task(NamedTuple):
     into: Flat | None = None  # where the gradient is written; None: a vector of the replica's own
     at: Phase = no_phase  # told the name of each phase when it begins; it may raise NotWanted
     beside: Tensors | None = None  # see ``Job.beside``; None: it is the job's own to know
+    waits_for: Callable[[int], None] = no_stage  # told a stage of the replica that takes long
 
 
 class Original(NamedTuple):
@@ -283,21 +285,6 @@ def _exited(error: SystemExit, task: Task) -> BaseException:
     return exited(error, f"worker {task.worker}, step {task.step}, shard {task.shard}")
 
 
-def exited(error: SystemExit, where: str) -> ExitError:
-    """Return the error that an end of the program is, where a shard is computed.
-
-    Args:
-        where: which shard that was, and whose.
-    """
-    code = error.code if isinstance(error.code, int) and error.code % 256 else 1
-    given = "" if error.code is None else cut(repr(error.code))
-    message = (
-        f"sys.exit({given}) was called by the code that computes a shard, in {where}; raise an "
-        "exception there, or call stop() of the trainer in a callback"
-    )
-    return ExitError(message, code)
-
-
 def class_name(job: Job) -> str:
     """Return the name by which ``class_of`` finds the job's class in another process."""
     kind = type(job)
@@ -344,11 +331,12 @@ class Training(Job):
             return super().compute_run(replica, stream, feed, tasks, **how)
         batches = [self._fetched(replica, feed, task) for task in tasks]
         self._pulled(replica, tasks[0], how["snapshot"])
-        step = tasks[0].step
-        given = [
-            Given(t.shard, b.data, len(b.rows), shard_seed(self.plan, step, t.shard), t.into, t.at)
-            for b, t in zip(batches, tasks, strict=True)
-        ]
+        step, given = tasks[0].step, []
+        for b, t in zip(batches, tasks, strict=True):
+            replica.called.place(self.plan, step, b.rows)
+            rows = Rows(b.data, replica.called.at)
+            seed = shard_seed(self.plan, step, t.shard)
+            given.append(Given(t.shard, rows, len(b.rows), seed, t.into, t.at, t.waits_for))
         return replica.gradients(given, stream, self.plan.shards_of(step))
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:

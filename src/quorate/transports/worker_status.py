@@ -17,9 +17,10 @@ PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 _NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 
 # Version; phase, step, shard; when the phase began, time.monotonic(), or 0 if none has; shards
-# begun; seconds in each phase before this one.
-_FIELDS = f"qqqqdq{len(PHASES)}d"
-_BEFORE = 6  # fields before the seconds
+# begun; the stage that is waited for, or -1; seconds in each phase before this one.
+_FIELDS = f"qqqqdqq{len(PHASES)}d"
+_BEFORE = 7  # fields before the seconds
+_STAGE = _BEFORE - 1
 _COUNT = _BEFORE + len(PHASES)
 _ENTRY = struct.Struct(f"<{_FIELDS}")
 _BOTH = struct.Struct(f"<{_FIELDS}{_FIELDS}")
@@ -40,6 +41,7 @@ class WorkerStatus(NamedTuple):
     since: float  # when the phase began, time.monotonic()
     seconds: dict[str, float]  # in each of PHASES so far, the present one included
     shards: int  # begun so far
+    stage: int = -1  # of a replica in stages: that it has waited for; -1: none
     host: str | None = None  # where there are several
     is_elsewhere: bool = False  # on another host, or in another container: it has no pid here
 
@@ -63,6 +65,7 @@ class Doing(NamedTuple):
     since: float
     seconds: dict[str, float]
     shards: int
+    stage: int = -1
 
     @property
     def is_late(self) -> bool:
@@ -113,8 +116,16 @@ class Timesheet:
             last[_BEFORE + was] += now - since
             if self._log is not None:
                 self._log.phase(PHASES[was], old_step, old_shard, since, now)
-        last[1:_BEFORE] = number, step, shard, now, shards + (phase == "fetching")
+        last[1:_BEFORE] = number, step, shard, now, shards + (phase == "fetching"), -1
         self._write(*last)
+
+    def waits_for(self, stage: int) -> None:
+        """Note that the phase goes on, as a stage takes long. Does not block."""
+        last = self._last = [*self._newest()]
+        if last[_STAGE] != stage:
+            last[0] += 1
+            last[_STAGE] = stage
+            self._write(*last)
 
     def record(self, job: str | None, step: int = 0, shard: int = 0) -> None:
         """Have what is told from now on be noted as spans, of a job; None: not any more.
@@ -148,7 +159,7 @@ class Timesheet:
         took_s = max(0.0, time.monotonic() - doing.since)
         seconds = [doing.seconds[p] - took_s * (p == doing.phase) for p in PHASES]
         number = _NUMBERS[doing.phase]
-        entry = (number, doing.step, doing.shard, doing.since, doing.shards)
+        entry = (number, doing.step, doing.shard, doing.since, doing.shards, doing.stage)
         self._write(version + 1, *entry, *seconds)
 
     def _write(self, version: int, *rest: float) -> None:
@@ -160,10 +171,10 @@ class Timesheet:
 
     def read(self) -> Doing:
         """Return what it is at. Any thread of any process may ask; does not block."""
-        _, phase, step, shard, since, shards, *seconds = self._newest()
+        _, phase, step, shard, since, shards, stage, *seconds = self._newest()
         seconds[phase] += max(0.0, time.monotonic() - since)
         spent = dict(zip(PHASES, seconds, strict=True))
-        return Doing(PHASES[phase], step, shard, since, spent, shards)
+        return Doing(PHASES[phase], step, shard, since, spent, shards, stage)
 
     def _newest(self) -> tuple[Any, ...]:
         while True:

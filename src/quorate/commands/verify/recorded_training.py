@@ -55,7 +55,7 @@ class RecordedTraining(Training):
         return {**super().options(), "folder": str(self._folder)}
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
-        worker, step, shard, into, at, _ = task
+        worker, step, shard, into, at, *_ = task
         writer = f"worker-{worker}"
         if step == self._twice_in and self._tried[id(replica)] < MOST_TWICE:
             self._tried[id(replica)] += 1

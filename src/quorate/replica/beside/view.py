@@ -31,6 +31,11 @@ class View:
         self._modules: dict[str, torch.nn.Module] = {}
         self._stale: set[str] = set()  # modules that have other values
 
+    @property
+    def values(self) -> Values | None:
+        """What the next shards read; None: what is set in this process."""
+        return self._values
+
     def take(self, values: Values) -> None:
         """Have the next shards read these."""
         if values is self._values:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,15 +59,21 @@ def cut(
     if missed:
         called = _called_below(model, missed[0], args, kwargs)
         why = f"forward does not call {missed[0]} with this batch"
-        raise CutError(why, f"cut before one of {listed(called)}")
+        of_functions = {module for _, module in trace.inside_functions}
+        if not of_functions.isdisjoint({points[missed[0]], *_around(model, missed[0])}):
+            why = f"{missed[0]} is called by a function, as torch's checkpoint, which is not cut"
+        raise CutError(why, _instead(called))
     stages = dealt(model, trace)
     trace.forget()
     for stage, begins in zip(stages, ("the model", *trace.reached), strict=True):
         if not stage.modules and not stage.parameters and len(stages) > 1:
             follows = trace.reached[stage.index] if stage.index < len(stages) - 1 else "the end"
             why = f"no module is called between {begins} and {follows}: a stage would have no work"
-            raise CutError(why, f"cut before one of {listed(candidates(model, args, kwargs))}")
-    return stages
+            raise CutError(why, _instead(candidates(model, args, kwargs)))
+    return tuple(
+        replace(stage, begins=name)
+        for stage, name in zip(stages, ("", *trace.reached), strict=True)
+    )
 
 
 def candidates(
@@ -137,6 +144,19 @@ def _named(model: nn.Module, name: str) -> nn.Module:
     return modules[name]
 
 
+def _around(model: nn.Module, name: str) -> list[nn.Module]:
+    """Return the modules that a module lies in, but for the model itself."""
+    words = name.split(".")
+    return [model.get_submodule(".".join(words[:count])) for count in range(1, len(words))]
+
+
+def _instead(names: Sequence[str]) -> str:
+    """Return what to do about a cut that cannot be, with the names that fit."""
+    if not names:
+        return "leave split out: forward calls no other module that it could be cut before"
+    return f"cut before one of {listed(names)}"
+
+
 def _called_below(
     model: nn.Module, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Sequence[str]:
@@ -149,6 +169,6 @@ def _called_below(
 def listed(names: Sequence[str]) -> str:
     """Return names of modules as a message has them."""
     if not names:
-        return "no other: it calls a single module"
+        return "no module"
     more = "" if len(names) <= MOST_NAMED else f" and {len(names) - MOST_NAMED} more"
     return ", ".join(names[:MOST_NAMED]) + more

@@ -8,10 +8,8 @@ from typing import Any
 
 from quorate.errors import SettingError
 from quorate.machine.devices import Group
-from quorate.replica.beside.shared import are_any
 from quorate.replica.computing import Computing
 from quorate.replica.flat import Layout
-from quorate.replica.loss import Called
 from quorate.replica.phases.turn import Turn
 from quorate.replica.whole_batch.gather import Gather
 
@@ -27,7 +25,6 @@ class Split:
         self,
         computing: Computing,
         turn: Turn,
-        called: Called,
         gradients: Layout,
         options: Mapping[str, Any],
     ) -> None:
@@ -36,7 +33,6 @@ class Split:
         Args:
             computing: how the replica computes.
             turn: its loss functions.
-            called: how they are called.
             gradients: the layout of gradients.
             options: further ones of the replica.
 
@@ -47,8 +43,6 @@ class Split:
             "the loss has phases": turn.has_phases,
             "the loss is over the whole batch": isinstance(options["loss"], Gather),
             "gradients of tables are kept by rows": bool(gradients.tables),
-            "the script has a Shared": are_any(),
-            "the loss has a third parameter": called.asks_for_at,
             "the model is compiled": computing.compile,
             "operators are placed softly, or logged": computing.soft_placement
             or computing.log_placement,

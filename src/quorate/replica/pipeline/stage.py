@@ -24,6 +24,7 @@ from quorate.replica.pipeline.boundary import (
     passed,
     roots_of,
 )
+from quorate.replica.pipeline.draws import none_drawn
 from quorate.replica.pipeline.routes import Route
 from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
 from quorate.replica.streams import Stream
@@ -113,7 +114,7 @@ class Stage:
             raise Unwound
 
         try:
-            with _forward_is(self._computing.model, call):
+            with none_drawn(), _forward_is(self._computing.model, call):
                 shard.outcome = self._computing.read(batch, rows)
         except Unwound:
             pass

@@ -47,6 +47,7 @@ class StageGraph:
     buffers: tuple[str, ...]  # owned, as parameters are
     writes: tuple[str, ...]  # of ``takes``, what this stage writes in place
     modules: tuple[str, ...]  # that it calls, in the order of their first calls
+    begins: str = ""  # the module that was named; "": it is the first stage
 
     @property
     def is_last(self) -> bool:

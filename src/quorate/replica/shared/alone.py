@@ -47,7 +47,7 @@ class Alone:
         Returns:
             Its result; None if that does not count: compute them one by one.
         """
-        with self._modes_put_back():
+        with self.modes_put_back():
             self._modes = switches.ThreadModes()
             try:
                 return self.turns.together(work)
@@ -55,8 +55,9 @@ class Alone:
                 self._modes = None
 
     def _run(self, work: Callable[[Reseed], T], reseed: Reseed) -> T:
-        with self._modes_put_back():
+        with self.modes_put_back():
             return work(reseed)
 
-    def _modes_put_back(self) -> AbstractContextManager[object]:
+    def modes_put_back(self) -> AbstractContextManager[object]:
+        """Return a block in which a shard is computed, whatever it does to the thread's modes."""
         return switches.of_a_shard(named=self._named, scripted=self._scripted)

@@ -38,7 +38,7 @@ from quorate.replica.witness.kept import changed, kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.replica.witness.yields import Yield, yield_of
 from quorate.training.state import State
-from quorate.transports.job import exited
+from quorate.transports.exits import exited
 
 Watching = Callable[[], AbstractContextManager[None]]
 

@@ -107,8 +107,8 @@ class Beat(NamedTuple):
             heard_at - self.lasted_s,
             dict(zip(PHASES, self.seconds, strict=True)),
             self.shards,
-            member.host if show_host else None,
-            member.mark != own_mark,
+            host=member.host if show_host else None,
+            is_elsewhere=member.mark != own_mark,
         )
 
     @property

@@ -322,6 +322,10 @@ class Arena:
         """Say what this worker is at; the coordinator may while there is no process of it."""
         self._sheets[worker].tell(phase, step, shard)
 
+    def waits_for(self, worker: int, stage: int) -> None:
+        """Say for which stage of its replica this worker waits."""
+        self._sheets[worker].waits_for(stage)
+
     def record(self, worker: int, job: str | None, step: int, shard: int) -> None:
         """Have what this worker tells be noted as spans of a job; None: not any more."""
         self._sheets[worker].record(job, step, shard)

@@ -91,6 +91,8 @@ class Attempt:
         if doing.phase in ("starting", "waiting"):
             return reason
         reason += f" in step {doing.step}, shard {doing.shard}, {doing.phase}"
+        if doing.stage >= 0:
+            reason += f" in stage {doing.stage}"
         return reason if self.kill_reason is None else f"{reason} for {now - doing.since:.0f} s"
 
 

@@ -186,7 +186,14 @@ class ShardLoop:
             self._arena.tell(self._number, phase, *open_job.job.ticket(step, shard))
 
         tasks = [
-            Task(self._number, step, shard, None if into is None else into.flat, partial(at, shard))
+            Task(
+                self._number,
+                step,
+                shard,
+                None if into is None else into.flat,
+                partial(at, shard),
+                waits_for=partial(self._arena.waits_for, self._number),
+            )
             for shard, into in enumerate(slots, start=first)
         ]
         if "blob" in message:

@@ -71,6 +71,14 @@ class Links:
         Raises:
             GoneError: a process at another end is gone, and nothing of this is here.
         """
+        taken = self.take_soon(*keys)
+        assert taken is not None
+        return taken
+
+    def take_soon(
+        self, *keys: Hashable, within_s: float | None = None
+    ) -> tuple[Hashable, Any] | None:
+        """Do as ``take``; return None if nothing comes for so long. None: wait for ever."""
         with self._changed:
             while True:
                 for key in ("problem", *keys):
@@ -83,7 +91,8 @@ class Links:
                         return key, value
                 if self._gone:
                     raise GoneError(self._gone[0])
-                self._changed.wait()
+                if not self._changed.wait(within_s):
+                    return None
 
     def close(self) -> None:
         """Close all ends; threads that read end by it."""

@@ -13,9 +13,9 @@ Legend: p devices, S stages, V shards of a step, m shards of a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from quorate.coordination.schedules import SCHEDULES
 from quorate.errors import LossError, SettingError, WorkerError
@@ -28,28 +28,26 @@ from quorate.replica.pipeline.routes import Route, routes
 from quorate.replica.pipeline.split import Split
 from quorate.replica.pipeline.stage import FIX, Computing, Stage
 from quorate.replica.pipeline.stage_graph import StageGraph
-from quorate.replica.replica import Phase, Replica
+from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
-from quorate.transports import remote_error
+from quorate.transports.stages.given import Given, Rows
 from quorate.transports.stages.gradient_pool import GradientPool, Lent
 from quorate.transports.stages.links import GoneError, Links
-from quorate.transports.stages.process import Device, Micro, Shared, device_of, tell_failed
+from quorate.transports.stages.process import (
+    Device,
+    Micro,
+    Shared,
+    device_of,
+    failure,
+    next_run,
+    tell_failed,
+)
 from quorate.transports.stages.stage_processes import StageProcesses
 
+LOOK_S = 0.5  # after which it is asked which stage takes long
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
-
-
-class Given(NamedTuple):
-    """One shard of a run, for a pipelined replica."""
-
-    shard: int  # its number in its step
-    batch: Any
-    rows: int
-    seed: int
-    into: Flat | None  # as for ``Replica.gradient``
-    at: Phase
 
 
 class Pipelined(Replica):
@@ -66,7 +64,7 @@ class Pipelined(Replica):
         super().__init__(*args, own=own, **options)
         self._split = split
         self._notes = options["notes"]
-        split.require_fits(self._computing, self._turn, self.called, self._layout, options)
+        split.require_fits(self._computing, self._turn, self._layout, options)
         # Forks see what the parent writes into shared memory, and into no other.
         assert isinstance(self._flat, Flat)
         working = self._flat.layout.shared()
@@ -137,15 +135,20 @@ class Pipelined(Replica):
             try:
                 return self._flow(given, of)
             except GoneError as gone:
+                assert self._processes is not None
+                stage, how = self._processes.ended(gone.number)
                 self.close()
                 self._notes.add(
-                    f"the process of stage {gone.number} of a replica ended; the replica has new "
-                    "ones, and computes its shards anew"
+                    f"the process of stage {stage} of a replica {how}; the replica has new ones, "
+                    "and computes its shards anew"
                 )
             except BaseException:
                 self.close()  # they may be anywhere in the run
                 raise
-        raise WorkerError(f"processes of stages ended {MOST_LOST} times in one run of shards")
+        raise WorkerError(
+            f"processes of stages ended {MOST_LOST} times in one run of shards; the last, of "
+            f"{self._named(stage)}, {how}"
+        )
 
     # --- the cut ----------------------------------------------------------------------------------
 
@@ -166,7 +169,7 @@ class Pipelined(Replica):
         handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
         try:
             with self.watched(afresh):
-                self.recycle(self.gradient(given.batch, given.rows, stream, given.seed))
+                self.recycle(self._in_one_piece(given, stream))
         finally:
             handle.remove()
         if len(calls) != 1:
@@ -182,7 +185,7 @@ class Pipelined(Replica):
         Raises:
             SettingError: they are others.
         """
-        whole = self.gradient(given.batch, given.rows, stream, given.seed)
+        whole = self._in_one_piece(given, stream)
         assert whole.gradient is not None
         assert through.gradient is not None
         differing = [
@@ -202,6 +205,10 @@ class Pipelined(Replica):
         expected = "a model that gives the same bits in both ways"
         fix = "let the loss change nothing of the model but by one call of it, or cut elsewhere"
         raise SettingError("split", got, expected, fix)
+
+    def _in_one_piece(self, given: Given, stream: Stream) -> ShardSum:
+        self.called.at = given.batch.at
+        return self.gradient(given.batch.data, given.rows, stream, given.seed)
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -230,6 +237,7 @@ class Pipelined(Replica):
         if self._buffers.are_any:
             self._set_pulled(self._buffers)
             buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
+        self._processes.share(self.called.shared.values)
         rows = SCHEDULES[self._split.schedule](len(stages), len(given), devices=self._devices)
         for device, row in enumerate(rows):
             links.send(device, "run", (row, lent.puts, buffers))
@@ -240,8 +248,10 @@ class Pipelined(Replica):
         sums = []
         for shard, each in enumerate(given):
             each.at("backward")
-            forward = [self._answer("forward", stage, shard) for stage in stages]
-            backward = [self._answer("backward", stage, shard) for stage in stages]
+            forward, backward = (
+                [self._answer(what, stage, shard, each.waits_for) for stage in stages]
+                for what in ("forward", "backward")
+            )
             each.at("pushing")
             sums.append(self._sum(forward, backward))
         return sums
@@ -255,20 +265,28 @@ class Pipelined(Replica):
         given.into.copy_(summed)
         return given.into
 
-    def _answer(self, what: str, stage: int, shard: int) -> dict[str, Any]:
-        assert self._processes is not None
-        key, said = self._processes.links.take("failed", ("done", what, stage, shard))
+    def _answer(
+        self, what: str, stage: int, shard: int, waits_for: Callable[[int], None]
+    ) -> dict[str, Any]:
+        processes = self._processes
+        assert processes is not None
+        keys = "failed", ("done", what, stage, shard)
+        while (taken := processes.links.take_soon(*keys, within_s=LOOK_S)) is None:
+            if (late := processes.late()) is not None:
+                waits_for(late)
+        key, said = taken
         if key != "failed":
             answer: dict[str, Any] = said
             return answer
-        at, _ = said["at"]
-        error = remote_error.from_json(said["error"])
-        error.add_note(f"quorate: stage {at} of {len(self._graphs_of_stages)} ({self._from(at)})")
+        at, error = failure(said)
+        error.add_note(f"quorate: {self._named(at)}")
         raise error
 
-    def _from(self, stage: int) -> str:
-        """Return where a stage begins, in words."""
-        return f"from {self._split.names[stage - 1]} on" if stage else "the first modules"
+    def _named(self, stage: int) -> str:
+        """Return which stage it is, in words."""
+        graphs = self._graphs_of_stages
+        begins = f"from {graphs[stage].begins} on" if stage else "the first modules"
+        return f"stage {stage} of {len(graphs)} ({begins})"
 
     def _sum(
         self, forward: Sequence[Mapping[str, Any]], backward: Sequence[Mapping[str, Any]]
@@ -317,7 +335,10 @@ class Pipelined(Replica):
         plan = routes(graphs)
         self._in_stages = {name for route in plan for name in route.owned}
         return StageProcesses(
-            self._devices, Shared(pool.vectors), lambda *which: self._serve(graphs, plan, *which)
+            self._devices,
+            Shared.of(pool.vectors, self._devices),
+            lambda *which: self._serve(graphs, plan, *which),
+            self.called.shared.values,
         )
 
     def _serve(
@@ -341,9 +362,10 @@ class Pipelined(Replica):
             device = Device(number, self._devices, stages, links, shared)
             try:
                 while True:
-                    _, (row, puts, buffers) = links.take("run")
+                    row, puts, buffers = next_run(links, self.called.shared)
                     self._set_pulled = Restored(self.model, buffers)
-                    device.run(row, puts)
+                    with self.called.shared.reading():
+                        device.run(row, puts)
             except GoneError:
                 return  # the parent decides
             except BaseException as error:  # the edge of the process
@@ -354,5 +376,7 @@ class Pipelined(Replica):
     def _begin_in_stage(self, stream: Stream, seed: int) -> None:
         self._begin(stream, seed, training=True)
 
-    def _read_in_stage(self, batch: Any, rows: int) -> Any:
-        return self._read(self.plain_loss, batch, rows, training=True)
+    def _read_in_stage(self, batch: Rows, rows: int) -> Any:
+        self.called.at = batch.at
+        with self.alone.modes_put_back():
+            return self._read(self.plain_loss, batch.data, rows, training=True)

@@ -20,9 +20,14 @@ from quorate.coordination.run_sums import Put
 from quorate.coordination.schedules import Row, Work
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
+from quorate.machine.out_of_memory import be_killed_first
+from quorate.replica.beside.view import View
 from quorate.replica.flat import Flat
 from quorate.replica.pipeline.stage import Back, Given, Stage
 from quorate.transports import remote_error
+from quorate.transports.exits import exited
+from quorate.transports.stages import beside
+from quorate.transports.stages.at_work import AtWork
 from quorate.transports.stages.links import Links
 
 PARENT = -1  # the number of the process that has the replica, among those of devices
@@ -43,6 +48,12 @@ class Shared:
     """What the parent and all processes of a replica have in common, in shared memory."""
 
     gradients: Sequence[Flat]  # sums of shards, by place
+    at_work: AtWork
+
+    @classmethod
+    def of(cls, gradients: Sequence[Flat], devices: int) -> Shared:
+        """Return what so many devices have in common."""
+        return cls(gradients, AtWork(devices))
 
 
 def device_of(stage: int, devices: int) -> int:
@@ -83,12 +94,14 @@ class Device:
         self._micros, self._puts = [], puts
         for work, stage, shard in row:
             self.at = (stage, shard)
+            self._shared.at_work.computes(self._number, stage)
             if work is Work.FORWARD:
                 while len(self._micros) <= shard:
                     self._micros.append(self._links.take("micro")[1])
                 self._forward(self._stages[stage], shard)
             else:
                 self._backward(self._stages[stage], shard)
+        self._shared.at_work.waits(self._number, self.at[0])
         while len(self._micros) < len(puts):
             self._micros.append(self._links.take("micro")[1])
 
@@ -97,7 +110,7 @@ class Device:
 
         def receive() -> list[Any]:
             keys = [("forward", each, number, shard) for each in stage.route.forward_from]
-            return [self._links.take(key)[1] for key in keys]
+            return self._received(keys)
 
         given = stage.forward(shard, micro.batch, micro.rows, micro.seed, receive)
         for to, passed in given.to.items():
@@ -117,7 +130,7 @@ class Device:
 
         def receive() -> list[Any]:
             keys = [("backward", each, number, shard) for each in stage.route.back_from]
-            return [self._links.take(key)[1] for key in keys]
+            return self._received(keys)
 
         back = stage.backward(shard, receive)
         for to, returned in back.to.items():
@@ -160,12 +173,28 @@ class Device:
             self._stretches[key] = [stretch for stretch, _ in flat.runs(names)]
         return self._stretches[key]
 
+    def _received(self, keys: Sequence[_Key]) -> list[Any]:
+        stage, _ = self.at
+        self._shared.at_work.waits(self._number, stage)
+        values = [self._links.take(key)[1] for key in keys]
+        self._shared.at_work.computes(self._number, stage)
+        return values
+
     def _send(self, key: _Key, value: Any) -> None:
         to = device_of(key[2], self._devices)
         if to == self._number:
             self._links.put(key, value)
         else:
             self._links.send(to, key, value)
+
+
+def next_run(links: Links, shared: View) -> Any:
+    """Return what a run is, once it comes; values of ``Shared`` that come before are taken."""
+    while True:
+        what, given = links.take("shared", "run")
+        if what == "run":
+            return given
+        shared.take(beside.unpacked(given))
 
 
 def become(parent: int, threads: int) -> None:
@@ -175,13 +204,22 @@ def become(parent: int, threads: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
     keep_freed_memory()
+    be_killed_first()
     torch.set_num_threads(threads)
     torch.set_autocast_cache_enabled(False)
 
 
 def tell_failed(links: Links, device: Device, error: BaseException) -> None:
     """Tell the parent what was raised, and where."""
+    stage, shard = device.at
+    if isinstance(error, SystemExit):  # user code's: signals of the job are ignored here
+        error = exited(error, f"stage {stage}, shard {shard} of a run")
     links.send(PARENT, "failed", {"at": device.at, "error": remote_error.to_json(error)})
+
+
+def failure(told: Mapping[str, Any]) -> tuple[int, BaseException]:
+    """Return the stage in which something was raised, and that."""
+    return told["at"][0], remote_error.from_json(told["error"])
 
 
 def close_all(ends: Sequence[socket.socket]) -> None:

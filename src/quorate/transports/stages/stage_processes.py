@@ -9,14 +9,22 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import Any
 
+import psutil
 import torch
 
+from quorate.machine.container import oom_kills
 from quorate.machine.dies_with_parent import JOB_SIGNALS
+from quorate.replica.beside.values import Values
+from quorate.transports.processes.ending import Ending
+from quorate.transports.stages import beside
 from quorate.transports.stages.links import Links
 from quorate.transports.stages.process import PARENT, Shared, become, close_all
+
+ENDS_S = 30.0  # how long a process may take to end that has closed its links
 
 
 class StageProcesses:
@@ -26,11 +34,17 @@ class StageProcesses:
         devices: how many.
         shared: what they have in common.
         serve: what each does, called with its number, its links and ``shared``.
+        values: of ``Shared``, as the replica reads them: forks have these.
     """
 
     def __init__(
-        self, devices: int, shared: Shared, serve: Callable[[int, Links, Shared], None]
+        self,
+        devices: int,
+        shared: Shared,
+        serve: Callable[[int, Links, Shared], None],
+        values: Values | None,
     ) -> None:
+        self._at_work = shared.at_work
         ends: dict[int, dict[int, socket.socket]] = {n: {} for n in (PARENT, *range(devices))}
         for one, other in combinations(ends, 2):
             ends[one][other], ends[other][one] = socket.socketpair()
@@ -61,6 +75,39 @@ class StageProcesses:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             close_all([end for n, own in ends.items() if n != PARENT for end in own.values()])
         self.links = Links(ends[PARENT])
+        self._values = values
+        self._oom_kills = oom_kills()  # before these
+
+    def share(self, values: Values | None) -> None:
+        """Have the next run read these values of ``Shared``."""
+        if values is not None and values is not self._values:
+            for number in range(len(self._processes)):
+                self.links.send(number, "shared", beside.packed(values))
+            self._values = values
+
+    def late(self) -> int | None:
+        """Return a stage that others wait for: of a stopped process, or one that computes."""
+        found = [self._at_work.read(device) for device in range(len(self._processes))]
+        for process, (stage, _) in zip(self._processes, found, strict=True):
+            with suppress(psutil.Error):
+                if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                    return stage
+        return min((stage for stage, computes in found if computes), default=None)
+
+    def ended(self, device: int) -> tuple[int, str]:
+        """Return at which stage a process was that is ending, and how it ended, in words."""
+        # Others end by themselves when they miss it, and perhaps were seen to before it was.
+        waiting = {process.sentinel: n for n, process in enumerate(self._processes)}
+        while waiting and (ready := wait([*waiting], ENDS_S)):
+            for number in sorted(waiting.pop(sentinel) for sentinel in ready):
+                process = self._processes[number]
+                process.join()
+                if process.exitcode:
+                    ending = Ending(
+                        process.exitcode, is_out_of_memory=oom_kills() > self._oom_kills
+                    )
+                    return self._at_work.read(number)[0], ending.text(had_joined=True)
+        return self._at_work.read(device)[0], "closed its links"
 
     def close(self) -> None:
         """End them. What they were at does not count."""
