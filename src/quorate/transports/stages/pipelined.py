@@ -15,25 +15,24 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from quorate.coordination.schedules import SCHEDULES
-from quorate.errors import LossError, SettingError, WorkerError
+from quorate.errors import SettingError, WorkerError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
-from quorate.replica.loss import Loss
 from quorate.replica.model import bind
 from quorate.replica.pipeline.buffers import Restored, are_same
-from quorate.replica.pipeline.cut import cut
+from quorate.replica.pipeline.called import call_of, cut_by
 from quorate.replica.pipeline.routes import Route, routes
 from quorate.replica.pipeline.split import Split
-from quorate.replica.pipeline.stage import FIX, Computing, Stage
+from quorate.replica.pipeline.stage import Computing, Stage
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.replica import Phase, Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.turns import Turns
 from quorate.transports import remote_error
 from quorate.transports.stages.links import GoneError, Links
 from quorate.transports.stages.process import Device, Micro, Shared, device_of, tell_failed
 from quorate.transports.stages.stage_processes import StageProcesses
+from quorate.transports.tracing.own_log import own_log
 
 MOST_AT_FIRST = 32  # shards of a run that there is room for, until a longer one comes
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
@@ -126,30 +125,9 @@ class Pipelined(Replica):
 
     def _cut(self, given: Given, stream: Stream) -> tuple[StageGraph, ...]:
         """Return the stages, by what the loss function gives the model of a shard."""
-        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-        def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.append((args, kwargs))
-
-        def afresh(function: Loss) -> Loss:
-            def loss(*args: Any) -> Any:
-                calls.clear()  # a shard may be computed again, which does not count
-                return function(*args)
-
-            return loss
-
-        handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            with self.watched(afresh):
-                self.recycle(self.gradient(given.batch, given.rows, stream, given.seed))
-        finally:
-            handle.remove()
-        if len(calls) != 1:
-            raise LossError(f"the loss called the model {len(calls)} times, expected once; {FIX}")
+        call = call_of(self, given.batch, given.rows, stream, given.seed)
         self._modes.set(True)
-        args, kwargs = calls[0]
-        # In a turn: threads that load rows draw from generators, which the cut looks at.
-        return Turns().run(lambda _: cut(self.model, self._split.names, args, kwargs))
+        return cut_by(self.model, self._split.names, call)
 
     def _compare(self, given: Given, through: ShardSum, stream: Stream) -> None:
         """Compute a shard in one piece: the bits have to be those that came through the stages.
@@ -215,6 +193,8 @@ class Pipelined(Replica):
         key, said = self._processes.links.take("failed", ("done", what, stage, shard))
         if key != "failed":
             answer: dict[str, Any] = said
+            if (log := own_log()) is not None:
+                log.stage(what, stage, shard, *answer["span"])
             return answer
         at, _ = said["at"]
         error = remote_error.from_json(said["error"])

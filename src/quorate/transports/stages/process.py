@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -69,6 +70,7 @@ class Device:
         self._shared = shared
         self._micros: list[Micro] = []
         self.at: tuple[int, int] = (0, 0)  # the stage and the shard that it is at
+        self._began = 0.0  # when that had what it needs, by the monotonic clock
 
     def run(self, row: Row, shards: int) -> None:
         """Compute the device's row of a run of shards, whose batches are on their way."""
@@ -89,7 +91,7 @@ class Device:
 
         def receive() -> list[Any]:
             keys = [("forward", each, number, shard) for each in stage.route.forward_from]
-            return [self._links.take(key)[1] for key in keys]
+            return self._taken(keys)
 
         given = stage.forward(shard, micro.batch, micro.rows, micro.seed, receive)
         for to, passed in given.to.items():
@@ -97,7 +99,7 @@ class Device:
         self._tell_forward(number, shard, given)
 
     def _tell_forward(self, number: int, shard: int, given: Given) -> None:
-        said: dict[str, Any] = {"buffers": given.buffers}
+        said: dict[str, Any] = {"buffers": given.buffers, "span": self._span()}
         if given.outcome is not None:
             outcome = given.outcome
             said |= {"weight": outcome.weight, "metrics": outcome.weighted()}
@@ -109,14 +111,24 @@ class Device:
 
         def receive() -> list[Any]:
             keys = [("backward", each, number, shard) for each in stage.route.back_from]
-            return [self._links.take(key)[1] for key in keys]
+            return self._taken(keys)
 
         back = stage.backward(shard, receive)
         for to, returned in back.to.items():
             self._send(("backward", number, to, shard), returned)
         self._write(stage, shard, back)
-        said = {"has": sorted(back.gradients)}
+        said = {"has": sorted(back.gradients), "span": self._span()}
         self._links.send(PARENT, ("done", "backward", number, shard), said)
+
+    def _taken(self, keys: Sequence[_Key]) -> list[Any]:
+        """Return what came under some keys. Blocks: until then the device waits."""
+        arrived = [self._links.take(key)[1] for key in keys]
+        self._began = time.monotonic()
+        return arrived
+
+    def _span(self) -> tuple[float, float]:
+        """Return from when to when the device was at what it has done and sent."""
+        return self._began, time.monotonic()
 
     @torch.no_grad()
     def _write(self, stage: Stage, shard: int, back: Back) -> None:
