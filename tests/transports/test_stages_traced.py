@@ -1,4 +1,4 @@
-"""Stages in a trace: a row for each, with what it did of every shard, at the same time as others."""
+"""Stages in a trace: a row for each with what it did of every shard, beside the other stages."""
 
 from __future__ import annotations
 

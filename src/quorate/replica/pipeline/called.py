@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +17,24 @@ from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 
+KINDS = ("cpu", "cuda")  # of devices that autocast is switched on for, each by itself
+
 
 class Call(NamedTuple):
-    """What a model is called with."""
+    """What a model is called with, and under which autocast."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    autocast: tuple[tuple[bool, torch.dtype], ...]  # of each of KINDS
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """Within the block the model may be called as it was."""
+        with ExitStack() as stack:
+            for kind, (is_on, dtype) in zip(KINDS, self.autocast, strict=True):
+                if is_on or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on))
+            yield
 
 
 def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) -> Call:
@@ -34,7 +47,8 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
     calls: list[Call] = []
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(Call(args, kwargs))
+        casts = ((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in KINDS)
+        calls.append(Call(args, kwargs, tuple(casts)))
 
     def afresh(function: Loss) -> Callable[..., Any]:
         def loss(*args: Any) -> Any:
@@ -59,4 +73,5 @@ def cut_by(model: torch.nn.Module, names: Sequence[str], call: Call) -> tuple[St
 
     In a turn: threads that load rows draw from generators, which the cut looks at.
     """
-    return Turns().run(lambda _: cut(model, names, call.args, call.kwargs))
+    with call.surroundings():
+        return Turns().run(lambda _: cut(model, names, call.args, call.kwargs))

@@ -60,9 +60,9 @@ class Pipelined(Replica):
 
     def __init__(self, *args: Any, split: Split, own: bool = False, **options: Any) -> None:
         super().__init__(*args, own=own, **options)
-        self._split = split
+        self._split = split.as_chosen(options["computing"])
         self._notes = options["notes"]
-        split.require_fits(self._computing, self._turn, self.called, self._layout, options)
+        self._split.require_fits(self._computing, self._turn, self.called, self._layout, options)
         # Forks see what the parent writes into shared memory, and into no other.
         assert isinstance(self._flat, Flat)
         working = self._flat.layout.shared()
@@ -127,6 +127,7 @@ class Pipelined(Replica):
         """Return the stages, by what the loss function gives the model of a shard."""
         call = call_of(self, given.batch, given.rows, stream, given.seed)
         self._modes.set(True)
+        assert self._split.names is not None
         return cut_by(self.model, self._split.names, call)
 
     def _compare(self, given: Given, through: ShardSum, stream: Stream) -> None:
@@ -203,7 +204,7 @@ class Pipelined(Replica):
 
     def _from(self, stage: int) -> str:
         """Return where a stage begins, in words."""
-        return f"from {self._split.names[stage - 1]} on" if stage else "the first modules"
+        return f"from {(self._split.names or ())[stage - 1]} on" if stage else "the first modules"
 
     def _sum(
         self,
