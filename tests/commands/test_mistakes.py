@@ -50,7 +50,7 @@ AT_THE_COMMAND = {
     ("--devices", "cuda:77"): ["devices: got 'cuda:77'"],
     ("--devices", ""): ["devices: got ''"],
     ("--devices", "cpu+cuda:77"): ["devices: got 'cuda:77'"],
-    ("--devices", "cpu+cpu"): ["split: got None, expected modules before which the model is cut"],
+    ("--devices", "cpu+cpu"): ["split: 2 stages of a model that calls a single module"],
     ("--workers", "0"): ["workers: got 0", ">= 1"],
     ("--workers", f"{10**20}"): [f"workers: got {10**20}", "<= 4096"],
     ("--threads", "100000000"): ["threads: got 100000000", "<= 1024"],

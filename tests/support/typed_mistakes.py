@@ -163,8 +163,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "quorate run --devices cpu+cpu train.py",
-            "quorate: split: got None, expected modules before which the model is cut, one "
-            "fewer than a replica has devices; for example split=['decoder']",
+            "quorate: split: 2 stages of a model that calls a single module; take one device for "
+            "a replica",
         ),
         (
             "quorate run --devices cpu --engine procesess train.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -79,6 +80,23 @@ def test_the_bits_of_a_model_in_one_piece(
 ) -> None:
     assert trained(*split, devices=devices, pipeline=pipeline) == unsplit
     assert not [p for p in active_children() if p.name.startswith("quorate-stage")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("split", "pipeline"), [((), "interleaved"), (("lstm",), "1f1b")])
+def test_lower_precision_and_a_cut_of_its_own(split: tuple[str, ...], pipeline: str) -> None:
+    in_stages = trained(*split, pipeline=pipeline, precision="bf16")
+    assert in_stages == trained(devices="cpu", precision="bf16")
+
+
+def test_a_model_that_is_cut_by_itself(unsplit: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert trained() == unsplit
+    (line,) = [line for line in caplog.messages if "stages" in line]
+    assert re.fullmatch(
+        r"stages: the model is cut before \S+: \d+% \+ \d+% of a shard's time, "
+        r"\S+ \w+ \+ \S+ \w+ of parameters; \S+ \w+ per shard handed on",
+        line,
+    ), line
 
 
 class Tied(nn.Module):
@@ -262,7 +280,9 @@ def by_chance(model: nn.Module, batch: list[torch.Tensor]) -> Any:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"split": ()}, "split: got None, expected modules before which the model is cut"),
+        ({"split": (), "devices": "cpu+cpu,cpu", "workers": 2}, "expected one number of devices"),
+        ({"split": (), "devices": "cpu+" * 29 + "cpu"}, "split: 30 stages of a model that may be"),
+        ({"split": (), "precision": "fp16"}, "expected one, as precision is fp16"),
         ({"devices": "cpu"}, "devices: got 'cpu', expected 2 devices for each replica"),
         ({"split": ("lstm", "words")}, "devices: got 'cpu\\+cpu', expected 3 devices"),
         ({"split": ("lstn",)}, "the model has no module 'lstn'; did you mean lstm"),

@@ -55,10 +55,13 @@ class Compute(Settings):
         split: names of modules, in the order in which the forward pass calls them, before each of
             which the model is cut. The stages between them compute on the devices of a replica
             (``devices="cpu+cpu"``), all at the same time: while one has a shard, another has the
-            next one. For a model that one process has no room for.
+            next one. For a model that one process has no room for. Default: where stages take the
+            same time, by what the parts of the model take of one shard, if replicas are on several
+            CPUs; on GPUs parts are where the script has placed them. The bits do not depend on it.
         pipeline: in which order stages compute shards. ``"1f1b"``: one forward, one backward, which
             holds the fewest activations. ``"gpipe"``: all forward, then all backward.
-            ``"interleaved"``: several stages on each device, for less waiting.
+            ``"interleaved"``: several stages on each device, for less waiting; two of them, where
+            ``split`` does not say.
     """
 
     compile: bool = field(

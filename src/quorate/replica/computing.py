@@ -22,6 +22,7 @@ class Computing:
     log_placement: bool = False
     deterministic: bool = False
     kernels: str = TORCH  # or ONEDNN
+    split: tuple[str, ...] | None = None  # modules before which stages begin, if it has such
 
     @property
     def are_products_torchs(self) -> bool:
@@ -35,7 +36,7 @@ class Computing:
     @property
     def decided(self) -> dict[str, Any]:
         """What the coordinator found out, and all workers are told: for JSON."""
-        return {"compile": self.compile, "kernels": self.kernels}
+        return {"compile": self.compile, "kernels": self.kernels, "split": self.split}
 
     def as_decided(self, decided: Mapping[str, Any]) -> Computing:
         """Return the same as the coordinator decided it; see ``decided``.
@@ -48,4 +49,5 @@ class Computing:
                 f"kernels: got no products by oneDNN ({reason}), expected them as the coordinator "
                 "has; install the same torch on all machines, or pass kernels='torch'"
             )
-        return replace(self, **decided)
+        split = decided["split"]  # a list, in JSON
+        return replace(self, **{**decided, "split": None if split is None else tuple(split)})

@@ -68,7 +68,8 @@ def looping(
     changes.refuse()
     with ExitStack() as stack:
         workers = crew.workers(state, source, say)
-        transport = stack.enter_context(closing(observed(workers, state, facts)))
+        known = {**facts, "pipeline": crew.replicas.pipeline}
+        transport = stack.enter_context(closing(observed(workers, state, known)))
         # Whoever looks at a loop, or reaches its workers in another way, compares for itself.
         ask = asking(transport, len(crew.groups))
         checks = crew.spot_checks(state, source, ask) if transport is workers else None

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from quorate.training.state import State
     from quorate.transports import Transport
 
-    # From a loop's transport, its state and its facts (what a checkpoint says of the run) to the
+    # From a loop's transport, its state and its facts (what a checkpoint says of the run, and its
+    # pipeline) to the
     # transport that the loop is to use: the same, one around it, or another; which it closes.
     Observe = Callable[[Transport, State, Mapping[str, Any]], Transport]
 

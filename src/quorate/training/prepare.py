@@ -23,8 +23,8 @@ from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepared import Prepared, Taken, planned, taken
+from quorate.training.probing.ahead import look_ahead
 from quorate.training.probing.probe import probed
-from quorate.training.probing.row_alone import try_row_alone
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.transports import engines
@@ -112,7 +112,7 @@ def prepare(
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset, recipe.loading)
         left = range(state.global_step, last_step)
-        try_row_alone(state, crew.probe_replica, source, left)
+        notes += look_ahead(crew.replicas, state, crew.probe_replica, source, left)
         # 3. What is said before the first update.
         first = opening(
             plan,

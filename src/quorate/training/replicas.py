@@ -135,6 +135,11 @@ class Replicas:
         """Whether shards flow through stages of each replica."""
         return isinstance(self.spread, Split)
 
+    @property
+    def pipeline(self) -> str | None:
+        """In which order stages compute; None: there are none."""
+        return self.spread.schedule if isinstance(self.spread, Split) else None
+
     def give_up_compiling(self) -> None:
         """Compute without torch.compile: once for all workers, as the bits depend on it."""
         self.computing = replace(self.computing, compile=False)

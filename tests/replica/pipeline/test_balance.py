@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quorate.errors import CutError
-from quorate.replica.pipeline.balance import Pieces, balanced, memory, pieces
+from quorate.replica.pipeline.balance import NEARLY, Pieces, balanced, memory, pieces
 from quorate.replica.pipeline.cut import candidates, cut
 from quorate.replica.pipeline.measure import Cost, measured
 from quorate.replica.pipeline.partition import partition
@@ -95,6 +95,30 @@ def test_a_model_of_equal_layers_is_cut_in_the_middle() -> None:
     assert [len(run) for run in found.runs(("c", "g"))] == [2, 4, 2]
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 900)), min_size=1, max_size=7),
+    st.integers(1, 4),
+)
+def test_of_cuts_nearly_as_fast_the_lightest(pairs: list[tuple[int, int]], stages: int) -> None:
+    costs = tuple(Cost(seconds, 0.0, nbytes, nbytes // 2, 7, 3) for seconds, nbytes in pairs)
+    found = Pieces(tuple(f"part{n}" for n in range(1, len(pairs))), costs)
+
+    def of(split: tuple[str, ...]) -> tuple[float, float]:
+        runs = found.runs(split)
+        seconds = max(sum(cost.seconds for cost in run) for run in runs)
+        return seconds, max(memory(run, stages - stage) for stage, run in enumerate(runs))
+
+    every = [of(split) for split in itertools.combinations(found.names, stages - 1)]
+    split = found.lightest(stages)
+    if not every or stages > len(costs):
+        assert split is None
+        return
+    assert split is not None
+    least_s = min(seconds for seconds, _ in every)
+    assert of(split)[0] <= NEARLY * least_s
+    assert of(split)[1] == min(size for seconds, size in every if seconds <= NEARLY * least_s)
+
+
 def test_the_slow_part_has_a_stage_of_its_own() -> None:
     class Slow(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +137,7 @@ def test_the_slow_part_has_a_stage_of_its_own() -> None:
             return self.inner(x)
 
     x = torch.randn(64, 64)
-    assert balanced(Wraps(), 3, (x,)) == ("inner.2", "inner.3")
+    assert pieces(Wraps(), (x,)).balanced(3) == ("inner.2", "inner.3")
     assert len(pieces(Wraps(), (x,)).costs) == 5
     with pytest.raises(
         CutError, match=r"6 stages of a model .* at inner.1, .*; take at most 5 dev"

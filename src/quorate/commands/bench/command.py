@@ -68,7 +68,7 @@ after -- all is.
 )
 @setting_options(
     *("shards", "engine", "threads", "address", "worker_resources"),
-    *("update", "precision", "kernels", "compile"),
+    *("update", "precision", "kernels", "compile", "split", "pipeline"),
 )
 def command(
     script: str,

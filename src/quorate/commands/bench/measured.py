@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.commands.bench.stages import StageTime
 from quorate.machine.atomic_file import write_atomically
 from quorate.transports.worker_status import PHASES
 
@@ -16,9 +17,14 @@ class WorkerTime:
     """What one worker did in the measured time."""
 
     worker: int
-    device: str
+    device: str  # with + between several
     shards: int  # begun in it
     seconds: dict[str, float]  # in each of PHASES
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of its devices."""
+        return self.device.split("+")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class Measured:
     # The run.
     warm_up: int  # updates before
     digests: dict[int, str]  # after so many updates; none where bits depend on timing
+    # Stages, if replicas have such.
+    pipeline: str | None = None  # in which order they compute
+    stages: list[StageTime] = field(default_factory=list)
     # A worker that was killed after all that, if that was asked for.
     detection_s: float | None = None  # until the coordinator knew
     restart_s: float | None = None  # from then on, until it computed again
@@ -74,7 +83,8 @@ class Measured:
         """Return what ``write`` wrote."""
         workers = [WorkerTime(**worker) for worker in record["workers"]]
         digests = {int(n): digest for n, digest in record["digests"].items()}
-        return cls(**{**record, "workers": workers, "digests": digests})
+        stages = [StageTime(**stage) for stage in record["stages"]]
+        return cls(**{**record, "workers": workers, "digests": digests, "stages": stages})
 
 
 def no_seconds() -> dict[str, float]:

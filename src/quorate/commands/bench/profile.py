@@ -20,6 +20,7 @@ import torch
 from quorate.commands.bench.cpu_time import CpuTime, cpu_time
 from quorate.commands.bench.lost_worker import LostWorker
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
+from quorate.commands.bench.stages import StageSpans
 from quorate.coordination import rules
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
 from quorate.machine.cores import usable_cores
@@ -62,6 +63,8 @@ class Profiled(WrappedTransport):
     def __init__(self, inner: Transport, clock: Clock) -> None:
         super().__init__(inner)
         self._clock = clock
+        # Only what is dealt at once flows through stages.
+        self.takes_runs = clock.stages is not None and inner.takes_runs
 
     def open(self, job: Job) -> Channel:
         """Open a job, and time it."""
@@ -69,6 +72,7 @@ class Profiled(WrappedTransport):
             return super().open(job)
         if isinstance(job, Training):
             self._clock.job = job
+            job.trace = job.trace or self._clock.stages
             return TrainingChannel(super().open(job), self._clock)
         self._clock.evaluation_begins()
         return EvaluationChannel(super().open(job), self._clock)
@@ -98,7 +102,8 @@ class TrainingChannel(WrappedChannel):
         """Pass on an effect; the caller is done with its report."""
         self._clock.goes_on()
         if isinstance(effect, Keep):
-            self._clock.kept(effect.step, effect.shard)
+            for shard in range(effect.shard, effect.shard + effect.count):
+                self._clock.kept(effect.step, shard)
         super().send(effect)
 
     def receive(self, timeout_s: float | None) -> Event | None:
@@ -171,7 +176,8 @@ class Clock:
         self._lost: LostWorker | None = None
         self._keeps_bits = rules.keeps_bits(rules.parse(facts["update"]), facts["shards"])
         status = transport.status()
-        self._devices = {worker.number: torch.device(worker.device) for worker in status}
+        self.stages = None if facts["pipeline"] is None else StageSpans()
+        self._devices = {w.number: [*map(torch.device, w.device.split("+"))] for w in status}
         self._rows: dict[int, int] = {}  # by step: of the shards that are kept
         self._digests: dict[int, str] = {}
         self._updates = 0
@@ -190,7 +196,7 @@ class Clock:
     def collecting(self, holders: Sequence[int]) -> None:
         """Begin to collect a step. Devices that are asynchronous may compute it still."""
         self._at = time.monotonic()
-        for device in {self._devices[worker] for worker in holders}:
+        for device in {device for worker in holders for device in self._devices[worker]}:
             self._synchronize(device)
         self._spent.device_s += self._lap()
 
@@ -235,6 +241,8 @@ class Clock:
                 cpu = cpu_time()
                 status = self._transport.status()
                 self._spent = _Spent(status)
+                if self.stages is not None:
+                    self.stages.begin(self._state.global_step)
                 self._begun = _Beginning(self._updates, time.monotonic(), status, cpu)
         elif (
             now - self._begun.at - self._spent.paused_s >= self._seconds
@@ -353,6 +361,8 @@ class Clock:
             others_cores=cpu_time().others_s(begun.cpu) / (now - begun.at),
             warm_up=begun.updates,
             digests=self._digests,
+            pipeline=self._facts["pipeline"],
+            stages=[] if self.stages is None else self.stages.times(),
         )
 
 

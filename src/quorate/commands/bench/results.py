@@ -23,7 +23,7 @@ class Result(NamedTuple):
     fastest: float
     ratios: list[float]  # times the contender with the fewest workers, in each round
     speed_up: float  # the median of them: drift from round to round is in none
-    efficiency: float  # speed-up per worker
+    efficiency: float  # speed-up per device of the workers
     step_s: float
     split: Split  # of the run in the middle, or the slower one of two
     findings: list[Finding]  # the bottleneck first
@@ -64,7 +64,7 @@ def results(measured: Mapping[Contender, Sequence[Measured]]) -> list[Result]:
                 fastest=by_speed[-1].examples_per_s,
                 ratios=ratios,
                 speed_up=median(ratios),
-                efficiency=median(ratios) * order[0].workers / contender.workers,
+                efficiency=median(ratios) * _devices(base[0]) / _devices(middle),
                 step_s=median(run.step_s for run in runs),
                 split=parts,
                 findings=findings(runs, parts, base),
@@ -80,12 +80,18 @@ def proof(listed: Sequence[Result]) -> Proof | None:
     None if there is no such update, or nothing to say: bits are promised for one kind of device.
     """
     runs = [run for result in listed for run in result.runs]
-    kinds = {worker.device.partition(":")[0] for run in runs for worker in run.workers}
+    listed_devices = [d for run in runs for worker in run.workers for d in worker.devices]
+    kinds = {device.partition(":")[0] for device in listed_devices}
     common = set.intersection(*(set(run.digests) for run in runs))
     if not common or len(kinds) > 1 or len(runs) < 2:
         return None
     n = max(common)
     return Proof(n, len(runs), sorted({run.digests[n] for run in runs}))
+
+
+def _devices(run: Measured) -> int:
+    """Return how many devices workers have, one of several workers counted for each."""
+    return sum(len(worker.devices) for worker in run.workers)
 
 
 def to_json(listed: Sequence[Result]) -> list[dict[str, Any]]:

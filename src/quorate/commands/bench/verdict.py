@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
+from quorate.commands.bench import stages
 from quorate.commands.bench.measured import Measured
 from quorate.commands.bench.split import Split, compute_s
 from quorate.services.display.shard_time import WORK, ShardTime, duration
@@ -47,7 +48,10 @@ def findings(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -
 def notes(run: Measured) -> list[str]:
     """Return what else there is to say of a contender."""
     lines = []
-    cpu = sum(worker.device == "cpu" for worker in run.workers)
+    if run.pipeline is not None and run.workers:
+        devices = len(run.workers[0].devices)
+        lines += stages.lines(run.stages, run.pipeline, devices, run.step_s)
+    cpu = sum(worker.devices.count("cpu") for worker in run.workers)
     if cpu * run.threads > run.cores:
         lines.append(f"more workers than cores: {_cores(run)}")
     if run.update == "sync" and len(run.workers) > run.shards:

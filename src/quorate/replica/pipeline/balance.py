@@ -21,6 +21,8 @@ from quorate.replica.pipeline.partition import partition
 # parameters and gradients once, and Adam's two vectors
 STATE_FACTOR = 2.0
 
+NEARLY = 1.05  # times the slowest stage's time: measured again it may differ by as much
+
 
 @dataclass(frozen=True)
 class Pieces:
@@ -46,6 +48,28 @@ class Pieces:
 
         found = partition([cost.seconds for cost in self.costs], stages, fits)
         return None if found is None else tuple(self.names[begin - 1] for begin in found[0])
+
+    def lightest(self, stages: int) -> tuple[str, ...] | None:
+        """Return, of the splits nearly as fast as the fastest, one whose largest stage is least.
+
+        None if there is none of so many stages.
+        """
+        split = self.balanced(stages)
+        if split is None:
+            return None
+        most_s = NEARLY * self._slowest_s(split)
+        while True:
+            lighter = self.balanced(stages, self._largest(split) - 1)
+            if lighter is None or self._slowest_s(lighter) > most_s:
+                return split
+            split = lighter
+
+    def _slowest_s(self, split: Sequence[str]) -> float:
+        return max(sum(cost.seconds for cost in run) for run in self.runs(split))
+
+    def _largest(self, split: Sequence[str]) -> float:
+        runs = self.runs(split)
+        return max(memory(run, len(runs) - stage) for stage, run in enumerate(runs))
 
     def runs(self, split: Sequence[str]) -> list[tuple[Cost, ...]]:
         """Return the costs of the pieces of each stage of a split of these names."""
@@ -88,16 +112,21 @@ def balanced(
 ) -> tuple[str, ...]:
     """Return the names of the modules at which to cut a model into so many stages.
 
-    Measured anew each time, so two calls may differ; what stages compute does not.
+    By time, and by memory where times are nearly the same. Measured anew each time, so two calls
+    may differ; what stages compute does not.
 
     Raises:
         CutError: the model has too few modules, or its forward pass cannot be followed.
     """
     found = pieces(model, args, kwargs)
-    split = found.balanced(stages)
+    split = found.lightest(stages)
     if split is None:
+        if not found.names:
+            why = f"{stages} stages of a model that calls a single module"
+            raise CutError(why, "take one device for a replica")
         why = f"{stages} stages of a model that may be cut at {listed(found.names)}"
-        raise CutError(why, f"take at most {len(found.costs)} devices for a replica")
+        most = f"take at most {len(found.costs)} devices for a replica"
+        raise CutError(why, f"{most}, or name modules inside of these with split")
     return split
 
 

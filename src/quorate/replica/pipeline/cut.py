@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -54,17 +55,18 @@ def cut(
         if name in points:
             raise CutError(f"{name} is named twice", "name each module once")
         points[name] = _named(model, name)
-    trace = _traced(model, points, args, kwargs)
-    missed = [name for name in points if name not in trace.reached]
-    if missed:
-        called = _called_below(model, missed[0], args, kwargs)
-        why = f"forward does not call {missed[0]} with this batch"
-        of_functions = {module for _, module in trace.inside_functions}
-        if not of_functions.isdisjoint({points[missed[0]], *_around(model, missed[0])}):
-            why = f"{missed[0]} is called by a function, as torch's checkpoint, which is not cut"
-        raise CutError(why, _instead(called))
-    stages = dealt(model, trace)
-    trace.forget()
+    with _traced(model, points, args, kwargs) as trace:
+        missed = [name for name in points if name not in trace.reached]
+        if missed:
+            called = _called_below(model, missed[0], args, kwargs)
+            why = f"forward does not call {missed[0]} with this batch"
+            of_functions = {module for _, module in trace.inside_functions}
+            if not of_functions.isdisjoint({points[missed[0]], *_around(model, missed[0])}):
+                why = (
+                    f"{missed[0]} is called by a function, as torch's checkpoint, which is not cut"
+                )
+            raise CutError(why, _instead(called))
+        stages = dealt(model, trace)
     for stage, begins in zip(stages, ("the model", *trace.reached), strict=True):
         if not stage.modules and not stage.parameters and len(stages) > 1:
             follows = trace.reached[stage.index] if stage.index < len(stages) - 1 else "the end"
@@ -90,7 +92,8 @@ def candidates(
     inside: tuple[str, ...] = ()
     while True:
         try:
-            (whole,) = dealt(model, _traced(model, {}, args, kwargs, inside))
+            with _traced(model, {}, args, kwargs, inside) as trace:
+                (whole,) = dealt(model, trace)
         except CutError:
             if not inside:
                 raise
@@ -102,18 +105,23 @@ def candidates(
         inside = (*inside, whole.modules[0])
 
 
+@contextmanager
 def _traced(
     model: nn.Module,
     points: Mapping[str, nn.Module],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     inside: Sequence[str] = (),
-) -> Trace:
+) -> Iterator[Trace]:
+    """Within the block there is a trace; after it, however it ends, nothing of its values."""
     named = arguments(model, args, kwargs)
-    with unchanged(model), torch.random.fork_rng(devices=_gpus(model)), torch.enable_grad():
-        trace = Trace(model, points, inside)
-        trace.run(named, lambda given: _call(model, given))
-    return trace
+    trace = Trace(model, points, inside)
+    try:
+        with unchanged(model), torch.random.fork_rng(devices=_gpus(model)), torch.enable_grad():
+            trace.run(named, lambda given: _call(model, given))
+        yield trace
+    finally:
+        trace.forget()
 
 
 def _call(model: nn.Module, given: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quorate.errors import SettingError
@@ -13,13 +13,20 @@ from quorate.replica.flat import Layout
 from quorate.replica.phases.turn import Turn
 from quorate.replica.whole_batch.gather import Gather
 
+CHUNKS = 2  # stages on each device where these are interleaved, and nobody says how many
+
 
 @dataclass(frozen=True)
 class Split:
     """Where a model is cut, and the schedule."""
 
-    names: tuple[str, ...]  # (S - 1,) modules before which it is cut
+    names: tuple[str, ...] | None  # (S - 1,) modules before which it is cut; None: not yet chosen
+    stages: int  # S
     schedule: str
+
+    def as_chosen(self, computing: Computing) -> Split:
+        """Return the same with the modules that were chosen for all workers of the run."""
+        return self if computing.split is None else replace(self, names=computing.split)
 
     def require_fits(
         self,
@@ -55,13 +62,34 @@ class Split:
                 raise refused(self.names, why)
 
 
-def refused(names: Sequence[str], why: str) -> SettingError:
-    """Return the error of a split that cannot be."""
+def refused(names: Sequence[str] | None, why: str) -> SettingError:
+    """Return the error of a split that cannot be.
+
+    Args:
+        names: that were given; None: the devices alone ask for stages.
+    """
+    if names is None:
+        fix = "name one device for each replica, as in devices='cpu'"
+        return SettingError("devices", "several for a replica", f"one, as {why}", fix)
     return SettingError("split", ",".join(names), f"none, as {why}", "leave it out")
 
 
+def stages_of(groups: Sequence[Group], schedule: str) -> int:
+    """Return into how many stages a model is cut that may be cut anywhere.
+
+    Raises:
+        SettingError: replicas have not the same number of devices.
+    """
+    sizes = {len(group) for group in groups}
+    if len(sizes) > 1:
+        listed = ",".join(map(str, groups))
+        fix = "name as many for each, or the modules with split"
+        raise SettingError("devices", listed, "one number of devices for all replicas", fix)
+    return sizes.pop() * (CHUNKS if schedule == "interleaved" else 1)
+
+
 def require_devices(names: Sequence[str], groups: Sequence[Group]) -> None:
-    """Refuse devices that stages cannot have.
+    """Refuse devices that stages of named modules cannot have.
 
     Raises:
         SettingError: they are such.

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from quorate.errors import SettingError
 from quorate.machine.devices import Group
 from quorate.replica.compute import Compute
-from quorate.replica.pipeline.split import Split, refused, require_devices
+from quorate.replica.pipeline.split import Split, refused, require_devices, stages_of
 from quorate.replica.replica import Replica
 from quorate.replica.spread import Spread
 from quorate.transports.engines import PROCESSES, TOWERS
@@ -40,11 +39,12 @@ def parts_of(
     if names is None:
         if not any(len(group) > 1 for group in groups):
             return None
-        if all(device.type == "cpu" for group in groups for device in group):
-            expected = "modules before which the model is cut, one fewer than a replica has devices"
-            raise SettingError("split", None, expected, "for example split=['decoder']")
-        return Spread(model, groups)
-    require_devices(names, groups)
+        if any(device.type != "cpu" for group in groups for device in group):
+            return Spread(model, groups)
+        stages = stages_of(groups, compute.pipeline)
+    else:
+        require_devices(names, groups)
+        stages = len(names) + 1
     if engine not in (PROCESSES, TOWERS):
         raise refused(names, f"the engine is {engine}")
     if engine == TOWERS and len(groups) > 1:
@@ -53,7 +53,7 @@ def parts_of(
         raise refused(names, f"a worker has {threads} threads: with stages it has one for each")
     if sys.platform != "linux":
         raise refused(names, "stages are processes, which need Linux")
-    return Split(names, compute.pipeline)
+    return Split(names, stages, compute.pipeline)
 
 
 def made(*args: Any, spread: Spread | Split | None, **options: Any) -> Replica:

@@ -18,20 +18,18 @@ from contextlib import suppress
 from typing import Any
 
 from quorate.coordination.schedules import SCHEDULES
-from quorate.errors import LossError, SettingError, WorkerError
+from quorate.errors import SettingError, WorkerError
 from quorate.replica.flat import Flat
-from quorate.replica.loss import Loss
 from quorate.replica.model import bind
 from quorate.replica.pipeline.buffers import Restored, are_same
-from quorate.replica.pipeline.cut import cut
+from quorate.replica.pipeline.called import call_of, cut_by
 from quorate.replica.pipeline.routes import Route, routes
 from quorate.replica.pipeline.split import Split
-from quorate.replica.pipeline.stage import FIX, Computing, Stage
+from quorate.replica.pipeline.stage import Computing, Stage
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.turns import Turns
 from quorate.transports.stages.given import Given, Rows
 from quorate.transports.stages.gradient_pool import GradientPool, Lent
 from quorate.transports.stages.links import GoneError, Links
@@ -45,6 +43,7 @@ from quorate.transports.stages.process import (
     tell_failed,
 )
 from quorate.transports.stages.stage_processes import StageProcesses
+from quorate.transports.tracing.own_log import own_log
 
 LOOK_S = 0.5  # after which it is asked which stage takes long
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
@@ -62,9 +61,9 @@ class Pipelined(Replica):
 
     def __init__(self, *args: Any, split: Split, own: bool = False, **options: Any) -> None:
         super().__init__(*args, own=own, **options)
-        self._split = split
+        self._split = split.as_chosen(options["computing"])
         self._notes = options["notes"]
-        split.require_fits(self._computing, self._turn, self._layout, options)
+        self._split.require_fits(self._computing, self._turn, self._layout, options)
         # Forks see what the parent writes into shared memory, and into no other.
         assert isinstance(self._flat, Flat)
         working = self._flat.layout.shared()
@@ -154,30 +153,11 @@ class Pipelined(Replica):
 
     def _cut(self, given: Given, stream: Stream) -> tuple[StageGraph, ...]:
         """Return the stages, by what the loss function gives the model of a shard."""
-        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-        def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.append((args, kwargs))
-
-        def afresh(function: Loss) -> Loss:
-            def loss(*args: Any) -> Any:
-                calls.clear()  # a shard may be computed again, which does not count
-                return function(*args)
-
-            return loss
-
-        handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            with self.watched(afresh):
-                self.recycle(self._in_one_piece(given, stream))
-        finally:
-            handle.remove()
-        if len(calls) != 1:
-            raise LossError(f"the loss called the model {len(calls)} times, expected once; {FIX}")
+        self.called.at = given.batch.at
+        call = call_of(self, given.batch.data, given.rows, stream, given.seed)
         self._modes.set(True)
-        args, kwargs = calls[0]
-        # In a turn: threads that load rows draw from generators, which the cut looks at.
-        return Turns().run(lambda _: cut(self.model, self._split.names, args, kwargs))
+        assert self._split.names is not None
+        return cut_by(self.model, self._split.names, call)
 
     def _compare(self, given: Given, through: ShardSum, stream: Stream) -> None:
         """Compute a shard in one piece: the bits have to be those that came through the stages.
@@ -277,6 +257,8 @@ class Pipelined(Replica):
         key, said = taken
         if key != "failed":
             answer: dict[str, Any] = said
+            if (log := own_log()) is not None:
+                log.stage(what, stage, shard, *answer["span"])
             return answer
         at, error = failure(said)
         error.add_note(f"quorate: {self._named(at)}")

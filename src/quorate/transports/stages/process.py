@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -83,6 +84,7 @@ class Device:
         self._puts: Sequence[Put] = ()
         self._stretches: dict[tuple[int, int], list[torch.Tensor]] = {}  # by stage and place
         self.at: tuple[int, int] = (0, 0)  # the stage and the shard that it is at
+        self._began = 0.0  # when that had what it needs, by the monotonic clock
 
     def run(self, row: Row, puts: Sequence[Put]) -> None:
         """Compute the device's row of a run of shards, whose batches are on their way.
@@ -118,7 +120,7 @@ class Device:
         self._tell_forward(number, shard, given)
 
     def _tell_forward(self, number: int, shard: int, given: Given) -> None:
-        said: dict[str, Any] = {"buffers": given.buffers}
+        said: dict[str, Any] = {"buffers": given.buffers, "span": self._span()}
         if given.outcome is not None:
             outcome = given.outcome
             said |= {"weight": outcome.weight, "metrics": outcome.weighted()}
@@ -138,8 +140,12 @@ class Device:
         put = self._puts[shard]
         self._write(stage, put.place, back)
         self._add(stage, put)
-        said = {"has": sorted(back.gradients)}
+        said = {"has": sorted(back.gradients), "span": self._span()}
         self._links.send(PARENT, ("done", "backward", number, shard), said)
+
+    def _span(self) -> tuple[float, float]:
+        """Return from when to when the device was at what it has done and sent."""
+        return self._began, time.monotonic()
 
     @torch.no_grad()
     def _write(self, stage: Stage, place: int, back: Back) -> None:
@@ -174,10 +180,12 @@ class Device:
         return self._stretches[key]
 
     def _received(self, keys: Sequence[_Key]) -> list[Any]:
+        """Return what came under some keys. Blocks: until then the device waits."""
         stage, _ = self.at
         self._shared.at_work.waits(self._number, stage)
         values = [self._links.take(key)[1] for key in keys]
         self._shared.at_work.computes(self._number, stage)
+        self._began = time.monotonic()
         return values
 
     def _send(self, key: _Key, value: Any) -> None:

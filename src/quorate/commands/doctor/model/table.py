@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from quorate.commands.doctor.model.measured import Measured
 from quorate.machine.columns import aligned
 from quorate.replica.pipeline.balance import memory
+from quorate.replica.pipeline.chosen import size
 from quorate.replica.pipeline.measure import Cost
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 HEADS = "from", "forward", "backward", "parameters", "gradients", "optimizer", "kept", "handed on"
 
 
@@ -53,11 +53,11 @@ def said(measured: Measured) -> Iterator[str]:
     fixed = measured.parameter_bytes + trained + measured.optimizer_bytes
     has = measured.memory_bytes
     if not measured.costs:
-        yield f"one device: {_size(fixed)} and what a shard keeps{_of(fixed, has)}"
+        yield f"one device: {size(fixed)} and what a shard keeps{_of(fixed, has)}"
         yield f"it cannot be cut: {measured.why_not}"
         return
     whole = memory(measured.costs, 1, measured.state_factor)
-    yield f"one device: {_size(whole)}{_of(whole, has)}"
+    yield f"one device: {size(whole)}{_of(whole, has)}"
     for devices in (2, 3, 4):
         limit = float("inf") if has is None else float(has)
         split = measured.pieces.balanced(devices, limit, measured.state_factor)
@@ -79,7 +79,7 @@ def _cut(measured: Measured, split: Sequence[str]) -> str:
     ]
     shares = [sum(cost.seconds for cost in run) / total for run in runs]
     return (
-        f"cut before {' and '.join(split)}: {' + '.join(map(_size, sizes))}, "
+        f"cut before {' and '.join(split)}: {' + '.join(map(size, sizes))}, "
         f"{' + '.join(f'{share:.0%}' for share in shares)} of the time"
     )
 
@@ -88,17 +88,10 @@ def _row(measured: Measured, number: int, cost: Cost) -> tuple[str, ...]:
     state = cost.trained_bytes * measured.state_factor
     sizes = cost.parameter_bytes, cost.trained_bytes, state, cost.kept_bytes, cost.given_bytes
     times = (f"{1e3 * seconds:.2f} ms" for seconds in (cost.forward_s, cost.backward_s))
-    return ("the start", *measured.names)[number], *times, *map(_size, sizes)
+    return ("the start", *measured.names)[number], *times, *map(size, sizes)
 
 
 def _of(needed: float, has: int | None) -> str:
     if has is None:
         return ""
-    return f", of {_size(has)} there: {'it fits' if needed <= has else 'it does not fit'}"
-
-
-def _size(nbytes: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:,.1f} {name}"
-    return f"{nbytes / KIB:,.1f} KiB"
+    return f", of {size(has)} there: {'it fits' if needed <= has else 'it does not fit'}"

@@ -1,0 +1,139 @@
+"""Stages of replicas in a bench: how busy each is, and what their schedule leaves idle.
+
+Times are those of the spans that stages tell of: from when one has what it needs of a shard until
+it is done with it. Its share of a step is what it is busy; the rest is the bubble of the schedule,
+what stages wait for each other as their times differ, and what a step has beside the pipeline.
+
+Legend: p devices of a replica, S stages, m shards of a worker in a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from quorate.coordination.schedules import SCHEDULES, Rows
+from quorate.coordination.schedules.memory import in_flight
+from quorate.coordination.schedules.timeline import Times, bubble, makespan
+from quorate.coordination.spans import Span
+from quorate.errors import SettingError
+from quorate.services.display.shard_time import duration
+from quorate.transports.tracing.batch import Batch
+from quorate.transports.tracing.trace import Trace
+
+TRACK = "stage "  # what the tracks of stages are called, before their numbers
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """What one stage of a worker's replica did in the measured time."""
+
+    worker: int
+    stage: int
+    steps: int  # that it computed shards of
+    shards: int  # that went through it
+    forward_s: float
+    backward_s: float
+
+
+class StageSpans(Trace):
+    """A trace that keeps no span: it adds up how long stages are at work. Any thread may add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first_step = 0
+        self._steps: dict[tuple[int, int], set[int]] = {}  # by worker and stage
+        self._seconds: Counter[tuple[int, int, str]] = Counter()  # with the work
+        self._shards: Counter[tuple[int, int]] = Counter()
+
+    def begin(self, step: int) -> None:
+        """Forget what was before, and count the spans of this step and of later ones."""
+        self._first_step = step
+        for sums in (self._steps, self._seconds, self._shards):
+            sums.clear()
+
+    def put(self, worker: int, spans: list[Span]) -> None:
+        """Count spans of a worker."""
+        for span in spans:
+            if span.step < self._first_step or not span.track.startswith(TRACK):
+                continue
+            where = worker, int(span.track.removeprefix(TRACK))
+            self._steps.setdefault(where, set()).add(span.step)
+            self._seconds[(*where, span.name)] += span.end - span.begin
+            self._shards[where] += span.name == "forward"
+
+    def take_batch(self, worker: int, batch: Batch) -> None:
+        """Count spans that a worker process has sent: lengths are alike by any clock."""
+        self.put(worker, [Span(*fields) for fields in batch["spans"]])
+
+    def times(self) -> list[StageTime]:
+        """Return what was counted, by worker and stage."""
+        return [
+            StageTime(
+                *where,
+                len(self._steps[where]),
+                self._shards[where],
+                *(self._seconds[(*where, work)] for work in ("forward", "backward")),
+            )
+            for where in sorted(self._steps)
+        ]
+
+
+def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: float) -> Iterator[str]:
+    """Yield what there is to say of stages; means over workers.
+
+    Args:
+        stages: of all workers.
+        schedule: in which order they compute.
+        devices: of a replica.
+        step_s: from one update to the next.
+    """
+    if not (stages := [stage for stage in stages if stage.shards]):
+        return
+    # 1. How busy they are.
+    by_number = [
+        [stage for stage in stages if stage.stage == number]
+        for number in range(1 + max(stage.stage for stage in stages))
+    ]
+    if not all(by_number):
+        return
+    busy = [fmean((s.forward_s + s.backward_s) / s.steps for s in own) for own in by_number]
+    listed = ", ".join(f"{number} {s / step_s:.0%}" for number, s in enumerate(busy))
+    words = f"stages: busy {listed} of a step"
+    if len(busy) > devices:
+        of_devices = [sum(busy[device::devices]) for device in range(devices)]
+        words += f"; devices {', '.join(f'{s / step_s:.0%}' for s in of_devices)}"
+    yield words
+    # 2. What the schedule leaves.
+    shards = max(1, round(fmean(stage.shards / stage.steps for stage in stages)))
+    times = Times(
+        tuple(fmean(s.forward_s / s.shards for s in own) for own in by_number),
+        tuple(fmean(s.backward_s / s.shards for s in own) for own in by_number),
+    )
+    rows = SCHEDULES[schedule](len(busy), shards, devices=devices)
+    held = " + ".join(map(str, in_flight(rows)))
+    yield (
+        f"{schedule}, {shards} shards: idle {bubble(rows, Times()):.0%} if stages took the same "
+        f"time, {bubble(rows, times):.0%} with theirs, which is {duration(makespan(rows, times))} "
+        f"of a step's {duration(step_s)}; activations of {held} shards"
+    )
+    # 3. What others would leave.
+    others = {name: _bubble(name, rows, shards, devices, times) for name in SCHEDULES}
+    shown = [
+        f"{name} {idle:.0%}{' (for planning alone)' if name == 'zero-bubble' else ''}"
+        for name, idle in others.items()
+        if name != schedule and idle is not None and idle < bubble(rows, times) - 0.005
+    ]
+    if shown:
+        yield f"less would be idle with {', '.join(shown)}"
+
+
+def _bubble(name: str, rows: Rows, shards: int, devices: int, times: Times) -> float | None:
+    """Return what a schedule leaves idle of stages with these times; None: not of so many."""
+    stages = 1 + max(action.stage for row in rows for action in row)
+    try:
+        return bubble(SCHEDULES[name](stages, shards, devices=devices), times)
+    except SettingError:
+        return None

@@ -1,0 +1,77 @@
+"""The call of a model by the loss function, with what it is given of one shard: a cut needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.errors import LossError
+from quorate.replica.loss import Loss
+from quorate.replica.pipeline.cut import cut
+from quorate.replica.pipeline.stage import FIX
+from quorate.replica.pipeline.stage_graph import StageGraph
+from quorate.replica.replica import Replica
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
+
+KINDS = ("cpu", "cuda")  # of devices that autocast is switched on for, each by itself
+
+
+class Call(NamedTuple):
+    """What a model is called with, and under which autocast."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: tuple[tuple[bool, torch.dtype], ...]  # of each of KINDS
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """Within the block the model may be called as it was."""
+        with ExitStack() as stack:
+            for kind, (is_on, dtype) in zip(KINDS, self.autocast, strict=True):
+                if is_on or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on))
+            yield
+
+
+def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) -> Call:
+    """Compute a shard in one piece, and return how the model was called; as ``Replica.gradient``.
+
+    Raises:
+        LossError: it was not called once.
+        Whatever user code raises.
+    """
+    calls: list[Call] = []
+
+    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        casts = ((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in KINDS)
+        calls.append(Call(args, kwargs, tuple(casts)))
+
+    def afresh(function: Loss) -> Callable[..., Any]:
+        def loss(*args: Any) -> Any:
+            calls.clear()  # a shard may be computed again, which does not count
+            return function(*args)
+
+        return loss
+
+    handle = replica.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with replica.watched(afresh):
+            replica.recycle(replica.gradient(batch, rows, stream, seed))
+    finally:
+        handle.remove()
+    if len(calls) != 1:
+        raise LossError(f"the loss called the model {len(calls)} times, expected once; {FIX}")
+    return calls[0]
+
+
+def cut_by(model: torch.nn.Module, names: Sequence[str], call: Call) -> tuple[StageGraph, ...]:
+    """Cut a model at named modules, by a call of it; as ``cut``.
+
+    In a turn: threads that load rows draw from generators, which the cut looks at.
+    """
+    with call.surroundings():
+        return Turns().run(lambda _: cut(model, names, call.args, call.kwargs))

@@ -1,0 +1,39 @@
+"""Cutting a model into stages before there are workers: once, and as all of them then have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quorate.data.source import Source
+from quorate.replica.model import unchanged
+from quorate.replica.pipeline.called import call_of
+from quorate.replica.pipeline.chosen import chosen, described
+from quorate.replica.pipeline.split import Split
+from quorate.replica.replica import Replica
+from quorate.training.probing.probe import on_shard
+from quorate.training.replicas import Replicas
+from quorate.training.state import State
+
+
+def cut_once(
+    replicas: Replicas, state: State, make_replica: Callable[[State], Replica], source: Source
+) -> list[str]:
+    """Cut the model by the first shard of the first step, and have all replicas cut it there.
+
+    Returns:
+        What to say of it; nothing if there are no stages, or it was cut before.
+
+    Raises:
+        CutError: it cannot be cut so.
+        LossError: the loss function does not call it once.
+    """
+    split, decided = replicas.spread, replicas.computing.decided
+    if not isinstance(split, Split) or decided["split"] is not None:
+        return []
+    with unchanged(state.model):
+        batch, replica = source.load((0, 0)), make_replica(state)
+        with on_shard(replica, batch, source.plan) as shard:
+            call = call_of(replica, batch.data, len(batch.rows), shard.stream, shard.seed)
+            found = chosen(replica.model, split, call)
+    replicas.compute_as({**decided, "split": found.names})
+    return [described(found)]
