@@ -32,7 +32,6 @@ import quorate
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # for support
 
 WIDTH = 2000
-SHARD_S = 0.2  # that a shard takes at least: else one worker would compute those of both
 WARM = 3  # updates before anything is measured
 LIMIT_S = 400.0
 START_S = 20  # that nodes take to be there
@@ -41,11 +40,11 @@ HEAD = "10.231.7.1:6379"
 ALONE = "mkdir -p /tmp/ray && mount -t tmpfs tmpfs /tmp/ray && mount -t tmpfs tmpfs /dev/shm && "
 
 
-def train(millions: float, steps: int, folder: Path) -> None:
+def train(millions: float, steps: int, shard_s: float, folder: Path) -> None:
     """Train, and note when updates were made: from beside, as callbacks want all parameters."""
 
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        time.sleep(SHARD_S)
+        time.sleep(shard_s)
         return model(batch[0]).square().mean()
 
     torch.manual_seed(0)
@@ -60,18 +59,19 @@ def train(millions: float, steps: int, folder: Path) -> None:
     made: dict[int, float] = {}
 
     def look() -> None:
-        while trainer.global_step < WARM + steps:
+        while WARM + steps not in made:
             if (step := trainer.global_step) not in made:
                 made[step] = time.monotonic()
-                if step == WARM:
+                if step in (WARM, WARM + steps):  # before the end brings all of it home
                     (folder / f"step-{step}").touch()
             time.sleep(0.002)
 
-    threading.Thread(target=look, daemon=True).start()
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
     trainer.fit(TensorDataset(torch.randn(64, WIDTH)), steps=WARM + steps)
-    (folder / f"step-{WARM + steps}").touch()
-    first, last = WARM, max(made)
-    (folder / "seconds").write_text(json.dumps((made[last] - made[first]) / (last - first)))
+    looking.join()
+    seconds = (made[WARM + steps] - made[WARM]) / steps
+    (folder / "seconds").write_text(json.dumps(seconds))
 
 
 # --- the coordinator's host -----------------------------------------------------------------------
@@ -104,7 +104,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, list[tuple[float, list[
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     ray = f"{Path(sys.executable).with_name('ray')} start --disable-usage-stats"
     store = f"--object-store-memory {1 << 30}"
-    options = ["--millions", str(arguments.millions), "--steps", str(arguments.steps)]
+    options = _options(arguments)
     with tempfile.TemporaryDirectory() as name, hosts(3) as made:
         folder, (head, *others) = Path(name), made
         begin = f"{ray} --head --port 6379 --include-dashboard false --num-cpus 0 {store}"
@@ -134,6 +134,12 @@ def measured(arguments: argparse.Namespace) -> dict[str, list[tuple[float, list[
     return found
 
 
+def _options(arguments: argparse.Namespace) -> list[str]:
+    """Return what each training is told."""
+    named = {"millions": arguments.millions, "steps": arguments.steps, "shard-s": arguments.shard_s}
+    return [word for name, value in named.items() for word in (f"--{name}", str(value))]
+
+
 def _when(folder: Path, step: int, made: Sequence[Any]) -> list[int]:
     """Return what each host has sent when a step is made."""
     _await(folder / f"step-{step}", folder)
@@ -157,15 +163,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--mbit", type=int, default=1000)
     parser.add_argument("--millions", type=float, default=12.0)
+    parser.add_argument("--shard-s", type=float, default=0.2)
     parser.add_argument("--servers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--names", nargs="+")
     arguments = parser.parse_args()
     if arguments.what == "train":
-        train(arguments.millions, arguments.steps, arguments.folder)
+        train(arguments.millions, arguments.steps, arguments.shard_s, arguments.folder)
         return
     if arguments.what == "runs":
-        options = ["--millions", str(arguments.millions), "--steps", str(arguments.steps)]
+        options = _options(arguments)
         run_all(arguments.folder, arguments.names, options)
         return
     from support.hosts import obstacle

@@ -130,6 +130,11 @@ def test_the_table_and_the_files(bench: Path, capsys: pytest.CaptureFixture[str]
         (('"update_s": 1.5', '"update_s": NaN'), "got update_s NaN, expected a number >= 0"),
         (('"forward"', '"froward"'), "got no forward, expected what quorate bench writes"),
         (('"update": "sync"', '"update": 3'), "got update 3, expected a str"),
+        (('"update": "sync"', '"update": "never"'), 'got update "never", expected a rule of'),
+        (('"engine": "processes"', '"engine": "mpi"'), 'got engine "mpi", expected towers or'),
+        (('"shards": 4', '"shards": 2.5'), "got shards 2.5, expected a whole number"),
+        (('"threads": 1', f'"threads": {10**400}'), "expected a number <= 1e+12"),
+        (('"update_s": 1.5', '"update_s": 1e300'), "got update_s 1e+300, expected a number <="),
         (
             ('"contenders"', '"contestants"'),
             "got no contenders, expected what quorate bench writes",
@@ -200,6 +205,12 @@ def test_costs_that_cannot_be(bench: Path, capsys: pytest.CaptureFixture[str]) -
     assert "got no restart_s" in the_line(capsys)
 
 
+def test_a_bench_of_parts_in_parts(bench: Path) -> None:
+    bench.write_text("[" * 100_000)
+    with pytest.raises(DataError, match="got parts in parts without end"):
+        read_bench(bench)
+
+
 def test_a_bench_that_stops(bench: Path) -> None:
     text = bench.read_text()[:1000]
     bench.write_text(text)
@@ -218,6 +229,10 @@ def test_a_bench_that_stops(bench: Path) -> None:
         ("shard_s\n0.1\n0.", "line 3: got shard_s '0.'"),
         ("shard_s\n0.1\n0.2", "line 3: got a line without an end"),
         ("shard_s\n", "line 1: got no times"),
+        ("shard_s,shard_s\n1,2\n", "line 1: got column 'shard_s' 2 times, expected each once"),
+        ("shard_s\n1_0\n", "line 2: got shard_s '1_0', expected seconds > 0"),
+        ("shard_s\n1e300\n", "line 2: got shard_s '1e300', expected seconds <= 1e+12"),
+        (f"shard_s\n{'1' * 200_000}\n", "line 2: got field larger than field limit"),
     ],
 )
 def test_shard_times_that_cannot_be(text: str, line: str, tmp_path: Path) -> None:
@@ -241,7 +256,7 @@ def test_the_vectors_that_hosts_save_are_told(
 
 def test_shard_times_are_drawn_from(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = bench.with_name("times.csv")
-    path.write_text("worker,shard_s\n0,0.5\n1,0.5\n")
+    path.write_text("\ufeffworker,shard_s\r\n0,0.5\r\n1,0.5\r\n")  # as a spreadsheet does
     assert read_shard_times(path) == (0.5, 0.5)
     assert main(["plan", str(bench), "--workers", "1", "--trace", str(path)]) == 0
     assert " 0.53 s  0.53 s " in capsys.readouterr().out  # 0.5 + 0.02 + 0.01
@@ -255,6 +270,15 @@ def test_shard_times_are_drawn_from(bench: Path, capsys: pytest.CaptureFixture[s
         (("--from-workers", "3"), "from_workers: got 3, expected one of 1, 2"),
         (("--held-up", "often"), "held_up: got 'often', expected a share and how many times"),
         (("--held-up", "2:4"), "held_up: got '2:4', expected a share and how many times"),
+        (("--held-up", "0.1:inf"), "held_up: got '0.1:inf', expected a share and how many times"),
+        (("--cores", "0"), "cores: got 0, expected a whole number >= 1"),
+        (("--shards", "9000000"), "shards: got 9000000, expected a whole number >= 1 and <= 2"),
+        (("--spread", "4"), "spread: got 4.0, expected a number <= 3"),
+        (("--spread", "0", "--trace", "times.csv"), "spread: got 0.0, expected none beside"),
+        (("--latency-ms", "inf"), "latency_ms: got inf, expected a number <= 1e+12"),
+        (("--restart-s", "inf"), "restart_s: got inf, expected a number <= 1e+12"),
+        (("--gradient-mib", "inf"), "gradient_mib: got inf, expected a number <= 1e+12"),
+        (("--steps", "2", "--json", ""), "json: got '.', expected a file that can be written"),
         (("--mtbf-h", "-5"), "mtbf_h: got -5.0, expected a number >= 0"),
         (("--update", "sometimes"), "update: got 'sometimes', expected sync, quorum:R"),
         (("--engine", "mpi"), "engine: got 'mpi', expected processes or ray or collective"),

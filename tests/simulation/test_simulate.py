@@ -89,11 +89,10 @@ MB = {"gradient_bytes": 1e6, "bandwidth_bytes_per_s": 1e7}  # 0.1 s over a link
     [
         ({}, 0.8 * 3 / 4 + 0.4 * 3 / 4),  # 8 sums in, 4 copies out, all but those of its own host
         ({"bisection_bytes_per_s": 2.5e6}, 4 * 0.4 + 2 * 0.4),  # half of both, at 0.4 s each
-        ({"servers": 4}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # a quarter of that through each link
-        ({"servers": 16}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # but what a host sends does not get less
-        ({"servers": 2}, 0.4 * 3 / 4 + 0.2 * 3 / 4),
-        ({"servers": 4, "bisection_bytes_per_s": 1e7}, 4 * 0.1 + 2 * 0.1),
-        ({"vector_s": 0.01, "servers": 2}, 0.4 * 3 / 4 + 0.2 * 3 / 4 + 8 * 0.01 / 2),
+        ({"ray_bytes_per_s": 1e7}, 2 * (0.8 + 0.4) * 3 / 4),  # as long again
+        ({"ray_bytes_per_s": 1e7, "engine": "processes"}, (0.8 + 0.4) * 3 / 4),
+        ({"vector_s": 0.01}, 0.8 * 3 / 4 + 0.4 * 3 / 4 + 8 * 0.01),
+        ({"vector_s": 0.01, "servers": 2}, 8 * 0.01 / 2),  # links are for workers to wait for
         ({"engine": "collective"}, 2 * 0.1 * 3 / 4),
         ({"engine": "collective", "bisection_bytes_per_s": 2e6}, 2 * 0.5),  # 4 MB/4, twice
     ],
@@ -102,7 +101,53 @@ def test_exchanges_by_hand(how: dict[str, Any], seconds: float) -> None:
     """8 workers on 4 hosts, 1 MB of parameters, links of 10 MB/s."""
     network = Network(**({"engine": "ray"} | MB | how))
     assert network.exchange_s(8, 4) == pytest.approx(seconds)
-    assert network.exchange_s(8, 1) == pytest.approx(how.get("vector_s", 0) * 4)  # no link
+    of_all_s = how.get("vector_s", 0.0) * 8 / how.get("servers", 1)
+    assert network.exchange_s(8, 1) == pytest.approx(of_all_s)  # no link
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [
+        ({"servers": 4}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # a quarter of that through each link
+        ({"servers": 16}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # but what a host sends does not get less
+        ({"servers": 2}, 0.4 * 3 / 4 + 0.2 * 3 / 4),  # of the three quarters that come from others
+        ({"servers": 4, "bisection_bytes_per_s": 1e7}, 4 * 0.1 + 2 * 0.1),
+        ({"servers": 4, "ray_bytes_per_s": 2e7}, 0.2 * 3 / 4 + 0.1 * 3 / 4 + 2 * 0.05),
+        ({"servers": 4, "latency_s": 0.01}, 0.2 * 3 / 4 + 0.1 * 3 / 4 + 0.02),
+    ],
+)
+def test_links_to_servers_by_hand(how: dict[str, Any], seconds: float) -> None:
+    """8 workers on 4 hosts: each shard waits for parameters, and until its gradient is there."""
+    network = Network(engine="ray", **(MB | how))
+    told = quorate.simulate(8, shard_times=EXACT, network=network, per_host=2, steps=10)
+    assert told.step_s == pytest.approx(2.0 + seconds)
+    assert told.shares["network"] == pytest.approx(seconds / told.step_s)
+    assert told.copies == 0
+
+
+def test_gradients_travel_while_the_next_shard_is_computed() -> None:
+    """2 hosts, a server each, 2 shards per worker: half of 1 MB in, then out, the first meanwhile.
+
+    Both gradients are half of 0.1 s on their way, and so are the parameters, once.
+    """
+    network = Network(engine="ray", servers=2, **MB)
+    told = quorate.simulate(2, shards=4, shard_times=EXACT, network=network, per_host=1, steps=10)
+    assert told.step_s == pytest.approx(0.05 + 2 * 2.0 + 0.05)
+
+
+@pytest.mark.parametrize(("shard_s", "copies", "step_s"), [(1.0, True, 2.0), (8.0, False, 12.0)])
+def test_who_is_beside_the_only_server_takes_over_from_others(
+    shard_s: float, copies: bool, step_s: float
+) -> None:
+    """Elsewhere a shard takes 4 s longer. Beside the server 2 of 1 s are done before: one's copy.
+
+    The other worker is told to leave off, and does when the parameters are there.
+    """
+    network = Network(engine="ray", servers=1, gradient_bytes=2e7, bandwidth_bytes_per_s=1e7)
+    times = ShardTimes(mean_s=shard_s)
+    told = quorate.simulate(2, shard_times=times, network=network, per_host=1, steps=30)
+    assert told.step_s == pytest.approx(step_s)
+    assert (told.copies > 0) == copies
 
 
 def test_backup_workers_end_the_wait_for_random_stragglers_and_not_for_long_shards() -> None:
@@ -218,6 +263,20 @@ def test_what_the_time_goes_into_adds_up() -> None:
         assert isinstance(told, Prediction)
 
 
+def test_shards_that_take_longer_than_workers_are_waited_for_by_default() -> None:
+    told = quorate.simulate(4, shard_times=ShardTimes(mean_s=1000.0), steps=5)
+    assert told.step_s == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize("mtbf_h", [1e-300, 1e-3])
+def test_what_fails_all_the_time_gets_nowhere(mtbf_h: float) -> None:
+    failures, saving = Failures(worker_mtbf_h=mtbf_h), Checkpoints(stall_s=1e9)
+    told = quorate.simulate(2, failures=failures, checkpoints=saving, steps=4)
+    assert (told.goodput, told.examples_per_s, told.dollars_per_million) == (0.0, 0.0, 0.0)
+    how: dict[str, Any] = {"failures": failures, "checkpoints": saving, "steps": 4}
+    assert quorate.simulate(2, dollars_per_worker_h=1.0, **how).dollars_per_million == inf
+
+
 def test_the_same_seed_is_the_same_prediction() -> None:
     how: dict[str, Any] = {"shard_times": ShardTimes(spread=0.3), "steps": 10}
     assert quorate.simulate(8, seed=1, **how) == quorate.simulate(8, seed=1, **how)
@@ -235,6 +294,8 @@ def test_the_same_seed_is_the_same_prediction() -> None:
         ({"update_s": -1.0}, "update_s: got -1.0, expected a number >= 0"),
         ({"update_s": float("nan")}, "update_s: got nan, expected a number >= 0"),
         ({"rows_per_shard": 0}, "rows_per_shard: got 0, expected a number > 0"),
+        ({"update_s": inf}, "update_s: got inf, expected a number <= 1e+12"),
+        ({"shards": 3_000_000}, "shards: got 3000000, expected a whole number >= 1 and <= 2000000"),
         ({"steps": 1}, "steps: got 1, expected a whole number >= 2"),
         ({"network": Network(engine="collective"), "update": "async"}, "engine: got 'collective'"),
         ({"network": Network(servers=2)}, "servers: got 2, expected ray under sync or quorum"),

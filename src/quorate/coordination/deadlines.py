@@ -60,13 +60,17 @@ class Deadlines:
         """Begin anew, with as many leaves again as are taken."""
         ordered = sorted(versions, key=lambda number_and_version: number_and_version[1])
         leaves = max(_LEAST, 1 << (2 * len(ordered)).bit_length())
-        self._counts = [0] * (2 * leaves)  # node n has nodes 2 n and 2 n + 1 below it
-        self._least = [inf] * (2 * leaves)
-        self._leaves: dict[int, int] = {}  # by number: its node
-        self._versions: dict[int, int] = {}  # by number
-        self._next, self._newest = leaves, 0  # the first leaf that is free, the version before it
-        for number, version in ordered:
-            self._append(number, version)
+        free = leaves - len(ordered)
+        # Node n has nodes 2 n and 2 n + 1 below it; there is no node 0.
+        self._counts = [0] * leaves + [1] * len(ordered) + [0] * free
+        self._least: list[float] = [inf] * leaves + [v for _, v in ordered] + [inf] * free
+        # By number: its node, its version.
+        self._leaves = {number: leaves + place for place, (number, _) in enumerate(ordered)}
+        self._versions = dict(ordered)
+        self._next = leaves + len(ordered)  # the first leaf that is free
+        self._newest = ordered[-1][1] if ordered else 0  # the version before it
+        for node in range(leaves - 1, 0, -1):
+            self._put_together(node)
 
     def _append(self, number: int, version: int) -> None:
         self._versions[number], self._leaves[number] = version, self._next
@@ -77,7 +81,12 @@ class Deadlines:
         self._counts[node], self._least[node] = count, least
         while node > 1:
             node >>= 1
-            left, right = 2 * node, 2 * node + 1
-            before = self._counts[left]
-            self._counts[node] = before + self._counts[right]
-            self._least[node] = min(self._least[left], self._least[right] - before)
+            self._put_together(node)
+
+    def _put_together(self, node: int) -> None:
+        """Set a node from the two below it."""
+        counts, leasts, left = self._counts, self._least, 2 * node
+        before, least = counts[left], leasts[left]
+        counts[node] = before + counts[left + 1]
+        least_after = leasts[left + 1] - before
+        leasts[node] = least if least <= least_after else least_after

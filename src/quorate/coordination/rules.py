@@ -131,7 +131,7 @@ def parse(text: str) -> Rule:
         wanted, wants_number, _ = rule.form.partition(":")
         if name == wanted and colon == wants_number:
             try:
-                return rule(*([int(number)] if colon else []))
+                return rule(*([_whole(number)] if colon else []))
             except ValueError as error:
                 raise _no_rule(text, f"{rule.form} with a whole number: {error}") from None
     forms = {rule.form.partition(":")[0]: rule.form for rule in RULES}
@@ -141,6 +141,13 @@ def parse(text: str) -> Rule:
     has_number = ":" in forms[meant]
     form = f"{meant}:{number}" if has_number and number.strip().isdecimal() else forms[meant]
     raise _no_rule(text, f"did you mean {form}?")
+
+
+def _whole(number: str) -> int:
+    try:
+        return int(number)
+    except ValueError:
+        raise ValueError(f"{number!r} is none") from None
 
 
 def _no_rule(text: str, cure: str) -> SettingError:

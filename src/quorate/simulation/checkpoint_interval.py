@@ -13,7 +13,7 @@ and Daly's (2006, equation 37) are approximations of it.
 
 from __future__ import annotations
 
-from math import exp, expm1, inf, isinf, sqrt
+from math import exp, expm1, inf, isinf, log, sqrt
 from random import Random
 
 
@@ -42,7 +42,8 @@ def best_s(stall_s: float, mtbf_s: float) -> float:
     low, high = 0.0, mtbf_s
     for _ in range(100):
         middle = (low + high) / 2
-        is_before = (1 - middle / mtbf_s) * exp((middle + stall_s) / mtbf_s) > 1
+        rest = 1 - middle / mtbf_s
+        is_before = rest > 0 and log(rest) + (middle + stall_s) / mtbf_s > 0
         low, high = (middle, high) if is_before else (low, middle)
     return low
 

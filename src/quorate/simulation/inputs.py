@@ -11,33 +11,56 @@ from math import inf, isnan
 from typing import Any
 
 from quorate.coordination import host_sums
+from quorate.coordination.rules import Rule
 from quorate.errors import SettingError
 from quorate.settings import Settings, about, one_of, whole
 
 ENGINES = ("processes", "ray", "collective")
+MOST = 1e12  # of a number that is to be finite: of bytes a terabyte, of seconds 30,000 years
+WIDEST = 3.0  # spread: of a wider one the mean is in times that are never drawn
 
 
-def not_negative(name: str, value: object) -> float:
-    """Check a number that may be 0, and infinite.
+def not_negative(name: str, value: object, most: float = MOST) -> float:
+    """Check a number that may be 0.
 
     Raises:
-        SettingError: it is no number, or less than 0.
+        SettingError: it is no number, less than 0, or above ``most``.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or isnan(value) or value < 0:  # type: ignore[arg-type, operator]
         raise SettingError(name, value, "a number >= 0", "choose another one")
+    if value > most:  # type: ignore[operator]
+        raise SettingError(name, value, f"a number <= {most:g}", "choose a smaller one")
     return float(value)  # type: ignore[arg-type]
 
 
-def positive(name: str, value: object) -> float:
-    """Check a number that may be infinite.
+def positive(name: str, value: object, most: float = MOST) -> float:
+    """Check a number above 0.
+
+    Raises:
+        SettingError: it is no number, not above 0, or above ``most``.
+    """
+    if not_negative(name, value, most) == 0.0:
+        raise SettingError(name, value, "a number > 0", "choose a larger one")
+    return float(value)  # type: ignore[arg-type]
+
+
+def unbounded(name: str, value: object) -> float:
+    """Check a number above 0 that may be infinite.
 
     Raises:
         SettingError: it is no number, or not above 0.
     """
-    if not_negative(name, value) == 0.0:
-        raise SettingError(name, value, "a number > 0", "choose a larger one")
-    return float(value)  # type: ignore[arg-type]
+    return positive(name, value, inf)
+
+
+def deviation(name: str, value: object) -> float:
+    """Check the standard deviation of a logarithm.
+
+    Raises:
+        SettingError: it is no number, less than 0, or above ``WIDEST``.
+    """
+    return not_negative(name, value, WIDEST)
 
 
 def share(name: str, value: object) -> float:
@@ -103,8 +126,8 @@ class ShardTimes(Settings):
     """
 
     mean_s: float = _field(1.0, positive, "mean")
-    spread: float = _field(0.0, not_negative, "of a worker's times")
-    work_spread: float = _field(0.0, not_negative, "of the shards themselves")
+    spread: float = _field(0.0, deviation, "of a worker's times")
+    work_spread: float = _field(0.0, deviation, "of the shards themselves")
     measured_s: Sequence[float] = _field((), _times, "times to draw from")
     leaves_off_s: float = _field(0.01, not_negative, "until a shard is left off")
 
@@ -178,9 +201,9 @@ class Failures(Settings):
         run_restart_s: until the whole run goes on, where it had to begin again.
     """
 
-    worker_mtbf_h: float = _field(inf, positive, "of a worker")
-    host_mtbf_h: float = _field(inf, positive, "of a host")
-    coordinator_mtbf_h: float | None = _field(None, positive, "of the coordinator")
+    worker_mtbf_h: float = _field(inf, unbounded, "of a worker")
+    host_mtbf_h: float = _field(inf, unbounded, "of a host")
+    coordinator_mtbf_h: float | None = _field(None, unbounded, "of the coordinator")
     detection_s: float = _field(1.0, not_negative, "until it is known")
     restart_s: float = _field(30.0, not_negative, "until a worker is back")
     run_restart_s: float = _field(60.0, not_negative, "until the run goes on")
@@ -202,6 +225,8 @@ class Network(Settings):
             collective: hosts exchange slices with each other.
         gradient_bytes: of one whole gradient; the parameters have as many.
         bandwidth_bytes_per_s: of a host's link, each way.
+        ray_bytes_per_s: what Ray itself moves where links have no bound: into its store, over, and
+            out of it. It comes on top of what the link takes.
         bisection_bytes_per_s: of all links together between one half of the hosts and the other,
             each way.
         servers: S, that have a slice each of the parameters, on hosts of workers; 0: the
@@ -213,11 +238,39 @@ class Network(Settings):
 
     engine: str = _field("processes", _engine, "how workers are reached")
     gradient_bytes: float = _field(0.0, not_negative, "of a gradient")
-    bandwidth_bytes_per_s: float = _field(inf, positive, "of a link")
-    bisection_bytes_per_s: float = _field(inf, positive, "between halves of the hosts")
+    bandwidth_bytes_per_s: float = _field(inf, unbounded, "of a link")
+    ray_bytes_per_s: float = _field(inf, unbounded, "by Ray itself")
+    bisection_bytes_per_s: float = _field(inf, unbounded, "between halves of the hosts")
     servers: int = _field(0, _servers, "with a slice each")
     latency_s: float = _field(0.0, not_negative, "of a message")
     vector_s: float = _field(0.0, not_negative, "per sum")
+
+    @property
+    def link_s(self) -> float:
+        """Seconds that a link takes for one whole gradient."""
+        return self.gradient_bytes / self.bandwidth_bytes_per_s
+
+    @property
+    def ray_s(self) -> float:
+        """Seconds that Ray itself takes for one."""
+        return self.gradient_bytes / self.ray_bytes_per_s if self.engine == "ray" else 0.0
+
+    def require(self, rule: Rule, spares: int) -> None:
+        """Check that there is such an engine, with such servers, under a rule.
+
+        Raises:
+            SettingError: there is not.
+        """
+        if self.engine == "collective" and (rule.name != "sync" or spares):
+            got = f"{rule.name} with {spares} spares"
+            raise SettingError(
+                "engine", "collective", f"sync without spares, not {got}", "choose ray"
+            )
+        if self.servers and (self.engine != "ray" or rule.by_shard):
+            got = f"{self.engine} under {rule.name}"
+            raise SettingError(
+                "servers", self.servers, f"ray under sync or quorum, not {got}", "leave it out"
+            )
 
     def vectors(
         self, held: Mapping[int, int], shards: int, per_host: int, hosts: int, waits_for_all: bool
@@ -244,7 +297,7 @@ class Network(Settings):
             vectors: of sums that go to the coordinator; with collective: ranks.
             hosts: that the workers are spread over; with one there is no link between.
         """
-        of_one_s = self.gradient_bytes / self.bandwidth_bytes_per_s
+        of_one_s = self.link_s + self.ray_s
         of_half_s = self.gradient_bytes / self.bisection_bytes_per_s
         elsewhere, is_cut = (hosts - 1) / hosts, hosts > 1
         if self.engine == "collective":
@@ -253,22 +306,17 @@ class Network(Settings):
             # Of each half's H/2 slices from H/2 hosts all cross the middle.
             slices_s = max(of_one_s * elsewhere, of_half_s * hosts / 4 * is_cut)
             return self.vector_s + 2 * (slices_s + self.latency_s * (vectors > 1))
+        if self.servers:  # what goes through links, workers wait for by themselves
+            return vectors * self.vector_s / self.servers
         # First sums come in, at least one vector of each host that computed; after the update a
-        # copy of the parameters goes out to each such host, through the links of whoever has them.
-        # With servers that is a slice, and a host's own link may be what is short.
-        owners = max(1, self.servers)
+        # copy of the parameters goes out to each such host. Half of the hosts are on the other
+        # side.
         copies = min(hosts, vectors)
-        ins_s = vectors * elsewhere * of_one_s / owners
-        outs_s = copies * elsewhere * of_one_s / owners
-        if self.servers:
-            ins_s = max(ins_s, vectors / hosts * elsewhere * of_one_s)
-            outs_s = max(outs_s, elsewhere * of_one_s)
-        # Half of the hosts are on the other side of one owner, or of half of many.
-        ins_s = max(ins_s, vectors / 2 * of_half_s * is_cut)
-        outs_s = max(outs_s, copies / 2 * of_half_s * is_cut)
+        ins_s = max(vectors * elsewhere * of_one_s, vectors / 2 * of_half_s * is_cut)
+        outs_s = max(copies * elsewhere * of_one_s, copies / 2 * of_half_s * is_cut)
         # An update of one shard: what comes in for the next one does so while parameters go out.
         between_s = max(ins_s, outs_s) if vectors == 1 else ins_s + outs_s
-        return vectors * self.vector_s / owners + between_s
+        return vectors * self.vector_s + between_s
 
 
 @dataclass(frozen=True, kw_only=True)

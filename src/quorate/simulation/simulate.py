@@ -34,7 +34,8 @@ from quorate.simulation.inputs import (
 )
 from quorate.simulation.prediction import Prediction
 from quorate.simulation.pretending import Pretending
-from quorate.simulation.virtual_run import Failure, Update, VirtualRun
+from quorate.simulation.serving import Serving
+from quorate.simulation.virtual_run import TIMEOUT_S, Failure, Update, VirtualRun
 
 SHARDS_PLAYED = 8_000  # in a run, about, if nobody says how many steps
 WARM_UP = 3  # rounds: until the coordinator knows how long a shard usually takes
@@ -89,17 +90,12 @@ def simulate(
     whole("per_host", per_host, least=1)
     is_backup = update == "quorum"
     v = shards if shards is not None else workers + spares * is_backup
-    whole("shards", v, least=1)
+    whole("shards", v, least=1, most=2_000_000)
     rule = parse(f"quorum:{workers}" if is_backup else update)
     if rule.least_shards > v:
         raise SettingError("update", rule.name, f"at most the {v} shards", "choose more shards")
     network = network or Network()
-    if network.engine == "collective" and (rule.name != "sync" or spares):
-        got = f"{rule.name} with {spares} spares"
-        raise SettingError("engine", "collective", f"sync without spares, not {got}", "choose ray")
-    if network.servers and (network.engine != "ray" or rule.by_shard):
-        got = f"{network.engine} under {rule.name}"
-        raise SettingError("servers", network.servers, f"ray under sync or quorum, not {got}", "0")
+    network.require(rule, spares)
     if steps is not None:
         whole("steps", steps, least=2)
     return _Simulation(
@@ -164,6 +160,10 @@ class _Simulation:
     def _fresh(self) -> Pretending:
         return Pretending(self.times, self.stragglers, self._all, self.per_host, self.seed)
 
+    @cached_property
+    def _serving(self) -> Serving:
+        return Serving(self.network, [w // self.per_host for w in range(self._all)])
+
     def _apply_s(self, vectors: int) -> float:
         return self.update_s + self.network.exchange_s(vectors, self._hosts)
 
@@ -180,13 +180,15 @@ class _Simulation:
             shards=self.shards,
             batches=self.batches + WARM_UP,
             rule=self.rule,
-            shard_s=pretending,
+            shard_s=self._serving.around(pretending),
             apply_s=self._apply_s,
             vectors=self._vectors,
             latency_s=self.network.latency_s,
             failures=lost,
             leaves_off_s=pretending.leaves_off_s,
             cores=self._shared(hosts, away),
+            # Whoever has shards of minutes has told the run to wait for longer.
+            timeout_s=max(TIMEOUT_S, 20 * (pretending.mean_s + self._serving.median_s)),
         )
         run.play()
         return run
@@ -313,7 +315,7 @@ class _Simulation:
         counts = run.tally.to_json()
         applied = sum(counts["fresh"]) + sum(counts["stale"])
         dropped = sum(counts["dropped"])
-        per_s = running * stays
+        per_s, cost_per_s = running * stays, self.price * self._all / 3600
         shares = {part: of * stays for part, of in self._parts(run).items()}
         shares["checkpoints"] = min(saving, 1 - stays)
         shares["failures"] = max(0.0, 1 - stays - shares["checkpoints"])
@@ -343,9 +345,7 @@ class _Simulation:
             save_every_s=every_s,
             young_s=young_s(stall_s, run_mtbf_s) if stall_s else 0.0,
             daly_s=daly_s(stall_s, run_mtbf_s) if stall_s else 0.0,
-            dollars_per_million=(
-                self.price * self._all / 3600 / per_s * 1e6 if per_s else inf * (self.price > 0)
-            ),
+            dollars_per_million=cost_per_s * 1e6 / per_s if per_s else inf if cost_per_s else 0.0,
             shares=shares,
         )
 
@@ -376,6 +376,7 @@ class _Simulation:
             needed = self.rule.needed(self.shards)
             even_s = undisturbed_s * needed / min(busy, needed)
             uneven_s = undisturbed_s * -(-needed // min(busy, needed))
+            exchange_s += self._serving.median_s
             waited_s = self.update_s + exchange_s
             messages = 2 * -(-needed // min(busy, needed))
         applies_s = self.update_s + exchange_s

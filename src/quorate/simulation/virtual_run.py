@@ -65,10 +65,16 @@ class Update(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a shard takes a worker: its seconds on a core of its own, and those that need none."""
+    """What a shard takes a worker: its seconds on a core of its own, and those that need none.
+
+    One that is told to leave off does so when its parameters are there, and not while its gradient
+    is on its way: that is then an answer.
+    """
 
     computing_s: float
-    waiting_s: float
+    waiting_s: float = 0.0
+    pulling_s: float = 0.0
+    pushing_s: float = 0.0
 
 
 class VirtualRun:
@@ -154,6 +160,8 @@ class VirtualRun:
         # not known before it comes.
         self._due_at = [0.0] * len(places)
         self._rest_s: dict[int, tuple[float, int, int]] = {}  # of those: after that; step, shard
+        self._pulled_at = [0.0] * len(places)
+        self._pushing_s = [0.0] * len(places)  # of the shard that it computes
         for worker, place in enumerate(places):
             self._post(0.0, Joined(worker, place), worker)
         for failure in failures:
@@ -286,8 +294,10 @@ class VirtualRun:
                 if self._is_away[worker]:
                     return  # it has failed, and nobody knows yet
                 takes = self._shard_s(worker, step, shard)
-                computing_s, rest_s = takes if isinstance(takes, Work) else (takes, 0.0)
-                rest_s += 2 * self._latency_s
+                work = takes if isinstance(takes, Work) else Work(takes)
+                computing_s, rest_s = work.computing_s, sum(work[1:]) + 2 * self._latency_s
+                self._pulled_at[worker] = self.now + self._latency_s + work.pulling_s
+                self._pushing_s[worker] = work.pushing_s
                 if self._cores is not None and computing_s:
                     self._cores.begin(self.now, worker, computing_s)
                     self._due_at[worker] = float("inf")
@@ -301,11 +311,13 @@ class VirtualRun:
             case Cancel(worker, step, shard):
                 # What it has done already is on its way, and counts as an answer.
                 told_at = self.now + self._latency_s
-                if self._is_away[worker] or self._due_at[worker] - self._latency_s <= told_at:
+                sent_at = self._due_at[worker] - self._latency_s - self._pushing_s[worker]
+                if self._is_away[worker] or sent_at <= told_at:
                     return
                 self._lives[worker] += 1
                 self._leaves_cores(worker, self.now)
                 left_off = Cancelled(worker, step, shard)
+                told_at = max(told_at, self._pulled_at[worker])
                 leaves_at = told_at + self._leaves_off_s(worker) + self._latency_s
                 at = min(self._due_at[worker], leaves_at)
                 self._post(at, left_off, worker)

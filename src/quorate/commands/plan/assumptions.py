@@ -8,6 +8,7 @@ from typing import Any
 
 from quorate.commands.plan.measurements import Measurement, read_shard_times
 from quorate.errors import SettingError
+from quorate.settings import at_least
 from quorate.simulation import inputs
 
 SPREAD = 0.05  # that is assumed of shard times: a bench has their means alone
@@ -29,17 +30,23 @@ class Assumptions:
     def __init__(self, asked: Mapping[str, Any]) -> None:
         for check, names in (
             (
-                inputs.positive,
-                ("mtbf_h", "host_mtbf_h", "gbit_s", "bisection_gbit_s", "save_every_s"),
+                inputs.unbounded,
+                ("mtbf_h", "host_mtbf_h", "gbit_s", "ray_gbit_s", "bisection_gbit_s"),
             ),
+            (inputs.positive, ("save_every_s",)),
             (inputs.not_negative, ("detection_s", "restart_s", "run_restart_s", "save_s", "price")),
-            (inputs.not_negative, ("spread", "work_spread", "gradient_mib", "latency_ms")),
+            (inputs.not_negative, ("gradient_mib", "latency_ms")),
+            (inputs.deviation, ("spread", "work_spread")),
+            (at_least(1), ("cores",)),
         ):
             for name in names:
                 if asked[name] is not None:
                     check(name, asked[name])
         self._asked = asked
         trace = asked["trace"]
+        if trace is not None and asked["spread"] is not None:
+            expected = "none beside --trace, whose times are drawn as they are"
+            raise SettingError("spread", asked["spread"], expected, "leave one of both out")
         self._drawn = () if trace is None else read_shard_times(Path(trace))
         self.spread = SPREAD if asked["spread"] is None else float(asked["spread"])
         held_up, slow, slow_hosts = (
@@ -101,6 +108,7 @@ class Assumptions:
                 engine=asked["engine"] or measured.engine.replace("towers", "processes"),
                 gradient_bytes=asked["gradient_mib"] * MIB,
                 bandwidth_bytes_per_s=asked["gbit_s"] * GBIT,
+                ray_bytes_per_s=asked["ray_gbit_s"] * GBIT,
                 bisection_bytes_per_s=asked["bisection_gbit_s"] * GBIT,
                 servers=asked["servers"],
                 latency_s=measured.latency_s if latency_ms is None else latency_ms / 1e3,
@@ -126,7 +134,10 @@ class Assumptions:
         ]
         if measured.is_on_cpu and asked["cores"] is None:
             words.append("a core for each thread (--cores)")
-        if not asked["gradient_mib"] or asked["gbit_s"] == never:
+        is_ray = (asked["engine"] or measured.engine) == "ray"
+        if asked["gradient_mib"] and is_ray:
+            words.append(f"{asked['ray_gbit_s']:g} Gbit/s by Ray itself (--ray-gbit-s)")
+        elif not asked["gradient_mib"] or asked["gbit_s"] == never:
             words.append("links that cost nothing (--gradient-mib, --gbit-s)")
         return ", ".join(words)
 
@@ -143,7 +154,7 @@ def _share_and_factor(name: str, text: str | None) -> tuple[float, float]:
         part, factor = float(first), float(second)
     except ValueError:
         part = factor = -1.0
-    if not (0 <= part <= 1 <= factor):
+    if not (0 <= part <= 1 <= factor <= inputs.MOST):
         expected = "a share and how many times as long, such as 0.01:4"
         raise SettingError(name, text, expected, "from 0 to 1, and at least 1")
     return part, factor

@@ -55,6 +55,7 @@ OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
         ("--engine", str, "WORD", "", "processes, ray or collective (the bench's)"),
         ("--gradient-mib", float, "MIB", 0.0, "of a gradient, sent between hosts (0)"),
         ("--gbit-s", float, "X", float("inf"), "of a host's link (infinite)"),
+        ("--ray-gbit-s", float, "X", 4.0, "that Ray itself moves between two hosts (4)"),
         ("--bisection-gbit-s", float, "X", float("inf"), "between halves of the hosts (infinite)"),
         ("--servers", int, "S", 0, "that have parameters in slices; --engine ray (0)"),
         ("--latency-ms", float, "MS", None, "of a message (the bench's)"),
@@ -222,11 +223,12 @@ def _written(name: str, path: Path, text: str) -> None:
 
     try:
         write_atomically(path, text)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # "" is no name
         raise _unwritten(name, path, error) from error
     print(f"written: {path}")
 
 
-def _unwritten(name: str, path: Path, error: OSError) -> SettingError:
+def _unwritten(name: str, path: Path, error: OSError | ValueError) -> SettingError:
     expected = "a file that can be written"
-    return SettingError(name, str(path), expected, str(error.strerror or error))
+    why = getattr(error, "strerror", None) or error
+    return SettingError(name, str(path), expected, str(why))

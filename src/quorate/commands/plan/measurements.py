@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from quorate.coordination.rules import parse
-from quorate.errors import DataError, cure
+from quorate.errors import DataError, SettingError, cure
+from quorate.simulation.inputs import ENGINES, MOST
 
 WORK = ("fetching", "forward", "backward", "pushing")  # phases that a shard goes through
+KINDS = ("towers", *ENGINES)
+BYTE_ORDER = "\ufeff"  # what spreadsheets begin a file with
 COLUMNS = ("shard_s", "worker", "step", "shard")
 _BENCH, _AGAIN = "what quorate bench writes", "write it again with quorate bench"
 
@@ -61,6 +64,8 @@ def read_bench(path: Path) -> list[Measurement]:
     text = text_of(path, "the results.json of quorate bench")
     try:
         record = json.loads(text)
+    except RecursionError:
+        raise DataError(path, got="parts in parts without end", expected=_BENCH) from None
     except json.JSONDecodeError as error:
         is_short = error.pos >= len(text.rstrip())
         got = "the end of the file" if is_short else "no JSON"
@@ -103,8 +108,9 @@ def _measurement(reader: _Reader, contender: Any) -> Measurement:
         raise reader.wrong("runs", [], "at least one")
     shard_s, update_s, vector_s, latency_s, leaves_off_s = [], [], [], [], []
     for run in runs:
-        rule = str(reader.part(run, "update", str))
-        workers = reader.part(run, "workers", list)
+        rule = reader.rule(run, "update")
+        if not (workers := reader.part(run, "workers", list)):
+            raise reader.wrong("workers", [], "at least one")
         updates = reader.positive(run, "updates")
         seconds = reader.positive(run, "seconds")
         begun, by_phase_s = 0.0, dict.fromkeys(WORK, 0.0)
@@ -128,20 +134,20 @@ def _measurement(reader: _Reader, contender: Any) -> Measurement:
         latency_s.append(max(0.0, gap_s) / begun / 2 if len(workers) == 1 else 0.0)
     run = runs[0]
     devices = {reader.part(worker, "device", str) for worker in run["workers"]}
-    shards = reader.positive(run, "shards")
+    shards = reader.whole(run, "shards")
     return Measurement(
         workers=len(reader.part(run, "workers", list)),
         rule=rule,
-        engine=str(reader.part(run, "engine", str)),
-        rows_per_shard=reader.positive(run, "batch_size") / shards,
+        engine=reader.word(run, "engine", KINDS),
+        rows_per_shard=reader.whole(run, "batch_size") / shards,
         shard_s=fmean(shard_s),
         update_s=fmean(update_s),
         vector_s=fmean(vector_s),
         latency_s=fmean(latency_s),
-        shards=int(shards),
+        shards=shards,
         examples_per_s=reader.positive(contender, "examples_per_s"),
-        cores=int(reader.positive(run, "cores")),
-        threads=int(reader.positive(run, "threads")),
+        cores=reader.whole(run, "cores"),
+        threads=reader.whole(run, "threads"),
         is_on_cpu=devices == {"cpu"},
         leaves_off_s=fmean(leaves_off_s),
     )
@@ -179,8 +185,10 @@ class _Reader:
         """
         value = self.part(record, name, object)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not isfinite(value) or value < 0:
+        if not is_number or not value >= 0:
             raise self.wrong(name, value, "a number >= 0")
+        if value > MOST:
+            raise self.wrong(name, value, f"a number <= {MOST:g}")
         return float(value)
 
     def positive(self, record: Any, name: str) -> float:
@@ -193,14 +201,60 @@ class _Reader:
             raise self.wrong(name, record[name], "a number > 0")
         return value
 
+    def whole(self, record: Any, name: str) -> int:
+        """Return a whole number above 0.
+
+        Raises:
+            DataError: it is not there, or is none.
+        """
+        value = self.positive(record, name)
+        if not value.is_integer():
+            raise self.wrong(name, record[name], "a whole number")
+        return int(value)
+
+    def word(self, record: Any, name: str, words: Sequence[str]) -> str:
+        """Return one of some words.
+
+        Raises:
+            DataError: it is not there, or is another one.
+        """
+        word: str = self.part(record, name, str)
+        if word not in words:
+            raise self.wrong(name, word, " or ".join(words))
+        return word
+
+    def rule(self, record: Any, name: str) -> str:
+        """Return an update rule.
+
+        Raises:
+            DataError: it is not there, or is none.
+        """
+        word: str = self.part(record, name, str)
+        try:
+            parse(word)
+        except SettingError:
+            raise self.wrong(name, word, "a rule of updates") from None
+        return word
+
     def wrong(self, name: str, value: Any, expected: str) -> DataError:
         """Return the error of a value, with its line."""
         shown = json.dumps(value)[:40]
-        lines = (n for n, line in enumerate(self._lines, 1) if f'"{name}": {shown}' in line)
+        lines = (n for n, line in enumerate(self._lines, 1) if _says(line, name, shown))
         line = next(lines, 1)
         return DataError(
             f"{self._path}, line {line}", got=f"{name} {shown}", expected=expected, fix=_AGAIN
         )
+
+
+def _says(line: str, name: str, shown: str) -> bool:
+    """Return whether a line of JSON has a value by that name, however the number is written."""
+    _, is_there, rest = line.partition(f'"{name}": ')
+    if not is_there or rest.startswith(shown):
+        return bool(is_there)
+    try:
+        return json.dumps(json.loads(rest.strip().rstrip(",")))[:40] == shown
+    except json.JSONDecodeError:
+        return False
 
 
 def read_shard_times(path: Path) -> tuple[float, ...]:
@@ -211,10 +265,13 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
     Raises:
         DataError: something of it cannot be; with its line.
     """
-    text = text_of(path, "a CSV file with a column shard_s")
+    text = text_of(path, "a CSV file with a column shard_s").removeprefix(BYTE_ORDER)
     lines = csv.reader(io.StringIO(text))
     heads = [head.strip() for head in next(lines, [])]
     for head in heads:
+        if heads.count(head) > 1:
+            where, got = f"{path}, line 1", f"column {head!r} {heads.count(head)} times"
+            raise DataError(where, got=got, expected="each once", fix="leave one out")
         if head not in COLUMNS:
             raise DataError(
                 f"{path}, line 1",
@@ -226,19 +283,27 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
         fix = "name it in the first line"
         raise DataError(f"{path}, line 1", got="no shard_s", expected="a column of it", fix=fix)
     column, times = heads.index("shard_s"), []
-    for cells in lines:
+    while True:
+        try:
+            cells = next(lines, None)
+        except csv.Error as error:
+            where, got = f"{path}, line {lines.line_num}", str(error)
+            raise DataError(where, got=got, expected="a shard time per line") from None
+        if cells is None:
+            break
         where = f"{path}, line {lines.line_num}"
         if len(cells) != len(heads):
             got = f"{len(cells)} cells"
             fix = "is the file cut off?" if lines.line_num == len(text.splitlines()) else ""
             raise DataError(where, got=got, expected=len(heads), fix=fix)
         try:
-            seconds = float(cells[column])
+            seconds = -1.0 if "_" in cells[column] else float(cells[column])
         except ValueError:
             seconds = -1.0
-        if not isfinite(seconds) or seconds <= 0:
+        if not 0 < seconds <= MOST:
             got = f"shard_s {cells[column]!r}"
-            raise DataError(where, got=got, expected="seconds > 0", fix="mend or remove the line")
+            expected = "seconds > 0" if not seconds > MOST else f"seconds <= {MOST:g}"
+            raise DataError(where, got=got, expected=expected, fix="mend or remove the line")
         times.append(seconds)
     if not times or not text.endswith("\n"):
         where = f"{path}, line {len(text.splitlines())}"
