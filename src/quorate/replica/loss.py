@@ -49,7 +49,7 @@ class Called:
     ) -> None:
         self._begin_phase = begin_phase
         self.shared = View(device)  # what the shard's code reads of ``Shared``
-        self._at = NOWHERE
+        self._place: tuple[Plan, int, Rows] | None = None
         self.asks_for_at = asks_for_at(loss)
         self.reads_numbers = self.asks_for_at or are_any()  # others for each shard, perhaps
 
@@ -59,7 +59,7 @@ class Called:
         Args:
             of_phase: whether it is computed for the phase of the step, and not for all of them.
         """
-        self._at = at_of(plan, step, rows)
+        self._place = plan, step, rows
         self._begin_phase(plan.phase(step) if of_phase else None)
 
     def __call__(
@@ -73,7 +73,8 @@ class Called:
         """
         if not self.asks_for_at:
             return function(model, batch)
-        at = self._at
+        # Not for losses that do not ask.
+        at = NOWHERE if self._place is None else at_of(*self._place)
         return function(
             model, batch, at if at.training is training else replace(at, training=training)
         )
