@@ -20,6 +20,7 @@ import torch
 from quorate.coordination.coordinator import Coordinator
 from quorate.data.feed import Feed
 from quorate.replica.flat import Flat
+from quorate.replica.quick import torch_calls
 from quorate.replica.replica import Replica
 from quorate.replica.witness.witness import Witness
 from quorate.training.optimizing.update import Update
@@ -38,7 +39,7 @@ TIMED: list[tuple[int, str, Any, str]] = [
     (4, "a shard's beginning", Replica, "_begin"),
     (4, "the loss function, and reading it", Replica, "_read"),
     (5, "the loss function", overhead, "loss"),
-    (4, "backward", torch.autograd, "backward"),
+    (4, "backward", torch_calls, "derive"),
     (3, "the gradient into its vector", Flat, "fill"),
     (3, "has it written what it must not?", Witness, "end"),
     (0, "the coordinator", Coordinator, "handle"),

@@ -184,10 +184,11 @@ def private_parts_of_torch(path: Path) -> set[str]:
     return used
 
 
-def test_private_parts_of_torch_are_in_two_files() -> None:
+def test_private_parts_of_torch_are_in_three_files() -> None:
     used = {name: private_parts_of_torch(path) for name, path in MODULES.items()}
     assert len(used.pop("replica.torch_internals")) > 10  # what promises are made of
     assert used.pop("replica.kernels.onednn")  # what is faster, where torch has it
+    assert used.pop("replica.quick.torch_calls")  # likewise
     assert {name: parts for name, parts in used.items() if parts} == {}
 
 

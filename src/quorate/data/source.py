@@ -133,7 +133,8 @@ class Source:
             return [self.load(ticket) for ticket in tickets]
         begun = time.monotonic()
         rows = [self.plan.shard(*ticket) for ticket in tickets]
-        columns = [_split(tensor, rows) for tensor in self.dataset.tensors]
+        index = torch.from_numpy(np.concatenate(rows))
+        columns = [_split(tensor, rows, index) for tensor in self.dataset.tensors]
         self.last_s = (time.monotonic() - begun) / len(tickets)
         return [Batch(r, list(data)) for r, *data in zip(rows, *columns, strict=True)]
 
@@ -234,12 +235,17 @@ def _no_batch(of: str, error: Exception) -> DataError:
     )
 
 
-def _split(tensor: torch.Tensor, rows: Sequence[Rows]) -> Sequence[torch.Tensor]:
+def _split(
+    tensor: torch.Tensor, rows: Sequence[Rows], index: torch.Tensor
+) -> Sequence[torch.Tensor]:
     """Return the rows of each shard: views of what was indexed at once, if they lie as if alone.
 
     Alignment can change the bits that kernels return, and another worker loads a shard by itself.
+
+    Args:
+        index: (b,) int64, the rows of all of them.
     """
-    whole = tensor[torch.from_numpy(np.concatenate(rows))]
+    whole = tensor[index]
     sizes = [len(each) for each in rows]
     if whole.is_contiguous() and whole.data_ptr() % ALIGNMENT_BYTES == 0:
         row_bytes = whole.stride(0) * whole.element_size()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -158,6 +158,7 @@ class Flat:
         }
 
         self._all = [*self.views.values()]
+        self._multipliers: tuple[float, list[Any]] = (1.0, [])  # of ``_scale``
         self._are_small = bool(self._all) and all(view.numel() < LARGE for view in self._all)
 
     @property
@@ -248,10 +249,19 @@ class Flat:
             if not (any(map(_IS_SPARSE, sources)) or any(map(_WANTS_GRADIENT, sources))):
                 copy_all(self._all, sources)
                 if factor != 1.0:
-                    for vector in self.vectors:
-                        vector.mul_(factor)
+                    self._scale(factor)
                 return
         self._fill(values, factor)
+
+    def _scale(self, factor: float) -> None:
+        """Multiply the vectors: by tensors, which are those of the last call for its factor.
+
+        torch makes a tensor of a number each time, which takes longer than the product.
+        """
+        if factor != self._multipliers[0]:
+            self._multipliers = factor, [_factor_of(vector, factor) for vector in self.vectors]
+        for vector, by in zip(self.vectors, self._multipliers[1], strict=True):
+            vector.mul_(by)
 
     @torch.no_grad()
     def _fill(self, values: Mapping[str, torch.Tensor], factor: float) -> None:
@@ -307,6 +317,14 @@ class Flat:
             end = section.start + section.span
         if members:
             yield self.vectors[vector][start:end], members
+
+
+def _factor_of(vector: torch.Tensor, factor: float) -> torch.Tensor | float:
+    """Return what a vector is multiplied by, with the bits of a product with the number."""
+    # Of a narrower dtype it would be rounded first; kernels are given the number as float32.
+    if vector.device.type == "cpu" and vector.dtype in (torch.float32, torch.float64):
+        return torch.tensor(factor, dtype=vector.dtype, device=vector.device)
+    return factor
 
 
 def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -59,7 +59,8 @@ class Called:
         Args:
             of_phase: whether it is computed for the phase of the step, and not for all of them.
         """
-        self.at = at_of(plan, step, rows)
+        if self.asks_for_at:
+            self.at = at_of(plan, step, rows)
         self._begin_phase(plan.phase(step) if of_phase else None)
 
     def __call__(

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from quorate.errors import SettingError, cure
+from quorate.replica.quick import torch_calls
 from quorate.replica.torch_internals import NORM_BASES, cpu_has_bfloat16
 
 # They add up many values, or keep averages: rounding would hurt there, and costs nothing to avoid.
@@ -101,6 +102,14 @@ ALL = (
     Precision("bf16", torch.bfloat16),
     Precision("fp16", torch.float16),
 )
+
+
+def derive(loss: torch.Tensor, scale: float) -> None:
+    """Compute the gradients of ``scale * loss``, a real scalar, into the parameters."""
+    if scale == 1.0:
+        torch_calls.derive(loss)
+    else:
+        torch.autograd.backward(loss, loss.new_tensor(scale))
 
 
 def overflows(loss: float, grads: Iterable[torch.Tensor]) -> bool:

@@ -28,7 +28,7 @@ from quorate.replica.model import Modes, bind, laid_out, take_grads
 from quorate.replica.notes import Notes
 from quorate.replica.phases.turn import Turn
 from quorate.replica.placement.placement import Placement
-from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, overflows
+from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, derive, overflows
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared.alone import Alone
 from quorate.replica.shared.copies import copy_of
@@ -222,8 +222,7 @@ class Replica:
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                     if gradient is not None and scale == 1.0:
                         gradient.expect(self._trainable, outcome.weight)
-                    factor = None if scale == 1.0 else outcome.loss.new_tensor(scale)
-                    torch.autograd.backward(outcome.loss, factor)
+                    derive(outcome.loss, scale)
                 grads = take_grads(self._trainable)
                 may_rescale = scale != 1.0 and scale > LEAST_SCALE
                 if not may_rescale or not overflows(outcome.metrics["loss"], grads.values()):
@@ -250,7 +249,7 @@ class Replica:
             gradient=gradient,
             buffers=self._buffers.change(outcome.weight) if self._buffers.are_any else None,
             integer_buffers=self._buffers.integer_buffers() if self._buffers.are_any else None,
-            missing=frozenset(self._turn.trained.keys() - grads.keys()) if outcome.weight else None,
+            missing=self._turn.missing(grads) if outcome.weight else None,
             totals=outcome.totals,
             written=written,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from quorate.errors import SharedError
 from quorate.replica.beside.shared import are_any, everyone, live, read_by
 from quorate.replica.beside.values import Values, as_set
 from quorate.replica.torch_internals import version
+
+_NOTHING = nullcontext()
 
 
 class View:
@@ -44,16 +46,16 @@ class View:
             self._forget_tensors()
         self._values, self._plain, self._tensors = values, values.plain, values.tensors.views
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Within the block this thread's code reads what is here.
 
         Raises:
-            SharedError: it has written a tensor.
+            SharedError: it has written a tensor; when the block ends.
         """
-        if not are_any():
-            yield
-            return
+        return self._reading() if are_any() else _NOTHING
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         if self._values is None:
             self._forget_tensors()
             self._plain, self._tensors = as_set()

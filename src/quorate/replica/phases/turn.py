@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn
 
 import torch
@@ -13,6 +13,8 @@ from quorate.replica.loss import Loss
 from quorate.replica.phases.losses import PhaseLosses
 
 Parameters = Mapping[str, torch.nn.Parameter]
+_NOTHING = nullcontext()
+_NONE = frozenset[str]()
 
 
 class Turn:
@@ -49,17 +51,23 @@ class Turn:
         """The parameters that have a gradient now."""
         return self._ours[self.phase]
 
+    def missing(self, gradients: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Return who of those has none."""
+        if self.phase is None and len(gradients) == len(self.trained):
+            return _NONE
+        return frozenset(self.trained.keys() - gradients.keys())
+
     def loss(self, phase: str | None) -> Loss:
         """Take the turn to a phase, None for the whole, and return its loss function."""
         self.phase = phase
         return self._losses[phase]
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Within the block no other phase's parameters require a gradient: no time goes there."""
-        if self.phase is None:
-            yield
-            return
+        return _NOTHING if self.phase is None else self._alone()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         ours = self.trained
         others = [p for name, p in self._ours[None].items() if name not in ours and p.requires_grad]
         for parameter in others:

@@ -1,0 +1,1 @@
+"""What is done around every shard, by the shortest way that torch has."""

@@ -1,0 +1,32 @@
+"""The parts of torch that are private, and that save time around every shard.
+
+They are apart from ``torch_internals``, as nothing that the package promises needs them: where a
+torch lacks one, the public way is taken, which gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch.overrides import has_torch_function
+
+_run_backward: Callable[..., object] | None = None
+with suppress(ImportError):
+    # Calls autograd's engine, with logging and the context that its threads want.
+    from torch.autograd.graph import _engine_run_backward as _run_backward
+
+
+def derive(loss: torch.Tensor) -> None:
+    """Do what ``torch.autograd.backward(loss)`` does to a real scalar, without looking at it.
+
+    That it is one, and has a gradient, is known of a loss that was read. To find it out again, and
+    which of three kinds of arguments were given, takes torch an eighth of a small backward pass.
+    """
+    roots = (loss,)
+    if _run_backward is None or has_torch_function(roots):
+        torch.autograd.backward(loss)
+        return
+    ones = (torch.ones_like(loss),)
+    _run_backward(roots, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -1,0 +1,68 @@
+"""What is called around every shard in the place of torch's public functions does the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from quorate.replica.flat import Layout
+from quorate.replica.quick import torch_calls
+
+
+def gradients(derive: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(5, 3, dtype=dtype, generator=generator).requires_grad_()
+    scale = torch.randn((), dtype=dtype, generator=generator).requires_grad_()
+    seen: list[torch.Tensor] = []
+    loss = (weight.tanh().sum() * scale).reshape(())
+    loss.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient.mul_(3.0))
+    derive(loss)
+    assert weight.grad is not None
+    assert scale.grad is not None
+    return [*seen, weight.grad, scale.grad]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_loss_is_derived_as_by_torch(dtype: torch.dtype) -> None:
+    for _ in range(2):  # a hook that writes the first gradient writes it for itself alone
+        ours, torchs = (
+            gradients(torch_calls.derive, dtype),
+            gradients(torch.autograd.backward, dtype),
+        )
+        assert all(one.equal(other) for one, other in zip(ours, torchs, strict=True))
+
+
+def test_who_watches_functions_of_torch_sees_the_backward_pass() -> None:
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            called.append(func)
+            return func(*args, **(kwargs or {}))
+
+    called: list[Any] = []
+    loss = torch.ones(3, requires_grad=True).sum()
+    with Watch():
+        torch_calls.derive(loss)
+    assert torch.autograd.backward in called
+
+
+def test_without_torchs_private_part_the_public_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = gradients(torch.autograd.backward, torch.float32)
+    monkeypatch.setattr(torch_calls, "_run_backward", None)
+    ours = gradients(torch_calls.derive, torch.float32)
+    assert all(one.equal(other) for one, other in zip(ours, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_vectors_are_multiplied_as_by_the_number(dtype: torch.dtype) -> None:
+    value = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    flat = Layout([("a", value)]).new(torch.device("cpu"))
+    for factor in (1 / 3, 64.0, 1e-3, 1 / 3, 1.0):
+        flat.fill({"a": value}, factor)
+        assert flat.views["a"].equal(value * factor)
