@@ -35,7 +35,7 @@ if here() is None:
     notices.GONE_S = 2.0
 """
 
-KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "3"))
+KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "2"))
 GONE_S = 10.0  # that Ray may take to end actors, on a busy machine
 STARTS = int(os.environ.get("QUORATE_TEST_STARTS", "3"))  # of runs that end in three ways
 
