@@ -33,7 +33,7 @@ SCRIPT = str(SCRIPTS / "lost_ranks.py")
 KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "2"))
 RANKS = 3
 LIMIT_S = 150.0
-SLOW_S = 8.0  # beyond what is promised: these machines are busy
+SLOW_S = 60.0  # beyond what is promised: these machines are busy
 
 
 class Lost(NamedTuple):
@@ -286,7 +286,7 @@ def test_random_ranks_are_killed_at_random_moments(tmp_path: Path, references: R
             # Mostly while they train, now and then while they start.
             if chance.random() < 0.8:
                 heard.clear()
-                heard.wait(30)
+                heard.wait(60)
             time.sleep(chance.uniform(0.0, 2.0))
             rank = chance.randrange(RANKS)
             with suppress(OSError, ValueError):

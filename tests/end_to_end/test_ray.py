@@ -279,7 +279,7 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
             time.sleep(0.05)
         os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
         said = "" if number == signal.SIGKILL else process.communicate(timeout=60)[0]
-        assert process.wait(30) == (130 if number == signal.SIGINT else -number), said
+        assert process.wait(60) == (130 if number == signal.SIGINT else -number), said
         assert number == signal.SIGKILL or "saved step" in said
         # All at once, also those of Ray's that would take a minute to see that nobody needs them.
         until = time.monotonic() + 60.0
