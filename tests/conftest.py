@@ -73,7 +73,7 @@ def nothing_is_left() -> Iterator[None]:
     intra_op_threads = torch.get_num_threads()
     yield
     gc.collect()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         left = [t.name for t in threading.enumerate() if t not in threads]
         if not left and not multiprocessing.active_children():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.runs import inspected
+from support.runs import run as run_to_its_end
 from support.typed_mistakes import SCRIPT
 
 from quorate.commands import child_run, run
@@ -289,11 +290,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_a_script_ends_as_it_would_by_itself(body: str, code: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(body + "\n")
-    done = ended("run", str(script))
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert ("Traceback" in done.stderr) == ("EOFError" in body)
-    assert len(done.stderr.splitlines()) == 1 or code != 2
+    done = run_to_its_end([*QUORATE, "run", str(script)])
+    assert done.code == code
+    assert done.out == ""
+    assert ("Traceback" in done.err) == ("EOFError" in body)
+    assert len(done.err.splitlines()) == 1 or code != 2
 
 
 def test_exit_codes_and_completion_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

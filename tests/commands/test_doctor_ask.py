@@ -28,7 +28,7 @@ def test_a_question_that_blocks_is_cut_off_and_what_was_answered_counts(tmp_path
 """
     began = time.monotonic()
     found = asked(tmp_path, text, answer_s=0.3)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # of 1000
     assert found.failure == "no answer within 0.3 s from GPU 1"
     assert not psutil.pid_exists(found.first("gpu"))
 

@@ -110,11 +110,11 @@ def test_closing_does_not_wait_for_ever(how: str, monkeypatch: pytest.MonkeyPatc
     waiting.start()
     time.sleep(0.1)
     loads.end()
-    waiting.join(timeout=20)
+    waiting.join(timeout=60)
     assert got == [((0, 0), None)]
     began = time.monotonic()
     loads.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # of 1000
 
 
 def test_they_need_no_folder_and_no_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

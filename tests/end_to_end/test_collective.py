@@ -44,10 +44,7 @@ def torchrun(*words: str, number: int = 2, restarts: int = 0) -> Ended:
     start += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
     # Its rendezvous is on a port that is free: two tests may run side by side.
     start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*start, RANKS, *words], capture_output=True, text=True, timeout=150, check=False
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return run([*start, RANKS, *words])
 
 
 def tower(what: str, optimizer: str, references: References) -> str:

@@ -34,7 +34,9 @@ def children(pid: int) -> list[int]:
 def test_nobody_outlives_a_coordinator_that_is_killed(tmp_path: Path, when: str) -> None:
     what = {"computing": "compute", "holding": "hold"}.get(when, when)
     before = set(Path("/dev/shm").iterdir())
-    with started(tmp_path, command("loops.py", what, options=("--workers", "2"))) as (run_, mark):
+    words = command("loops.py", what, options=("--workers", "2"))
+    # In a fork, nobody would be met while he imports torch.
+    with started(tmp_path, words, from_nothing=when == "start") as (run_, mark):
         wait_for(run_, when)
         deadline = time.monotonic() + 60
         # The coordinator, and a fork server that imports torch; then two workers, each with a
@@ -49,9 +51,9 @@ def test_nobody_outlives_a_coordinator_that_is_killed(tmp_path: Path, when: str)
         run_.kill()
         killed_at = time.monotonic()
         run_.wait()
-        while processes_of(mark) and time.monotonic() < killed_at + 5:
+        while left := processes_of(mark):  # each is told by the kernel: none by a wait of its own
+            assert time.monotonic() < killed_at + 60, left
             time.sleep(0.02)
-        assert time.monotonic() - killed_at < 2.0, processes_of(mark)
     assert not [path for path in set(Path("/dev/shm").iterdir()) - before if path.exists()]
 
 
@@ -110,7 +112,7 @@ def test_a_signal_to_all_processes_ends_the_step_and_saves(
             os.kill(pid, number)
         assert run_.stdout is not None
         said = run_.stdout.read()
-        assert run_.wait(timeout=30) == code, said
+        assert run_.wait(timeout=LIMIT_S) == code, said
         assert not processes_of(mark)
     assert f": {number.name}\n" in said
     assert "saved step" in said

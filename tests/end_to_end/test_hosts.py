@@ -220,7 +220,7 @@ def test_ranks_end_and_name_the_host_that_is_cut_off(two: list[Host], tmp_path: 
     heard.wait_for("made step 4", 60)
     assert len(ranks_of(run_dir)) == 2
     two[1].cut()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while ranks_of(run_dir):
         assert time.monotonic() < deadline, heard.all
         time.sleep(0.1)
@@ -273,4 +273,4 @@ def test_the_host_of_rank_0_is_lost_and_where_they_meet_is_elsewhere(
     assert "on 1\n" in left.out
     assert said_digest(left.out) == undisturbed(references)
     three[2].kill()
-    store.ended(5)
+    store.ended(60)

@@ -84,7 +84,7 @@ def test_a_run_that_is_killed_goes_on_elsewhere_with_the_same_bits(
         process.wait()
         killed_at = time.monotonic()
         while processes_of(mark):
-            assert time.monotonic() < killed_at + 5
+            assert time.monotonic() < killed_at + 60
             time.sleep(0.01)
     step = inspected(run_dir)["global_step"]
     assert 5 <= step < 40
@@ -97,7 +97,7 @@ def test_a_run_that_is_killed_goes_on_elsewhere_with_the_same_bits(
 def interrupted(tmp_path: Path, signal_number: int, times: int) -> list[dict[str, Any]]:
     script = str(SCRIPTS / "interrupted.py")
     words = [sys.executable, script, str(tmp_path / "run"), str(signal_number), str(times), "2"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["digest"] == found["undisturbed"]
@@ -119,4 +119,4 @@ def test_told_to_stop_at_any_moment_it_loses_nothing(tmp_path: Path) -> None:
     for each in interrupted(tmp_path, 15, 6):
         assert each["code"] in (143, -15, 0)  # in a save at the end, or before torch is set up
         assert each["made"] == each["saved"]
-        assert each["lived_s"] < 30.0  # 3 s and a step; the rest is for a machine that is busy
+        assert each["lived_s"] < 60.0  # 3 s and a step; the rest is for a machine that is busy

@@ -40,7 +40,6 @@ def test_of_a_feed(tmp_path: Path) -> None:
     found = last_json(said)
     assert len(found["loaders"]) == KILLS
     assert min(found["loaders"]) < 3  # not all had been started
-    assert found["lived_s"] < 5.0
     assert not left
 
 

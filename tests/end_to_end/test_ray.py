@@ -114,7 +114,7 @@ def test_the_same_bits_whoever_is_killed(references: References) -> None:
 def test_rules_keep_their_books_where_one_worker_takes_5_times_as_long(
     tmp_path: Path, cluster: RayCluster
 ) -> None:
-    updates = {"async": 120, "bounded:2": 120, "quorum:3": 30}  # 5 epochs of 6 steps of 4 shards
+    updates = {"async": 120, "quorum:3": 30}  # 5 epochs of 6 steps of 4 shards
     for name in updates:
         (tmp_path / name).mkdir()
     ended = run_all(
@@ -140,7 +140,7 @@ def test_rules_keep_their_books_where_one_worker_takes_5_times_as_long(
             late = lines[-1]["dropped"]
             assert late[-1] > max(late[:-1]), end.said  # the last worker is the slow one
         else:
-            each_row_was_there_once_an_epoch(lines, 5, 2 if name == "bounded:2" else NO_BOUND)
+            each_row_was_there_once_an_epoch(lines, 5, NO_BOUND)
     torn = run(
         command(
             "torn.py",
@@ -279,10 +279,10 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
             time.sleep(0.05)
         os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
         said = "" if number == signal.SIGKILL else process.communicate(timeout=60)[0]
-        assert process.wait(30) == (130 if number == signal.SIGINT else -number), said
+        assert process.wait(60) == (130 if number == signal.SIGINT else -number), said
         assert number == signal.SIGKILL or "saved step" in said
         # All at once, also those of Ray's that would take a minute to see that nobody needs them.
-        until = time.monotonic() + 30.0
+        until = time.monotonic() + 60.0
         while processes_of(mark):
             assert time.monotonic() < until, processes_of(mark)
             time.sleep(0.05)

@@ -238,7 +238,7 @@ def test_a_worker_that_holds_shards_and_is_stuck_in_a_copy_keeps_nobody_waiting(
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         if trainer.global_step == 3 and batch[0].max() == 1 and not stuck.is_set():
             stuck.set()
-            release.wait(timeout=30)
+            release.wait(timeout=60)
         else:
             time.sleep(0.02)
         return model(batch[0]).square().mean()

@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_goes_on_elsewhere(
         process.wait()
         killed_at = time.monotonic()
         while processes_of(mark):
-            assert time.monotonic() < killed_at + 5
+            assert time.monotonic() < killed_at + 60
             time.sleep(0.01)
     step = inspected(run_dir)["global_step"]
     assert 7 <= step < 70

@@ -163,7 +163,7 @@ def test_two_at_once(bench: Bench) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert failures == []
     assert len(bench.said) == 2
     bench.check()

@@ -58,7 +58,10 @@ def run(word: str, **variables: str) -> list[int]:
 def test_what_a_shard_frees_is_there_for_the_next_and_given_back_at_the_end() -> None:
     # Where a thread of a library has ended before, the next one gets its arena, whatever the most
     # arenas are, and that has no block of 90 MB. It hangs on the moment: one process of three.
-    main, other, returned = min((run("keep") for _ in range(3)), key=lambda found: found[1])
+    for _ in range(3):
+        main, other, returned = run("keep")
+        if other < 100:
+            break
     assert main < 100
     assert other < 100
     assert returned > 100

@@ -197,11 +197,11 @@ def test_draws_elsewhere_are_no_draws_of_this_code() -> None:
 
     def slow(_reseed: Reseed) -> int:
         entered.set()
-        drawn.wait(10)
+        drawn.wait(60)
         return next(calls)
 
     def elsewhere(_n: int) -> None:
-        entered.wait(10)
+        entered.wait(60)
         random.random()
         drawn.set()
 

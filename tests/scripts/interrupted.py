@@ -141,16 +141,26 @@ def interrupted(
     def is_time() -> bool:
         if where == "start":
             return time.monotonic() >= until
-        return made(run_dir) >= goal and (where == "step" or is_saving(run_dir))
+        if made(run_dir) < goal or (where == "save" and not is_saving(run_dir)):
+            return False
+        time.sleep(chance.uniform(0.0, 0.004))
+        if where == "save":
+            # It is looked at while it stands still: the save may be over, on a busy machine.
+            os.killpg(pid, signal.SIGSTOP)
+            time.sleep(0.002)
+            if not is_saving(run_dir):
+                os.killpg(pid, signal.SIGCONT)
+                return False
+        return True
 
     while not ended and not is_time():
         ended, status = os.waitpid(pid, os.WNOHANG)
         time.sleep(0.0005)
     if not ended:
-        time.sleep(chance.uniform(0.0, 0.004))
-        os.killpg(pid, number)
-        at = time.monotonic()
         was_saving = is_saving(run_dir)
+        os.killpg(pid, number)
+        os.killpg(pid, signal.SIGCONT)
+        at = time.monotonic()
         _, status = os.waitpid(pid, 0)
         found = files.find(run_dir)
         return {

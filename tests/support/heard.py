@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from support.runs import LIMIT_S
+from support.warm import WARM
 
 
 class Heard:
@@ -53,16 +54,10 @@ def heard(words: Sequence[str], env: Mapping[str, str]) -> Iterator[Heard]:
     """Start a run, and kill it if it lives in the end.
 
     Args:
-        words: the command line.
+        words: the command line of quorate, which runs in a fork, see ``warm``.
         env: variables that it has beside those of this process.
     """
-    with subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **env},
-    ) as process:
+    with WARM.start(words[3:], {**os.environ, **env}) as process:
         listener = Heard(process)
         try:
             yield listener

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,17 +13,18 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.warm import WARM
+from support.warm import WARM, is_marked
 
 from quorate.commands.main import main
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TOWER = ("--engine", "towers", "--workers", "1")
 LIMIT_S = 300  # of a run, on a busy machine
+WARMED = ("quorate", "torch.distributed.run")  # modules that are run in a fork, see ``warm``
 
 
 class Ended(NamedTuple):
@@ -51,7 +53,7 @@ def command(script: str | Path, *arguments: str, options: tuple[str, ...] = ()) 
 
 
 def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
-    """Run a command line to its end: quorate's in a fork of what has imported it, see ``warm``.
+    """Run a command line to its end: quorate's and torchrun's in a fork, see ``warm``.
 
     Args:
         words: the command line.
@@ -61,8 +63,8 @@ def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
         subprocess.TimeoutExpired: it took longer than ``LIMIT_S``, and was killed.
     """
     env = {**os.environ, **(env or {})}
-    if words[1:3] == ["-m", "quorate"]:
-        return Ended(*WARM.run(words[3:], env, LIMIT_S))
+    if words[1:2] == ["-m"] and words[2] in WARMED:
+        return Ended(*WARM.run(words[3:], env, LIMIT_S, words[2]))
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env=env)
     return Ended(done.returncode, done.stdout, done.stderr)
 
@@ -90,10 +92,11 @@ def on_a_tower(script: str, *arguments: str, options: tuple[str, ...] = ()) -> N
 
 
 def inspected(run_dir: Path) -> dict[str, Any]:
-    """Return what ``quorate inspect --json`` says of a run directory."""
-    code, out, err = WARM.run(["inspect", "--json", str(run_dir)], os.environ, LIMIT_S)
-    assert code == 0, err
-    facts: dict[str, Any] = json.loads(out)
+    """Return what ``quorate inspect --json`` says of a run directory, in this process."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main(["inspect", "--json", str(run_dir)])
+    assert code == 0, err.getvalue()
+    facts: dict[str, Any] = json.loads(out.getvalue())
     return facts
 
 
@@ -112,12 +115,15 @@ def processes_of(mark: str) -> dict[int, str]:
     """Return the processes of a run, whoever their parent is now: command lines by pid.
 
     Args:
-        mark: a word that is in their environment, and in nobody else's.
+        mark: a word that is in their environment, or names a page of their memory as ``warm`` has
+            it, and is in nobody else's.
     """
     alive = {}
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+            if entry.name.isdigit() and (
+                mark.encode() in (entry / "environ").read_bytes() or is_marked(entry, mark)
+            ):
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":
                     alive[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
@@ -127,15 +133,18 @@ def processes_of(mark: str) -> dict[int, str]:
 
 
 @contextmanager
-def started(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(
+    folder: Path, words: list[str], *, from_nothing: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a run that is to be looked at while it lives; all of its processes are killed after.
 
     Args:
         folder: gets a link ``temporary`` to the run's folder for temporary files.
-        words: the command line.
+        words: the command line: quorate's and torchrun's in a fork, see ``warm``.
+        from_nothing: an interpreter of its own also then, and its fork server too.
 
     Yields:
-        The run, and the mark that all of its processes have in their environment.
+        The run, and the mark by which all of its processes are found.
     """
     mark = f"QUORATE_TEST={uuid.uuid4().hex}"
     # By a short name: sockets of loader processes are in it.
@@ -144,9 +153,20 @@ def started(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[s
     link.unlink(missing_ok=True)
     link.symlink_to(temporary)
     env = {**os.environ, "TMPDIR": str(temporary), **dict([mark.split("=")])}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, process_group=0
-    ) as process:
+    process: subprocess.Popen[str]
+    is_warm = words[1:2] == ["-m"] and words[2] in WARMED and not from_nothing
+    if is_warm and sys.platform == "linux":
+        process = WARM.start(words[3:], env, mark, words[2])
+    else:
+        process = subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            process_group=0,
+        )
+    with process:
         try:
             yield process, mark
         finally:
@@ -162,9 +182,10 @@ def wait_for(process: subprocess.Popen[str], word: str) -> str:
         AssertionError: it ended without it.
     """
     assert process.stdout is not None
-    said = ""
-    while word not in said:
-        line = process.stdout.readline()
-        assert line, f"it ended without {word!r}: {said}"
-        said += line
-    return said
+    said = bytearray()
+    # By itself, not by the file's buffer: ``communicate`` does not know what is in there.
+    while not (said.endswith(b"\n") and word.encode() in said):
+        read = os.read(process.stdout.fileno(), 1)
+        assert read, f"it ended without {word!r}: {said.decode()}"
+        said += read
+    return said.decode()

@@ -154,9 +154,14 @@ def trained(
     return run.model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [
+        *((optimizer, torch.float64) for optimizer in OPTIMIZERS),
+        *((optimizer, torch.float32) for optimizer in ("SGD momentum, decay", "AdamW", "groups")),
+    ],
+)
 def test_it_is_the_plain_loop(name: str, optimizer: str, dtype: torch.dtype) -> None:
     expected = plain(name, dtype, OPTIMIZERS[optimizer])
     found = trained(name, dtype, OPTIMIZERS[optimizer], workers=1)

@@ -246,7 +246,7 @@ def test_a_signal_ends_the_step_and_saves(
         wait_for(run, "step")
         time.sleep(0.3)
         run.send_signal(number)
-        out, _ = run.communicate(timeout=30)
+        out, _ = run.communicate(timeout=60)
     assert run.returncode in codes
     assert f": {number.name}\n" in out
     assert "saved step" in out

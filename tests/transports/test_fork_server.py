@@ -72,7 +72,7 @@ def abouts(starter: Starter, what: Script) -> list[dict[str, Any]]:
     """What two workers that live side by side say of themselves."""
     processes = [WorkerProcess(number, what, starter) for number in range(2)]
     try:
-        assert all(process.wait(30.0) for process in processes)
+        assert all(process.wait(60.0) for process in processes)
         names = [Path(what.path).with_suffix(f".{process.pid}") for process in processes]
         return [json.loads(name.read_text()) for name in names]
     finally:
@@ -176,7 +176,7 @@ SLEEPS = "import time; time.sleep(1000)"
 
 
 def forked(process: WorkerProcess) -> WorkerProcess:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while process.pid is None:
         assert not process.has_ended()
         assert time.monotonic() < deadline

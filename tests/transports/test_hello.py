@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed
-from support.runs import SCRIPTS, Ended
+from support.runs import SCRIPTS, Ended, run
 
 from quorate.errors import SettingError, UserError
 from quorate.transports.collective.hello import Hello, require_alike
@@ -36,10 +35,7 @@ def torchrun(*words: str, number: int = 2) -> Ended:
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(number)]
     start += ["--monitor-interval", "0.1"]
     start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*start, *words], capture_output=True, text=True, timeout=150, check=False
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return run([*start, *words])
 
 
 def one_line(ended: Ended) -> str:
