@@ -67,6 +67,7 @@ def looping(
     changes.look()  # since the last loop
     changes.refuse()
     with ExitStack() as stack:
+        stack.callback(state.end_parts)
         workers = crew.workers(state, source, say)
         transport = stack.enter_context(closing(observed(workers, state, facts)))
         # Whoever looks at a loop, or reaches its workers in another way, compares for itself.

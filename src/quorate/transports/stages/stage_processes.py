@@ -26,10 +26,15 @@ class StageProcesses:
         devices: how many.
         shared: what they have in common.
         serve: what each does, called with its number, its links and ``shared``.
+        name: what it is the process of.
     """
 
     def __init__(
-        self, devices: int, shared: Shared, serve: Callable[[int, Links, Shared], None]
+        self,
+        devices: int,
+        shared: Shared,
+        serve: Callable[[int, Links, Shared], None],
+        name: str = "stage",
     ) -> None:
         ends: dict[int, dict[int, socket.socket]] = {n: {} for n in (PARENT, *range(devices))}
         for one, other in combinations(ends, 2):
@@ -50,7 +55,7 @@ class StageProcesses:
         try:
             for number in range(devices):
                 process = context.Process(
-                    target=run, args=(number,), name=f"quorate-stage-{number}", daemon=True
+                    target=run, args=(number,), name=f"quorate-{name}-{number}", daemon=True
                 )
                 process.start()
                 self._processes.append(process)
@@ -61,6 +66,11 @@ class StageProcesses:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             close_all([end for n, own in ends.items() if n != PARENT for end in own.values()])
         self.links = Links(ends[PARENT])
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether none of them has ended."""
+        return all(process.is_alive() for process in self._processes)
 
     def close(self) -> None:
         """End them. What they were at does not count."""
