@@ -189,7 +189,7 @@ class RankError(OneLineError):
 
 
 class ServerError(OneLineError):
-    """A server is gone, and with it its slice of the parameters and of the optimizer's state."""
+    """A process that makes updates is gone, and with it its slice or part of the state."""
 
 
 class ProtocolError(QuorateError):

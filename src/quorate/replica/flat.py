@@ -126,11 +126,11 @@ class Layout:
 
     def over(self, memory: Memory, start: int = 0) -> Flat:
         """Return vectors of this layout in memory, from byte ``start`` (a multiple of 64) on."""
-        vectors = []
+        vectors, at = [], start
         for size, dtype in zip(self.sizes, self.dtypes, strict=True):
-            vectors.append(memory.tensor(dtype, size, start))
-            start += size * dtype.itemsize
-        return Flat(self, vectors, memory if isinstance(memory, Segment) else None)
+            vectors.append(memory.tensor(dtype, size, at))
+            at += size * dtype.itemsize
+        return Flat(self, vectors, memory if isinstance(memory, Segment) else None, start)
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +144,11 @@ class Flat:
     """Vectors of one layout on one device, with a view per tensor."""
 
     def __init__(
-        self, layout: Layout, vectors: list[torch.Tensor], segment: Segment | None = None
+        self,
+        layout: Layout,
+        vectors: list[torch.Tensor],
+        segment: Segment | None = None,
+        start: int = 0,
     ) -> None:
         self.layout = layout
         self.vectors = vectors  # one (P,) per dtype
@@ -153,6 +157,7 @@ class Flat:
         self.made_dense: dict[str, Rows] = {}  # by ``fill``: what came by rows, and has no place so
         self._stretches: dict[tuple[str, ...], list[torch.Tensor]] = {}  # of ``_without``: the last
         self.segment = segment  # that they lie in, if other processes can map it
+        self.start = start  # the byte of it that they begin at
         self.views: dict[str, torch.Tensor] = {
             name: section.view(vectors[section.vector]) for name, section in layout.sections.items()
         }

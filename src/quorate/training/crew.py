@@ -127,7 +127,13 @@ class Crew:
     def shares_parameters(self) -> bool:
         """Whether other processes read the parameters where the coordinator has them."""
         is_rank = self.company is not None and self.company.shares_memory
-        return self.has_processes or (is_rank and self.master_device.type == "cpu")
+        is_rank = is_rank and self.master_device.type == "cpu"
+        return self.has_processes or is_rank or self.replicas.are_in_stages
+
+    @property
+    def parts(self) -> int:
+        """How many processes make an update, each of its part: as many as a replica has devices."""
+        return len(self.groups[0]) if self.replicas.are_in_stages else 1
 
     @property
     def most_open(self) -> int:

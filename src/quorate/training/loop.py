@@ -67,6 +67,7 @@ def looping(
     changes.look()  # since the last loop
     changes.refuse()
     with ExitStack() as stack:
+        stack.callback(state.end_parts)
         workers = crew.workers(state, source, say)
         known = {**facts, "pipeline": crew.replicas.pipeline}
         transport = stack.enter_context(closing(observed(workers, state, known)))

@@ -193,6 +193,7 @@ def _probed(
             notes=crew.replicas.notes,
             exchanging=None if crew.company is None else crew.company.exchanging,
             served=recipe.workers.servers is not None,
+            parts=crew.parts,
         )
         try:
             return probed(

@@ -48,6 +48,7 @@ class State:
         notes: for the user.
         exchanging: gives the exchange of vectors of a layout, if ranks make updates together.
         served: whether servers make updates, in slices.
+        parts: processes that make updates, each of its part of the parameters.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class State:
         notes: Notes | None = None,
         exchanging: Callable[[Layout], Exchange] | None = None,
         served: bool = False,
+        parts: int = 1,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -101,7 +103,7 @@ class State:
         self.update: Update | PhaseUpdates
         self.optimizer_state: OptimizerState | PhaseStates
         self.notes = notes = notes or Notes()
-        making = Making(model, self.parameters, self.exchange, self.serving)
+        making = Making(model, self.parameters, self.exchange, self.serving, parts, notes)
         self.optimize = optimize = self._choose(optimize, making)
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
         self.visits = Visits()
@@ -156,6 +158,11 @@ class State:
         """
         if self.serving is not None:
             self.serving.bring_home()
+
+    def end_parts(self) -> None:
+        """End the processes that make updates, if there are some. All of the state is here."""
+        if isinstance(self.optimizer, FlatOptimizer):
+            self.optimizer.close()
 
     @property
     def optimizer_of_ranks(self) -> SlicedOptimizer | PhaseOptimizers:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import torch
 
 from quorate.replica.flat import Flat
+from quorate.replica.notes import Notes
 from quorate.training.optimizing.extent import Sliced, Whole
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Average
+from quorate.training.parts.parted_optimizer import PartedOptimizer
 from quorate.training.serving.served import Served, ServedAverage, ServedOptimizer
 from quorate.training.serving.serving import Serving
 from quorate.transports.collective.exchange import Exchange
@@ -24,6 +26,8 @@ class Making(NamedTuple):
     parameters: Flat  # of which the model's trainable parameters are views
     exchange: Exchange | None = None  # of ranks, if they make updates together
     serving: Serving | None = None  # of servers, if they do
+    parts: int = 1  # processes that make an update, each of its part; parameters are shared then
+    notes: Notes | None = None  # for the user
 
     def optimizer(self, factory: OptimizerFactory, *, is_sharded: bool) -> FlatOptimizer:
         """Return the user's optimizer.
@@ -37,6 +41,15 @@ class Making(NamedTuple):
         """
         if self.serving is not None:
             return ServedOptimizer(factory, self.model, self.parameters, self.serving)
+        if self.parts > 1:
+            parted = PartedOptimizer(factory, self.model, self.parameters, self.parts)
+            if not parted.flat and self.notes is not None:
+                kind = type(parted.inner).__name__
+                self.notes.add(
+                    f"updates are made in one process, which has all of the optimizer's state: "
+                    f"{kind} does not work element by element"
+                )
+            return parted
         if self.exchange is None:
             return FlatOptimizer(factory, self.model, self.parameters)
         return SlicedOptimizer(

@@ -216,6 +216,9 @@ class FlatOptimizer:
         self._memories = [Memory(home.name, home.parameter.detach()) for home in away]
         bring_home(away)
 
+    def close(self) -> None:
+        """End whatever makes updates for it elsewhere: nothing."""
+
     def at_home(self) -> AbstractContextManager[None]:
         """Within the block the flat parameters have the values of the user's: see ``at_home``."""
         return at_home(self._homes)

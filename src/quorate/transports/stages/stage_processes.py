@@ -35,6 +35,7 @@ class StageProcesses:
         shared: what they have in common.
         serve: what each does, called with its number, its links and ``shared``.
         values: of ``Shared``, as the replica reads them: forks have these.
+        name: what it is the process of.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class StageProcesses:
         devices: int,
         shared: Shared,
         serve: Callable[[int, Links, Shared], None],
-        values: Values | None,
+        values: Values | None = None,
+        name: str = "stage",
     ) -> None:
         self._at_work = shared.at_work
         ends: dict[int, dict[int, socket.socket]] = {n: {} for n in (PARENT, *range(devices))}
@@ -64,7 +66,7 @@ class StageProcesses:
         try:
             for number in range(devices):
                 process = context.Process(
-                    target=run, args=(number,), name=f"quorate-stage-{number}", daemon=True
+                    target=run, args=(number,), name=f"quorate-{name}-{number}", daemon=True
                 )
                 process.start()
                 self._processes.append(process)
@@ -108,6 +110,11 @@ class StageProcesses:
                     )
                     return self._at_work.read(number)[0], ending.text(had_joined=True)
         return self._at_work.read(device)[0], "closed its links"
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether none of them has ended."""
+        return all(process.is_alive() for process in self._processes)
 
     def close(self) -> None:
         """End them. What they were at does not count."""

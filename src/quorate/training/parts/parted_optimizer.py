@@ -1,0 +1,207 @@
+"""An optimizer whose updates are made by several processes, each of a part of the parameters.
+
+The processes are forks of this one. Parameters, gradients and what the optimizer keeps by element
+lie in memory that all map; counters go to and fro with each update. So between two updates all of
+the state is here, for checkpoints and callbacks, and the processes own nothing: if one is gone a
+new one takes its place. If it goes in the middle of an update, its part of the parameters may be
+half made: then the run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from quorate.errors import ServerError
+from quorate.machine.shared_memory import Segment
+from quorate.replica.flat import Flat
+from quorate.training.optimizing.closure import Closure
+from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
+from quorate.training.parts.entries import Told, taken, told
+from quorate.training.parts.state_memory import StateMemory
+from quorate.transports import remote_error
+from quorate.transports.stages.links import GoneError, Links
+from quorate.transports.stages.process import PARENT, Shared
+from quorate.transports.stages.stage_processes import StageProcesses
+
+
+class PartedOptimizer(FlatOptimizer):
+    """The user's optimizer over flat parameters that lie in shared memory.
+
+    One that does not work element by element makes its updates in this process, as ever.
+
+    Args:
+        factory: as for ``FlatOptimizer``.
+        model: likewise.
+        parameters: in a segment.
+        parts: how many.
+    """
+
+    def __init__(
+        self, factory: OptimizerFactory, model: torch.nn.Module, parameters: Flat, parts: int
+    ) -> None:
+        super().__init__(factory, model, parameters)
+        assert parameters.segment is not None
+        self._part_of = _parts(parameters, parts)
+        self._parts = 1 + max(self._part_of.values(), default=0)
+        self._memory: StateMemory | None = None
+        self._processes: StageProcesses | None = None
+        # What the processes were forked with: the optimizer's tensors, and segments of gradients.
+        self._tensors: list[torch.Tensor] = []
+        self._segments: list[Segment] = []
+
+    def step(
+        self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
+    ) -> None:
+        """Update the parameters where they are; see ``FlatOptimizer``. Blocks.
+
+        Raises:
+            ServerError: a process ended in the middle of it.
+        """
+        if not self.flat or closure is not None or gradient.segment is None or gradient.rows:
+            super().step(gradient, missing, closure)
+            return
+        self.require_same_groups()
+        self._cut_where(lambda name: (self._part_of[name], name in missing))
+        processes = self._started(gradient.segment)
+        where = (self._segments.index(gradient.segment), gradient.start)
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self.inner.param_groups
+        ]
+        for part in range(self._parts):
+            order = (where, groups, [*missing], self._told(part))
+            processes.links.send(part, "step", order)
+        for part in range(self._parts):
+            self._take(part, self._answer(processes, part))
+        # Of nothing, as no tensor of it has a gradient here: a schedule counts it.
+        for tensor in self._held:
+            tensor.grad = None
+        self.inner.step()
+
+    def close(self) -> None:
+        """End the processes. All of the state is here."""
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
+
+    # --- here -------------------------------------------------------------------------------------
+
+    def _started(self, gradients: Segment) -> StageProcesses:
+        """Return the processes, new ones if they would not know what is asked for."""
+        tensors = [*self._held]
+        knows = len(tensors) == len(self._tensors) and all(
+            mine is theirs for mine, theirs in zip(tensors, self._tensors, strict=True)
+        )
+        if self._processes is not None:
+            knows = knows and gradients in self._segments and self._processes.are_alive
+        if self._processes is None or not knows:
+            self.close()
+            if gradients not in self._segments:
+                self._segments = [*self._segments[-1:], gradients]
+            self._tensors = tensors
+            self._memory = self._memory or StateMemory(self.flat_parameters.layout)
+            with intra_op_threads(1):  # OpenMP's threads do not outlive a fork
+                self._processes = StageProcesses(
+                    self._parts,
+                    Shared.of((), self._parts),
+                    lambda n, links, _: self._serve(n, links),
+                    name="part",
+                )
+        return self._processes
+
+    def _told(self, part: int) -> list[Told]:
+        """Return what is kept of the tensors of a part."""
+        assert self._memory is not None
+        return [
+            told(dict.get(self.inner.state, tensor, {}), self._memory, tensor, names[0])
+            for tensor, names in self._of(part)
+        ]
+
+    def _take(self, part: int, said: list[Told]) -> None:
+        """Take what is kept of the tensors of a part since an update."""
+        assert self._memory is not None
+        for (tensor, names), told_ in zip(self._of(part), said, strict=True):
+            mine = dict.setdefault(self.inner.state, tensor, {})
+            for entry, value in taken(told_, self._memory, tensor, names[0]).items():
+                if isinstance(mine.get(entry), torch.Tensor) and isinstance(value, torch.Tensor):
+                    if mine[entry].data_ptr() != value.data_ptr():
+                        mine[entry].copy_(value)
+                else:
+                    mine[entry] = value
+
+    def _of(self, part: int) -> list[tuple[torch.Tensor, list[str]]]:
+        return [each for each in self._held.items() if self._part_of[each[1][0]] == part]
+
+    def _answer(self, processes: StageProcesses, part: int) -> list[Told]:
+        try:
+            key, said = processes.links.take("failed", ("done", part))
+        except GoneError as gone:
+            self.close()
+            raise ServerError(
+                f"the process of part {gone.number} of the optimizer ended in the middle of an "
+                "update; run the same command again: it goes on from the newest checkpoint"
+            ) from None
+        if key == "failed":
+            self.close()
+            raise remote_error.from_json(said)
+        answer: list[Told] = said
+        return answer
+
+    # --- in a process of a part -------------------------------------------------------------------
+
+    def _serve(self, part: int, links: Links) -> None:
+        """Be the process of a part, until the parent wants no more."""
+        others = [name for name, of in self._part_of.items() if of != part]
+        gradients: dict[tuple[int, int], Flat] = {}
+        try:
+            while True:
+                _, (where, groups, missing, said) = links.take("step")
+                if where not in gradients:
+                    layout = self.flat_parameters.layout.gradients
+                    gradients[where] = layout.over(self._segments[where[0]], where[1])
+                with torch.no_grad():
+                    answer = self._stepped(part, gradients[where], groups, missing, others, said)
+                links.send(PARENT, ("done", part), answer)
+        except GoneError:
+            return  # the parent is gone, or another part is, of which it hears
+        except BaseException as error:  # the edge of the process
+            links.send(PARENT, "failed", remote_error.to_json(error))
+
+    def _stepped(
+        self,
+        part: int,
+        gradient: Flat,
+        groups: list[dict[str, Any]],
+        missing: list[str],
+        others: list[str],
+        said: list[Told],
+    ) -> list[Told]:
+        assert self._memory is not None
+        for group, values in zip(self.inner.param_groups, groups, strict=True):
+            group.update(values)
+        own = self._of(part)
+        for (tensor, names), told_ in zip(own, said, strict=True):
+            if told_:
+                dict.__setitem__(
+                    self.inner.state, tensor, taken(told_, self._memory, tensor, names[0])
+                )
+            else:
+                self.inner.state.pop(tensor, None)
+        super().step(gradient, {*missing, *others})
+        return self._told(part)
+
+
+def _parts(parameters: Flat, parts: int) -> dict[str, int]:
+    """Return which part each parameter is of: runs of about as many bytes, as they lie."""
+    sections = sorted(parameters.layout.sections.values(), key=lambda s: (s.vector, s.start))
+    nbytes = [s.span * parameters.layout.dtypes[s.vector].itemsize for s in sections]
+    whole = max(1, sum(nbytes))
+    middles = (end - own / 2 for end, own in zip(accumulate(nbytes), nbytes, strict=True))
+    found = [min(parts - 1, int(parts * middle / whole)) for middle in middles]
+    numbers = {part: number for number, part in enumerate(sorted(set(found)))}
+    return {section.name: numbers[part] for section, part in zip(sections, found, strict=True)}
