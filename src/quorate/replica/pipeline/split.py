@@ -55,9 +55,9 @@ class Split:
                 raise refused(self.names, why)
 
 
-def refused(names: Sequence[str], why: str) -> SettingError:
+def refused(names: Sequence[str], why: str, fix: str = "leave it out") -> SettingError:
     """Return the error of a split that cannot be."""
-    return SettingError("split", ",".join(names), f"none, as {why}", "leave it out")
+    return SettingError("split", ",".join(names), f"none, as {why}", fix)
 
 
 def require_devices(names: Sequence[str], groups: Sequence[Group]) -> None:
