@@ -294,13 +294,12 @@ class Pipelined(Replica):
         nbytes = -(-max(1, self._layout.nbytes) // 4096) * 4096
         memory = Segment(most * nbytes)
         gradients = [self._layout.over(memory, n * nbytes) for n in range(most)]
-        shared = Shared.of(gradients, self._devices)
-        return StageProcesses(
-            self._devices,
-            shared,
-            lambda *which: self._serve(graphs, plan, *which),
-            self.called.shared.values,
+        shared = Shared(gradients, self._devices)
+        processes = StageProcesses(
+            self._devices, shared, lambda *which: self._serve(graphs, plan, *which)
         )
+        processes.values = self.called.shared.values  # as forks have them
+        return processes
 
     def _serve(
         self,

@@ -34,15 +34,10 @@ class StageProcesses:
         devices: how many.
         shared: what they have in common.
         serve: what each does, called with its number, its links and ``shared``.
-        values: of ``Shared``, as the replica reads them: forks have these.
     """
 
     def __init__(
-        self,
-        devices: int,
-        shared: Shared,
-        serve: Callable[[int, Links, Shared], None],
-        values: Values | None,
+        self, devices: int, shared: Shared, serve: Callable[[int, Links, Shared], None]
     ) -> None:
         self.shared = shared
         self.most = len(shared.gradients)
@@ -76,19 +71,20 @@ class StageProcesses:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             close_all([end for n, own in ends.items() if n != PARENT for end in own.values()])
         self.links = Links(ends[PARENT])
-        self._values = values
+        self.values: Values | None = None  # of ``Shared``, as processes have them
+        self._at_work = shared.at_work
         self._oom_kills = oom_kills()  # before these
 
     def share(self, values: Values | None) -> None:
         """Have the next run read these values of ``Shared``."""
-        if values is not None and values is not self._values:
+        if values is not None and values is not self.values:
             for number in range(len(self._processes)):
                 self.links.send(number, "shared", beside.packed(values))
-            self._values = values
+            self.values = values
 
     def late(self) -> int | None:
         """Return a stage that others wait for: of a stopped process, or one that computes."""
-        found = [self.shared.at_work.read(device) for device in range(len(self._processes))]
+        found = [self._at_work.read(device) for device in range(len(self._processes))]
         for process, (stage, _) in zip(self._processes, found, strict=True):
             with suppress(psutil.Error):
                 if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
@@ -107,8 +103,8 @@ class StageProcesses:
                     ending = Ending(
                         process.exitcode, is_out_of_memory=oom_kills() > self._oom_kills
                     )
-                    return self.shared.at_work.read(number)[0], ending.text(had_joined=True)
-        return self.shared.at_work.read(device)[0], "closed its links"
+                    return self._at_work.read(number)[0], ending.text(had_joined=True)
+        return self._at_work.read(device)[0], "closed its links"
 
     def close(self) -> None:
         """End them. What they were at does not count."""
