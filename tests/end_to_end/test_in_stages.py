@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_one_digest_in_one_piece_and_in_stages(tmp_path: Path, references: Refer
     assert inspected(tmp_path / "two workers")["devices"] == ["cpu+cpu"]
 
 
-def test_stages_that_are_killed(tmp_path: Path) -> None:
+def test_stages_that_are_killed_or_hang(tmp_path: Path) -> None:
     def words(name: str, phase: str, *options: str) -> list[str]:
         marks = tmp_path / f"marks of {name}"
         marks.mkdir()
@@ -47,10 +48,19 @@ def test_stages_that_are_killed(tmp_path: Path) -> None:
         return command("in_stages.py", phase, str(marks), options=(*options, *run_dir))
 
     phases = ("forward", "backward")  # others in tests/transports/test_stages.py
-    ended = run_all({"whole": words("whole", "none")} | {p: words(p, p, *STAGES) for p in phases})
+    hangs = ("hang", "stop")  # the worker is replaced, with all of its stages
+    late = ("--engine", "processes", "--worker-timeout-s", "8")
+    ended = run_all(
+        {"whole": words("whole", "none")}
+        | {p: words(p, p, *STAGES) for p in phases}
+        | {p: words(p, p, *STAGES, *late) for p in hangs}
+    )
     for name, each in ended.items():
         assert each.code == 0, (name, each.said)
         assert digests(tmp_path / name) == digests(tmp_path / "whole"), name
+    for phase in hangs:
+        said = ended[phase].said
+        assert re.search(r"no answer for \d+ s in step 0, .* in stage 1 for .*; another is", said)
     for phase in phases:
         assert len([*(tmp_path / f"marks of {phase}").iterdir()]) == 2
         assert (

@@ -3,7 +3,8 @@
     quorate run --devices cpu+cpu --split embedding tests/scripts/in_stages.py PHASE MARKS
 
 ``PHASE``: before, forward, loss, backward: where a process of a stage kills itself, once for each
-file that it can make in the folder ``MARKS``; or raise, in the last stage.
+file that it can make in the folder ``MARKS``; or raise, in the last stage. Or hang, stop: where it
+waits for ever, or stops itself, once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -28,12 +30,14 @@ def end(phase: str) -> None:
     """End this process, if it is one of a stage, and its time has come."""
     if phase != PHASE or not multiprocessing.current_process().name.startswith("quorate-stage-1"):
         return
-    for kill in range(KILLS):
+    for kill in range(1 if phase in ("hang", "stop") else KILLS):
         try:
             (MARKS / f"{phase}-{kill}").touch(exist_ok=False)
         except FileExistsError:
             continue
-        os.kill(os.getpid(), signal.SIGKILL)
+        if phase == "hang":
+            time.sleep(3600)
+        os.kill(os.getpid(), signal.SIGSTOP if phase == "stop" else signal.SIGKILL)
 
 
 class Ending(nn.Module):
@@ -58,6 +62,8 @@ def ending_loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.
     end("before")
     returned = loss(model, batch)
     end("loss")
+    end("hang")
+    end("stop")
     if PHASE == "raise" and multiprocessing.current_process().name.startswith("quorate-stage"):
         raise ZeroDivisionError("in the last stage")
     return returned

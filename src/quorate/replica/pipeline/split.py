@@ -62,16 +62,17 @@ class Split:
                 raise refused(self.names, why)
 
 
-def refused(names: Sequence[str] | None, why: str) -> SettingError:
+def refused(names: Sequence[str] | None, why: str, fix: str | None = None) -> SettingError:
     """Return the error of a split that cannot be.
 
     Args:
         names: that were given; None: the devices alone ask for stages.
+        fix: what to do, where it is not to leave stages out.
     """
     if names is None:
-        fix = "name one device for each replica, as in devices='cpu'"
+        fix = fix or "name one device for each replica, as in devices='cpu'"
         return SettingError("devices", "several for a replica", f"one, as {why}", fix)
-    return SettingError("split", ",".join(names), f"none, as {why}", "leave it out")
+    return SettingError("split", ",".join(names), f"none, as {why}", fix or "leave it out")
 
 
 def stages_of(groups: Sequence[Group], schedule: str) -> int:

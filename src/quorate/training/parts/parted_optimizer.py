@@ -108,7 +108,7 @@ class PartedOptimizer(FlatOptimizer):
             with intra_op_threads(1):  # OpenMP's threads do not outlive a fork
                 self._processes = StageProcesses(
                     self._parts,
-                    Shared.of((), self._parts),
+                    Shared((), self._parts),
                     lambda n, links, _: self._serve(n, links),
                     name="part",
                 )

@@ -20,7 +20,7 @@ class AtWork:
     """
 
     def __init__(self, devices: int) -> None:
-        self._memory = mmap(-1, _WORD.size * devices)
+        self._memory = mmap(-1, _WORD.size * max(1, devices))
         for device in range(devices):
             self.waits(device, device)
 

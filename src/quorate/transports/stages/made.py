@@ -46,7 +46,7 @@ def parts_of(
         require_devices(names, groups)
         stages = len(names) + 1
     if engine not in (PROCESSES, TOWERS):
-        raise refused(names, f"the engine is {engine}")
+        raise refused(names, f"the engine is {engine}", "take engine='processes', or leave it out")
     if engine == TOWERS and len(groups) > 1:
         raise refused(names, "several workers are towers: take engine='processes'")
     if threads > 1:  # OpenMP's threads do not outlive a fork

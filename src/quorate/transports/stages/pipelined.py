@@ -318,7 +318,7 @@ class Pipelined(Replica):
         self._in_stages = {name for route in plan for name in route.owned}
         return StageProcesses(
             self._devices,
-            Shared.of(pool.vectors, self._devices),
+            Shared(pool.vectors, self._devices),
             lambda *which: self._serve(graphs, plan, *which),
             self.called.shared.values,
         )

@@ -49,12 +49,11 @@ class Shared:
     """What the parent and all processes of a replica have in common, in shared memory."""
 
     gradients: Sequence[Flat]  # sums of shards, by place
-    at_work: AtWork
+    devices: int = 0
 
-    @classmethod
-    def of(cls, gradients: Sequence[Flat], devices: int) -> Shared:
-        """Return what so many devices have in common."""
-        return cls(gradients, AtWork(devices))
+    def __post_init__(self) -> None:
+        """Make what says who is at work."""
+        self.at_work = AtWork(self.devices)
 
 
 def device_of(stage: int, devices: int) -> int:

@@ -78,6 +78,7 @@ class StageProcesses:
             close_all([end for n, own in ends.items() if n != PARENT for end in own.values()])
         self.links = Links(ends[PARENT])
         self._values = values
+        self._at_work = shared.at_work
         self._oom_kills = oom_kills()  # before these
 
     def share(self, values: Values | None) -> None:
