@@ -1,105 +1,33 @@
-"""Several models in one training: beside a plain loop, on towers, resumed, and refused."""
+"""Several models in one training: beside a plain loop, and what a round does and leaves alone."""
 
 from __future__ import annotations
 
 import copy
-import random
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from support.digests import digest_of
-from support.forgery import Forged
+from support.gan import (
+    OPTIMIZERS,
+    ROWS,
+    adam,
+    d_loss,
+    dataset,
+    g_loss,
+    halved,
+    models,
+    sgd,
+    trainer,
+)
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.commands.main import main
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Keep
-from quorate.errors import CheckpointError, LossError, SettingError
-from quorate.services.checkpoints.files import checkpoint_of
+from quorate.errors import SettingError
 from quorate.testing import in_memory
-
-ROWS = 58  # 6 batches of 10, the last of 8 rows
-
-
-class Generator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
-
-    def forward(self, noise: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.last(F.relu(self.norm(self.first(noise))))
-        return made
-
-
-class Critic(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 1)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        said: torch.Tensor = self.last(F.leaky_relu(self.first(rows), 0.2))
-        return said
-
-
-def dataset(dtype: torch.dtype = torch.float32) -> TensorDataset:
-    """Rows of five features, and the noise of each."""
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randn(ROWS, 5, generator=generator, dtype=dtype),
-        torch.randn(ROWS, 3, generator=generator, dtype=dtype),
-    )
-
-
-def d_loss(model: nn.ModuleDict, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    real, fake = model["d"](batch[0]), model["d"](model["g"](batch[1]))
-    loss = F.softplus(-real).mean() + F.softplus(fake).mean()
-    return {"loss": loss, "right": (real > 0).float().mean()}
-
-
-def g_loss(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
-    return F.softplus(-model["d"](model["g"](batch[1]))).mean()
-
-
-def noisy_g_loss(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
-    noise = torch.randn(len(batch[1]), 3)
-    return F.softplus(-F.dropout(model["d"](model["g"](noise)), 0.2)).mean()
-
-
-LOSSES = [("d", d_loss), ("d", d_loss), ("g", g_loss)]
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.01, betas=(0.5, 0.99))
-
-
-def halved(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-
-OPTIMIZERS = {
-    "d": quorate.Optimize(sgd, clip_norm=0.2),
-    "g": quorate.Optimize(adam, schedule=halved, ema_decay=0.9),
-}
-
-
-def models() -> dict[str, nn.Module]:
-    return {"g": Generator(), "d": Critic()}
-
-
-def trainer(loss: Any = LOSSES, model: Any = models, **options: Any) -> quorate.Trainer:
-    defaults = {"optimizer": OPTIMIZERS, "batch_size": 10, "shards": 2, "devices": ["cpu"]}
-    return quorate.Trainer(model, loss, **defaults | options)
 
 
 def plain_loop(
@@ -210,20 +138,6 @@ def test_a_quorum_of_each_update_is_that_of_a_plain_loop() -> None:
             torch.testing.assert_close(
                 training.model.state_dict()[key], value, rtol=0, atol=1e-9, msg=key
             )
-
-
-def test_one_digest_on_towers_and_after_a_resume_between_two_phases(tmp_path: Path) -> None:
-    losses = [("d", d_loss), ("d", d_loss), ("g", noisy_g_loss)]
-    found = {}
-    for workers in (1, 2, 3):
-        whole = trainer(losses, shards=4, devices=["cpu"] * workers)
-        whole.fit(dataset(), epochs=2)
-        found[workers] = digest_of(whole)
-    options = {"shards": 4, "run_dir": tmp_path / "run"}
-    trainer(losses, devices=["cpu"] * 3, **options).fit(dataset(), steps=10)  # a d of the second
-    resumed = trainer(losses, devices=["cpu"] * 2, **options)
-    resumed.fit(dataset(), epochs=2)
-    assert {*found.values(), digest_of(resumed)} == {found[1]}
 
 
 def test_what_a_round_leaves_alone() -> None:
@@ -378,44 +292,6 @@ def test_an_update_that_is_not_finite_counts_for_its_phase(tmp_path: Path) -> No
         trainer(losses, optimizer=sgd).fit(dataset(), epochs=2)
 
 
-def test_what_is_saved_is_shown_and_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options: dict[str, Any] = {"run_dir": tmp_path / "run"}
-    first = trainer(**options)
-    first.fit(dataset(), steps=5)
-    capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr().out
-    assert "d: 4 updates, SGD, clip_norm 0.2" in shown
-    assert "g: 1 updates, Adam, StepLR, ema_decay 0.9" in shown
-    fresh = nn.ModuleDict(models())
-    quorate.load_weights(fresh, tmp_path / "run")
-    for key, value in fresh.state_dict().items():
-        assert torch.equal(value, first.model.state_dict()[key])
-    others = [
-        ({"d": d_loss, "g": g_loss}, OPTIMIZERS, "trained with round="),
-        (LOSSES, {**OPTIMIZERS, "d": adam}, "d: SGD, g: Adam, and this run has d: Adam, g: Adam"),
-    ]
-    for loss, optimizer, said in others:
-        with pytest.raises(CheckpointError, match=said):
-            trainer(loss, optimizer=optimizer, **options).fit(dataset(), steps=9)
-    clipped = {**OPTIMIZERS, "d": quorate.Optimize(sgd, clip_norm=0.5)}
-    trainer(optimizer=clipped, **options).fit(dataset(), steps=6)
-    assert "clip_norm of phase d was 0.2 and is 0.5" in capsys.readouterr().out
-
-
-def of_other_names(forged: Forged) -> None:
-    tensors = forged.unpack("optimizer.safetensors")
-    shapes = {name.replace("d/", "e/", 1): value for name, value in tensors.items()}
-    forged.repack("optimizer.safetensors", shapes)
-
-
-def of_the_other(forged: Forged) -> None:
-    groups = [phase["optimizer_groups"] for phase in forged.record["phases"]]
-    groups[0][0]["names"][0] = groups[1][0]["names"][0]
-
-
 @pytest.mark.slow
 def test_compiled_losses(capsys: pytest.CaptureFixture[str]) -> None:
     compute = quorate.Compute(compile=True)
@@ -427,50 +303,6 @@ def test_compiled_losses(capsys: pytest.CaptureFixture[str]) -> None:
         found.add(digest_of(training))
     assert "compile is off" not in capsys.readouterr().out
     assert len(found) == 1
-
-
-FORGERIES: dict[str, tuple[Callable[[Forged], object], str]] = {
-    "no phases": (lambda f: f.record.pop("phases"), "other phases"),
-    "no round": (lambda f: f.record.pop("round"), "an epoch has 6 steps"),
-    "an order": (lambda f: f.record["phases"].reverse(), "other phases"),
-    "one twice": (lambda f: f.record["phases"].append(f.record["phases"][0]), "other phases"),
-    "a count": (lambda f: f.record["phases"][0].update(updates=3), "updates of all phases"),
-    "a kind": (lambda f: f.record["phases"][0].update(optimizer="Adam"), "got optimizer="),
-    "batches": (lambda f: f.record["round"].update(takes=[0, 2, 2]), "got a round that is none"),
-    "no batches": (lambda f: f.record["round"].update(takes=[]), "got a round that is none"),
-    "a schedule": (lambda f: f.record["phases"][1].update(schedule_state={"dict": []}), "schedule"),
-    "an average": (lambda f: f.record["phases"][1].update(ema_decay=None), "ema_decay=None"),
-    "a phase": (lambda f: f.record["phases"][0].update(odd=1), "unknown field"),
-    "names of tensors": (of_other_names, "is of no phase"),
-    "a parameter of another": (of_the_other, "which is no trainable parameter"),
-}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory with checkpoints of steps 4 and 8."""
-    run_dir = tmp_path_factory.mktemp("saved") / "run"
-    trainer(run_dir=quorate.RunDir(run_dir, save_every_steps=4)).fit(dataset(), steps=8)
-    return run_dir
-
-
-@pytest.mark.parametrize("name", [*FORGERIES])
-def test_a_forged_checkpoint_is_passed_over(
-    name: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(saved, run_dir)
-    forged = Forged(checkpoint_of(run_dir, 8), random.Random(0))
-    change, why = FORGERIES[name]
-    change(forged)
-    forged.write()
-    trainer(run_dir=run_dir).fit(dataset(), steps=9)
-    said = capsys.readouterr().out
-    (passed_over,) = [line for line in said.splitlines() if line.startswith("passed over: ")]
-    assert why in passed_over
-    assert "a round of updates is d, d, g, on 2 batches; an epoch has 9 updates" in said
-    assert "resumed step 4 " in said
-    assert main(["inspect", str(run_dir)]) == 0
 
 
 def penalised(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -500,52 +332,3 @@ def test_a_gradient_penalty_and_clipped_weights() -> None:
         assert largest == pytest.approx(0.05)
         found.add(digest_of(training))
     assert len(found) == 1
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"loss": {}}, "loss: got 'no phase'"),
-    ({"loss": [d_loss, g_loss]}, "expected a function, a dict from phases"),
-    (
-        {"loss": {"d": d_loss, "e": g_loss}, "optimizer": sgd},
-        "trains of phase 'e': got 'e', expected a part of the",
-    ),
-    ({"loss": {"d": d_loss}, "optimizer": sgd}, "no phase for g.first.weight"),
-    ({"loss": [("d", d_loss), ("d", g_loss)], "optimizer": sgd}, "two phases 'd'"),
-    ({"loss": {"d.x": d_loss}}, "a printable text without"),
-    ({"loss": {"d": d_loss, "g": 3}}, "loss 'g': got 'int'"),
-    ({"loss": {"d": d_loss, "g": lambda model: model}}, "loss 'g'"),
-    ({"optimizer": {"d": sgd}}, "optimizer: got 'd', expected one for each phase: d, g"),
-    ({"loss": g_loss}, "as there is one loss"),
-    ({"update": "async"}, "expected sync or quorum:R, as the loss has phases"),
-    ({"update": "bounded:2"}, "expected sync or quorum:R, as the loss has phases"),
-    ({"workers": quorate.Workers(engine="ray", servers=2)}, "servers"),
-    ({"model": {"g": Generator, "d": 3}}, "model 'd': got 'int'"),
-    ({"model": {}}, "model: got 'an empty dict'"),
-    ({"model": {"keys": Generator}}, "names as attributes"),
-]
-
-
-@pytest.mark.parametrize(("options", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_refused_in_one_line(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingError) as raised:
-        trainer(**options)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_refused_when_training_begins() -> None:
-    lbfgs = {"d": torch.optim.LBFGS, "g": adam}
-    with pytest.raises(SettingError, match="LBFGS in phase 'd'\", expected optimizers that step"):
-        trainer(optimizer=lbfgs).fit(dataset())
-    with pytest.raises(SettingError, match="expected batches enough for phase 'g'"):
-        trainer(batch_size=ROWS).fit(dataset())
-
-    def of_the_other(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
-        return model["d"](batch[0]).mean()  # type: ignore[no-any-return]
-
-    with pytest.raises(LossError, match="no gradient") as raised:
-        trainer({"d": d_loss, "g": of_the_other}).fit(dataset())
-    assert "(phase g)" in "".join(raised.value.__notes__)
-    heavy = {"d": lambda m, b: {**d_loss(m, b), "weight": 3}, "g": g_loss}
-    with pytest.raises(LossError, match="expected the same of each"):
-        trainer(heavy).fit(dataset())
