@@ -120,6 +120,7 @@ class Plan:
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
         self._known: tuple[int, Rows, int] | None = None  # the last step: number, rows, V
+        self._last_size = (-1, 0, 0)  # of ``_size``, which is asked a dozen times for each step
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``from_json`` makes this plan of, but for order and sampling."""
@@ -158,12 +159,11 @@ class Plan:
 
     def batch_rows(self, step: int) -> int:
         """Return B of step t: ``batch_size``, or that of the last batch of an epoch."""
-        start, stop = self._bounds(step)
-        return stop - start
+        return self._size(step)[1]
 
     def shards_of(self, step: int) -> int:
         """Return V of step t: ``shards``, or B where that is less."""
-        return min(self.shards, self.batch_rows(step))
+        return self._size(step)[2]
 
     def batch(self, step: int) -> Rows:
         """Return the rows of step t in order, (B,) int64."""
@@ -215,6 +215,14 @@ class Plan:
                     if (shard + 1) * rows // shards - shard * rows // shards == 1:
                         return step, shard
         return None
+
+    def _size(self, step: int) -> tuple[int, int, int]:
+        """Return a step, its B and its V: of the last step as they are known."""
+        size = self._last_size
+        if size[0] != step:
+            start, stop = self._bounds(step)
+            self._last_size = size = (step, stop - start, min(self.shards, stop - start))
+        return size
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return where in the order of its epoch the rows of step t are."""

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from quorate.replica.flat import Layout
 from quorate.replica.quick import torch_calls
+from quorate.replica.shared import switches
 
 
 def gradients(derive: Any, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -57,6 +58,34 @@ def test_without_torchs_private_part_the_public_one_is_taken(
     monkeypatch.setattr(torch_calls, "_run_backward", None)
     ours = gradients(torch_calls.derive, torch.float32)
     assert all(one.equal(other) for one, other in zip(ours, expected, strict=True))
+
+
+def test_where_things_are_made_is_known_without_asking_for_the_default() -> None:
+    assert torch_calls.makes_on_cpu()
+    with torch.device("meta"):
+        assert not torch_calls.makes_on_cpu()
+        with torch.device("cpu"):
+            assert torch_calls.makes_on_cpu()
+    torch.set_default_device("meta")
+    try:
+        assert not torch_calls.makes_on_cpu()
+    finally:
+        torch.set_default_device(None)
+    assert torch_calls.makes_on_cpu()
+
+
+def test_switches_are_read_as_by_torchs_public_functions() -> None:
+    public = [read for read, _ in switches.SWITCHES.values()]
+    stood = switches.settings()
+    assert stood == tuple(read() for read in public)
+    try:
+        for number, (_, set_) in enumerate([*switches.SWITCHES.values()][3:], start=3):
+            set_(not stood[number])
+            assert switches.settings()[number] is (not stood[number])
+            assert switches.settings() == tuple(read() for read in public)
+    finally:
+        switches.restore(stood)
+    assert torch_calls.reader(torch.is_grad_enabled, "_no_such_name") is torch.is_grad_enabled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quorate.machine.shared_memory import Segment
-from quorate.replica.beside.shared import SIMPLE, Simple, everyone, live, tensors_of
+from quorate.replica.beside.shared import SIMPLE, Simple, are_any, everyone, live, tensors_of
 from quorate.replica.flat import Flat, Layout
 
 Plain = Mapping[str, Mapping[str, Simple]]  # by ``Shared`` and key
@@ -76,7 +76,6 @@ class Newest:
     def __init__(self) -> None:
         self.values = NO_VALUES
 
-    @torch.no_grad()
     def look(self) -> Values:
         """Return the values as they are; the same object if nothing was changed.
 
@@ -85,9 +84,13 @@ class Newest:
         Raises:
             UserError: there is no memory for them.
         """
-        known, shared = self.values, everyone()
-        if not shared and not known.number:
-            return known
+        if not are_any() and not self.values.number:
+            return self.values
+        return self._look()
+
+    @torch.no_grad()
+    def _look(self) -> Values:
+        known = self.values
         plain, tensors = _looked_at()
         is_stored = _are_same(tensors, known.tensors.views)
         if is_stored and repr(plain) == repr(known.plain):  # 0.0 and -0.0 are two, nan is one

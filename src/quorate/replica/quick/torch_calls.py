@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch.overrides import has_torch_function
 
+_C: Any = torch._C
+_count_modes: Callable[[], int] | None = getattr(_C, "_len_torch_function_stack", None)
 _run_backward: Callable[..., object] | None = None
 with suppress(ImportError):
     # Calls autograd's engine, with logging and the context that its threads want.
@@ -30,3 +33,19 @@ def derive(loss: torch.Tensor) -> None:
         return
     ones = (torch.ones_like(loss),)
     _run_backward(roots, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def makes_on_cpu() -> bool:
+    """Return whether what this thread makes without a device is on the CPU.
+
+    A default device is a mode of the thread's: without any mode there is none.
+    """
+    if _count_modes is not None and _count_modes() == 0:
+        return True
+    return torch.get_default_device().type == "cpu"
+
+
+def reader(public: Callable[[], Any], name: str) -> Callable[[], Any]:
+    """Return what a public function of torch reads a switch with: itself, if that has gone."""
+    found: Callable[[], Any] = getattr(_C, name, public)
+    return found

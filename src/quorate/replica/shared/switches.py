@@ -17,6 +17,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from quorate.replica.deterministic import refusals
+from quorate.replica.quick.torch_calls import reader
 from quorate.replica.shared.code import is_module_of, user_line
 
 if TYPE_CHECKING:
@@ -48,7 +49,20 @@ SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "cuDNN": (lambda: _cudnn.enabled, lambda on: _cudnn.set_flags(_enabled=on)),
     "cudnn.benchmark": (lambda: _cudnn.benchmark, lambda on: _cudnn.set_flags(_benchmark=on)),
 }
-_READERS = tuple(read for read, _ in SWITCHES.values())
+# The same for those that torch reads by one call of its own: twice around every run of shards.
+_CALLS = {
+    "float32_matmul_precision": "_get_float32_matmul_precision",
+    "flash attention": "_get_flash_sdp_enabled",
+    "memory-efficient attention": "_get_mem_efficient_sdp_enabled",
+    "plain attention": "_get_math_sdp_enabled",
+    "cuDNN's attention": "_get_cudnn_sdp_enabled",
+    "oneDNN": "_get_mkldnn_enabled",
+    "cuDNN": "_get_cudnn_enabled",
+    "cudnn.benchmark": "_get_cudnn_benchmark",
+}
+_READERS = tuple(
+    reader(read, _CALLS[name]) if name in _CALLS else read for name, (read, _) in SWITCHES.items()
+)
 _SETTERS: tuple[object, ...] = (
     *(set_ for _, set_ in SWITCHES.values()),
     *(
