@@ -38,7 +38,9 @@ class Call(NamedTuple):
 
 
 def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) -> Call:
-    """Compute a shard in one piece, and return how the model was called; as ``Replica.gradient``.
+    """Return how the model is called by a shard's forward pass, which is computed in one piece.
+
+    Arguments as for ``Replica.gradient``.
 
     Raises:
         LossError: it was not called once.
@@ -60,7 +62,7 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
     handle = replica.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with replica.watched(afresh):
-            replica.recycle(replica.gradient(batch, rows, stream, seed))
+            replica.evaluation(batch, rows, stream, seed, training=True)
     finally:
         handle.remove()
     if len(calls) != 1:

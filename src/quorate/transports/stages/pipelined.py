@@ -64,18 +64,16 @@ class Pipelined(Replica):
         self._split = split.as_chosen(options["computing"])
         self._notes = options["notes"]
         self._split.require_fits(self._computing, self._turn, self._layout, options)
-        # Forks see what the parent writes into shared memory, and into no other.
-        assert isinstance(self._flat, Flat)
-        working = self._flat.layout.shared()
-        working.take(self._flat)
-        self._flat, self._is_copy, self.moves_parameters = working, True, own
-        bind(self._trainable, working)
-        self._version = None
+        self._is_own = own
+        self._read_by_stages = self._flat
         self._devices = len(self.group)
         self._graphs_of_stages: tuple[StageGraph, ...] = ()
         self._processes: StageProcesses | None = None
         self._pool: GradientPool | None = None
         self._is_compared = False
+        # Forks see what the parent writes into shared memory, and into no other.
+        if self._is_copy or not isinstance(self._flat, Flat) or self._flat.segment is None:
+            self._compute_from_a_copy()
 
     def changed(self) -> None:
         """Note that the model computes otherwise now: processes have it as it was."""
@@ -117,6 +115,8 @@ class Pipelined(Replica):
             Whatever user code raises in a stage, with a note that names it.
         """
         given[0].at("forward")
+        if self._flat is not self._read_by_stages:  # they are of a snapshot
+            self._compute_from_a_copy()
         if not self._graphs_of_stages:
             self._graphs_of_stages = self._cut(given[0], stream)
         if not self._is_compared:
@@ -148,6 +148,17 @@ class Pipelined(Replica):
             f"processes of stages ended {MOST_LOST} times in one run of shards; the last, of "
             f"{self._named(stage)}, {how}"
         )
+
+    def _compute_from_a_copy(self) -> None:
+        """Have parameters where processes see them, from wherever they are pulled."""
+        assert isinstance(self._flat, Flat)
+        self.close()
+        working = self._flat.layout.shared()
+        working.take(self._flat)
+        self._flat, self._is_copy, self.moves_parameters = working, True, self._is_own
+        bind(self._trainable, working)
+        self._version = None
+        self._read_by_stages = working
 
     # --- the cut ----------------------------------------------------------------------------------
 
