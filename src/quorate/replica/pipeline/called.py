@@ -14,7 +14,7 @@ from quorate.replica.pipeline.cut import cut
 from quorate.replica.pipeline.stage import FIX
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.replica import Replica
-from quorate.replica.streams import Stream
+from quorate.replica.shard_sum import ShardSum
 from quorate.replica.turns import Turns
 
 KINDS = ("cpu", "cuda")  # of devices that autocast is switched on for, each by itself
@@ -37,8 +37,11 @@ class Call(NamedTuple):
             yield
 
 
-def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) -> Call:
-    """Compute a shard in one piece, and return how the model was called; as ``Replica.gradient``.
+def call_of(replica: Replica, compute: Callable[[], ShardSum]) -> Call:
+    """Compute a shard in one piece, and return how the model was called.
+
+    Args:
+        compute: computes the shard on this replica.
 
     Raises:
         LossError: it was not called once.
@@ -60,7 +63,7 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
     handle = replica.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with replica.watched(afresh):
-            replica.recycle(replica.gradient(batch, rows, stream, seed))
+            replica.recycle(compute())
     finally:
         handle.remove()
     if len(calls) != 1:

@@ -33,7 +33,8 @@ def cut_once(
     with unchanged(state.model):
         batch, replica = source.load((0, 0)), make_replica(state)
         with on_shard(replica, batch, source.plan) as shard:
-            call = call_of(replica, batch.data, len(batch.rows), shard.stream, shard.seed)
+            given = batch.data, len(batch.rows), shard.stream, shard.seed
+            call = call_of(replica, lambda: replica.gradient(*given))
             found = chosen(replica.model, split, call)
     replicas.compute_as({**decided, "split": found.names})
     return [described(found)]

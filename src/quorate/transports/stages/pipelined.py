@@ -125,7 +125,7 @@ class Pipelined(Replica):
 
     def _cut(self, given: Given, stream: Stream) -> tuple[StageGraph, ...]:
         """Return the stages, by what the loss function gives the model of a shard."""
-        call = call_of(self, given.batch, given.rows, stream, given.seed)
+        call = call_of(self, lambda: self.gradient(given.batch, given.rows, stream, given.seed))
         self._modes.set(True)
         assert self._split.names is not None
         return cut_by(self.model, self._split.names, call)
