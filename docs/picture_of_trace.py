@@ -4,6 +4,10 @@ A row per thread, in the order of the trace; a colour per kind of work; steps as
 file. It needs matplotlib, which the extra ``bench`` brings. docs/trace.png is of
 
     quorate run --devices cpu --workers 2 --trace t.json --steps 12 examples/fashion_mnist.py
+
+``--rows stage`` draws the rows alone whose names have that word. docs/pipeline.png is so, of
+
+    quorate run --devices cpu+cpu --shards 8 --trace t.json train.py
 """
 
 from __future__ import annotations
@@ -44,14 +48,16 @@ def main() -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--steps", help="A:B, from A to before B; default: all", default=":")
+    parser.add_argument("--rows", help="a word of the names of the rows; default: all", default="")
     given = parser.parse_args()
     first, _, last = given.steps.partition(":")
-    draw(given.trace, given.picture, range(int(first or 0), int(last or 1 << 62)))
+    steps = range(int(first or 0), int(last or 1 << 62))
+    draw(given.trace, given.picture, steps, given.rows)
     return 0
 
 
-def draw(trace: Path, picture: Path, steps: range) -> None:
-    """Draw the spans of some steps."""
+def draw(trace: Path, picture: Path, steps: range, word: str = "") -> None:
+    """Draw the spans of some steps, in the rows whose names have a word."""
     events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
     names = {
         (event["pid"], event["tid"]): event["args"]["name"]
@@ -61,7 +67,10 @@ def draw(trace: Path, picture: Path, steps: range) -> None:
     spans = [
         event
         for event in events
-        if event["ph"] == "X" and event["args"]["step"] in steps and event["name"] not in IDLE
+        if event["ph"] == "X"
+        and event["args"]["step"] in steps
+        and event["name"] not in IDLE
+        and word in names[event["pid"], event["tid"]]
     ]
     if not spans:
         raise SystemExit(f"{trace} has no span of steps {steps.start} to {steps.stop}")
@@ -80,7 +89,8 @@ def draw(trace: Path, picture: Path, steps: range) -> None:
             edgecolors="white",
             linewidth=0.4,
         )
-        if (shard := span["args"].get("shard")) is not None and span["name"] == "backward":
+        is_told = span["name"] == "backward" or ("stage" in word and span["name"] == "forward")
+        if (shard := span["args"].get("shard")) is not None and is_told:
             axes.text(begin + length / 2, row, str(shard), ha="center", va="center", fontsize=7)
     axes.set_yticks(range(len(rows)), [names[where] for where in rows])
     axes.invert_yaxis()

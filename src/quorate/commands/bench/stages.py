@@ -9,7 +9,7 @@ Legend: p devices of a replica, S stages, m shards of a worker in a step.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -45,14 +45,15 @@ class StageSpans(Trace):
         super().__init__()
         self._first_step = 0
         self._steps: dict[tuple[int, int], set[int]] = {}  # by worker and stage
-        self._seconds: Counter[tuple[int, int, str]] = Counter()  # with the work
+        self._seconds: dict[tuple[int, int, str], float] = defaultdict(float)  # with the work
         self._shards: Counter[tuple[int, int]] = Counter()
 
     def begin(self, step: int) -> None:
         """Forget what was before, and count the spans of this step and of later ones."""
         self._first_step = step
-        for sums in (self._steps, self._seconds, self._shards):
-            sums.clear()
+        self._steps.clear()
+        self._seconds.clear()
+        self._shards.clear()
 
     def put(self, worker: int, spans: list[Span]) -> None:
         """Count spans of a worker."""

@@ -47,7 +47,7 @@ def findings(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -
 
 def notes(run: Measured) -> list[str]:
     """Return what else there is to say of a contender."""
-    lines = []
+    lines: list[str] = []
     if run.pipeline is not None and run.workers:
         devices = len(run.workers[0].devices)
         lines += stages.lines(run.stages, run.pipeline, devices, run.step_s)
