@@ -54,7 +54,7 @@ for update in trainer.updates(TensorDataset(data), steps=updates):
     joined = {m.number for m in transport.members if m.state is State.JOINED}
     able = [s for s in transport.status() if s.number in joined and s.pid is not None]
     if killed and len(able) < 2:
-        time.sleep(0.1)  # an actor takes seconds to start
+        time.sleep(0.5)  # an actor takes seconds to start, and tens of them on a busy machine
     if len(killed) < kills and len(able) > 1 and n >= (1 + len(killed)) * updates // (kills + 2):
         victim = able[len(killed) % len(able)]
         pid = victim.pid if how == "worker" else psutil.Process(victim.pid).ppid()

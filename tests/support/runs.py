@@ -22,7 +22,7 @@ from quorate.commands.main import main
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TOWER = ("--engine", "towers", "--workers", "1")
-LIMIT_S = 120  # of a run, on a busy machine
+LIMIT_S = 300  # of a run, on a busy machine
 
 
 class Ended(NamedTuple):

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.transports.processes.wire import Wire
@@ -57,16 +57,15 @@ class Warm:
                 pid = started["pid"]
                 ended = report.receive()
             except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(list(arguments), timeout_s) from None
+                if pid:  # 0 would be this process's own group
+                    os.kill(pid, signal.SIGKILL)
+                late = subprocess.TimeoutExpired(list(arguments), timeout_s)
+                late.add_note(f"it had said:\n{_text(out)}{_text(err)}")
+                raise late from None
             finally:
                 report.close()
             assert ended is not None
-            texts = []
-            for file in (out, err):
-                file.seek(0)
-                texts.append(file.read().decode())
-        return ended["code"], texts[0], texts[1]
+            return ended["code"], _text(out), _text(err)
 
     def _start(self) -> None:
         self._wire, theirs = Wire.pair()
@@ -88,6 +87,12 @@ class Warm:
 
 
 WARM = Warm()
+
+
+def _text(file: IO[bytes]) -> str:
+    """Return all that is in a file."""
+    file.seek(0)
+    return file.read().decode()
 
 
 def serve(wire: Wire) -> list[str]:
