@@ -5,7 +5,8 @@
 Three hosts that are network namespaces: the coordinator's, and two with one worker each; servers
 are on the workers' hosts. A perceptron of so many millions of parameters, fp32, Adam, one shard of
 a few rows per worker, so that links are what takes time. 0 servers: the coordinator has all. Bytes
-are what the interfaces count, headers included. Rounds are interleaved. It takes root, on Linux.
+are what the interfaces count, headers included. Rounds are interleaved. --mbit 0: no bound on the
+links. It takes root, on Linux.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, list[tuple[float, list[
                 join = f"exec {ray} --address {HEAD} --num-cpus 1 {store} --block"
                 join += f" --node-ip-address {host.address}"
                 host.start(["sh", "-c", ALONE + join], env, log)
-            for host in made:
+            for host in made if arguments.mbit else ():
                 host.slow(arguments.mbit)
             for each in names:
                 counted = [

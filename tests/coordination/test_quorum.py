@@ -13,7 +13,8 @@ from support.scripted import (
     applied,
     handle_all,
 )
-from support.simulator import Simulation, whole_sum
+from support.shown_sums import whole_sum
+from support.simulator import Simulation
 
 from quorate.coordination.coordinator import Coordinator, Phase
 from quorate.coordination.protocol import (

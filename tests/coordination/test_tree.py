@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulator import add, leaf, whole_sum
+from support.shown_sums import add, leaf, whole_sum
 
 from quorate.coordination.tree import TreeSum, tree_sum
 

@@ -50,9 +50,12 @@ import heapq
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+
+from support.judge import Judge
+from support.run_books import OpenStep, Results, Task, Worker
+from support.shown_sums import add, leaf, whole_sum
 
 from quorate.coordination import plan
 from quorate.coordination.coordinator import Coordinator
@@ -82,36 +85,6 @@ from quorate.coordination.tally import Tally
 from quorate.coordination.tree import TreeSum, tree_sum
 
 
-class InvariantError(AssertionError):
-    """Something that must never happen did, or the run waits for an event that will not come."""
-
-
-def leaf(step: int, shard: int) -> str:
-    """What shard s of step t yields, whoever computes it."""
-    return f"{step}.{shard}"
-
-
-def add(left: str, right: str) -> str:
-    """An addition that is not associative, so that its order shows."""
-    return f"({left}+{right})"
-
-
-def whole_sum(step: int, shards: int, present: Collection[int] | None = None) -> str:
-    """The sum of a step, straight from the definition of the tree and not by ``TreeSum``.
-
-    Of all shards or of those that are present: a node with one child is that child.
-    """
-
-    def node(level: int, index: int) -> str:
-        if level == 0:
-            return leaf(step, index) if present is None or index in present else ""
-        left = node(level - 1, 2 * index)
-        right = "" if (2 * index + 1) << (level - 1) >= shards else node(level - 1, 2 * index + 1)
-        return add(left, right) if left and right else left or right
-
-    return node((shards - 1).bit_length(), 0)
-
-
 def one_second(worker: int, step: int, shard: int) -> float:
     """Every shard takes a second."""
     return 1.0
@@ -120,49 +93,6 @@ def one_second(worker: int, step: int, shard: int) -> float:
 def never(worker: int, step: int, shard: int) -> bool:
     """No shard fails."""
     return False
-
-
-@dataclass(eq=False)
-class _Task:
-    """A run of shards that a worker computes, one as a rule."""
-
-    step: int
-    shards: range
-    version: int  # updates made when it was begun
-    since: float
-    lost: set[int] = field(default_factory=set)  # shards: the worker was told, or came too late
-
-
-@dataclass(eq=False)
-class _Worker:
-    """One life of a worker."""
-
-    task: _Task | None = None
-    times_s: list[float] = field(default_factory=list)  # of the shards that it has done
-    is_replaced: bool = False
-
-    @property
-    def usual_s(self) -> float | None:
-        return median(self.times_s[-15:]) if self.times_s else None
-
-
-@dataclass
-class _Results:
-    """What a worker has computed: it outlives the worker that leaves with ``results_stay``."""
-
-    pending: dict[tuple[int, int], _Task] = field(default_factory=dict)  # nor kept nor discarded
-    sums: dict[int, TreeSum[str]] = field(default_factory=dict)  # per step, what was kept
-    versions: dict[tuple[int, int], int] = field(default_factory=dict)  # of what was kept
-
-
-@dataclass
-class _Step:
-    """A step that was begun and is not applied."""
-
-    begun_at_event: int
-    begun_at: float
-    failed_on: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers
-    kept_now: set[int] | None = None  # shards, until the sums change
 
 
 @dataclass(order=True)
@@ -175,7 +105,7 @@ class _Due:
     still: Callable[[], bool] = field(compare=False)
 
 
-class Simulation:
+class Simulation(Judge):
     """A coordinator and the workers that its script lets come and go.
 
     Args:
@@ -280,9 +210,9 @@ class Simulation:
         self._count = itertools.count()
         self._events = 0
         self._wake_at: float | None = None
-        self._workers: dict[int, _Worker] = {}
-        self._results: dict[int, _Results] = {}  # of workers who are or were there
-        self._open: dict[int, _Step] = {}
+        self._workers: dict[int, Worker] = {}
+        self._results: dict[int, Results] = {}  # of workers who are or were there
+        self._open: dict[int, OpenStep] = {}
         self._closed = set(range(first_step + len(left_open))) - set(left_open)  # steps applied
         self._end = steps  # updates applied at the end, stopped or not
         self._applying: tuple[Apply, str] | None = None  # and the sum that was collected for it
@@ -352,8 +282,8 @@ class Simulation:
         """What the event means for the workers, before the coordinator knows of it."""
         match event:
             case Joined(worker):
-                self._workers[worker] = _Worker()
-                self._results.setdefault(worker, _Results())
+                self._workers[worker] = Worker()
+                self._results.setdefault(worker, Results())
             case Left(worker):
                 member = self._workers.pop(worker)
                 if not event.results_stay:
@@ -391,7 +321,7 @@ class Simulation:
                     del self._open[step]
                 self._end = min(self._end, self.applied + len(self._open))
 
-    def _end_task(self, worker: int) -> _Task:
+    def _end_task(self, worker: int) -> Task:
         member = self._workers[worker]
         assert member.task is not None
         task, member.task = member.task, None
@@ -421,7 +351,7 @@ class Simulation:
         self._closed.add(step)
         self.applied += 1
 
-    def _lose(self, worker: int, task: _Task, shard: int, kept: set[int]) -> None:
+    def _lose(self, worker: int, task: Task, shard: int, kept: set[int]) -> None:
         if shard not in task.lost:
             task.lost.add(shard)
             self.fates["copies" if shard in kept else "dropped"][worker] += 1
@@ -513,7 +443,7 @@ class Simulation:
             self.copies += len(runners)
         if effect.count > 1:
             self._check_run(effect, member)
-        task = member.task = _Task(number, shards, self.applied, self.now)
+        task = member.task = Task(number, shards, self.applied, self.now)
         time_s = 0.0
         for shard in shards:
             time_s += self._time_s(worker, number, shard)
@@ -522,12 +452,12 @@ class Simulation:
                 return
         self._post_of(worker, task, time_s, Done(worker, number, effect.shard))
 
-    def _note_run(self, task: _Task) -> None:
+    def _note_run(self, task: Task) -> None:
         """Note that a run ended badly, unless nobody waits for any of it."""
         if len(task.shards) > 1 and any(self._is_wanted(task.step, s) for s in task.shards):
             self._single.add(task.step)
 
-    def _check_run(self, effect: Compute, member: _Worker) -> None:
+    def _check_run(self, effect: Compute, member: Worker) -> None:
         """Whether a run is short, of the worker's own, and nobody waits for a part of it."""
         self.runs += 1
         home = self._home_shards(self._rank_of(effect.worker), effect.step)
@@ -539,7 +469,7 @@ class Simulation:
         if effect.step in self._single:
             raise self._violation(f"a run of this step crashed or failed: {effect}")
 
-    def _post_of(self, worker: int, task: _Task, after_s: float, event: Event) -> None:
+    def _post_of(self, worker: int, task: Task, after_s: float, event: Event) -> None:
         """Let a worker report later, if it is alive and computing the same thing then."""
         member = self._workers[worker]
         if after_s < math.inf:
@@ -562,7 +492,7 @@ class Simulation:
             self._rank_of(effect.worker), effect.step
         ):
             raise self._violation(f"step {first} is before one that is at home elsewhere: {effect}")
-        self._open[effect.step] = _Step(self._events, self.now)
+        self._open[effect.step] = OpenStep(self._events, self.now)
 
     def _cancel(self, effect: Cancel) -> None:
         task = self._workers[effect.worker].task
@@ -570,7 +500,7 @@ class Simulation:
         event = Cancelled(effect.worker, effect.step, task.shards[0])
         self._post_of(effect.worker, task, self._leaves_off_s, event)
 
-    def _result(self, effect: Keep | Discard, shard: int) -> tuple[_Results, _Task]:
+    def _result(self, effect: Keep | Discard, shard: int) -> tuple[Results, Task]:
         results = self._results.get(effect.worker)
         task = results and results.pending.pop((effect.step, shard), None)
         if results is None or task is None:
@@ -588,13 +518,6 @@ class Simulation:
         self.replaced.append(worker)
         left = Left(worker, effect.reason, crashed=True, results_stay=self._results_stay)
         self._post(self.now + self._end_s, left, lambda: self._workers.get(worker) is member)
-
-    def _silent_at(self, member: _Worker) -> float:
-        """When a worker is to be replaced if it has not answered before."""
-        if self._timeout_s is None or member.task is None or member.is_replaced:
-            return math.inf
-        usual_s = (member.usual_s or 0.0) * len(member.task.shards)
-        return member.task.since + max(self._timeout_s, 3 * usual_s)
 
     def _apply(self, effect: Apply) -> None:
         step = effect.step
@@ -629,179 +552,3 @@ class Simulation:
         applying = (effect, total)
         self._applying = applying
         self._post(self.now + self._apply_s, Applied(step), lambda: self._applying is applying)
-
-    # --- what is the case -------------------------------------------------------------------------
-
-    def _rank_of(self, worker: int) -> tuple[int, int]:
-        return sum(other < worker for other in self._workers), len(self._workers)
-
-    def _kept(self, step: int) -> set[int]:
-        """Shards of an open step that are in sums which are still there."""
-        found = self._open[step]
-        if found.kept_now is None:
-            found.kept_now = {
-                shard
-                for results in self._results.values()
-                if (tree := results.sums.get(step)) is not None
-                for level, index in tree.parts
-                for shard in range(index << level, min((index + 1) << level, tree.leaves))
-            }
-        return found.kept_now
-
-    def _is_wanted(self, step: int, shard: int) -> bool:
-        """Whether a result may still be in its step's update."""
-        applying = self._applying is not None and self._applying[0].step == step
-        return step in self._open and not applying and shard not in self._kept(step)
-
-    def _running(self, step: int) -> dict[int, list[int]]:
-        """Who computes the shards of a step that nobody holds."""
-        running: dict[int, list[int]] = {}
-        kept = self._kept(step)
-        for worker, member in self._workers.items():
-            task = member.task
-            if task is not None and task.step == step:
-                for shard in set(task.shards) - kept:
-                    running.setdefault(shard, []).append(worker)
-        return running
-
-    def _versions(self, step: int, *, running: bool = True) -> list[int]:
-        """The parameters that the gradients of an open step are from, or will be."""
-        tasks = [m.task for m in self._workers.values() if m.task is not None]
-        kept = [
-            version
-            for results in self._results.values()
-            if step in results.sums
-            for (number, _), version in results.versions.items()
-            if number == step
-        ]
-        return kept + [task.version for task in tasks if running and task.step == step]
-
-    def _loose(self, step: int) -> set[int]:
-        """Shards of a step that nobody computes or holds."""
-        return set(range(self.shards_of(step))) - self._kept(step) - self._running(step).keys()
-
-    def _may_compute(self, worker: int, step: int, shards: set[int]) -> bool:
-        """Whether one of the shards has not failed on this worker, or has on every one."""
-        failures = self._open[step].failed_on
-        failed_on = (set(failures.get(shard, ())) for shard in shards)
-        return any(worker not in those or self._workers.keys() <= those for those in failed_on)
-
-    def _may_begin(self) -> bool:
-        """Whether the rule lets someone begin one more step: alone, nobody works ahead."""
-        alone = len(self._workers) < 2
-        most = 1 if alone else min(self.rule.staleness + 1, self._most_open)
-        return len(self._open) < most and self.applied + len(self._open) < self._end
-
-    def _wants(self, step: int) -> int:
-        """How many shards of a step somebody should begin at least.
-
-        At its opening, when nobody knows who will be late, any.
-        """
-        if self._open[step].begun_at_event == self._events:
-            return self.shards_of(step)
-        needed = self.rule.needed(self.shards_of(step))
-        return needed - len(self._kept(step)) - len(self._running(step))
-
-    def _have_work(self, workers: Iterable[int]) -> list[int]:
-        """Which of these may begin a step, or compute what is needed and nobody computes."""
-        if self._may_begin():
-            return list(workers)
-        loose = {step: self._loose(step) for step in self._open if self._wants(step) > 0}
-        return [w for w in workers if any(self._may_compute(w, *each) for each in loose.items())]
-
-    def _expected_s(self, member: _Worker) -> float:
-        """How long a shard usually takes there; of the others before one is done; infinite."""
-        known = [m.usual_s for m in self._workers.values() if m.usual_s is not None]
-        return member.usual_s or (median(known) if known else math.inf)
-
-    def _is_in_vain(self, worker: int, step: int) -> bool:
-        """Whether enough others are expected to be done with a step before this worker."""
-        own_s = self._workers[worker].usual_s
-        if self._wants(step) > 0 or own_s is None:
-            return False
-        if self.now <= self._open[step].begun_at + (self._patience - 1) * own_s:
-            return False  # whoever was told to leave off is back by then
-        others = []
-        for shard, runners in self._running(step).items():
-            ends = []
-            for runner in runners:
-                member = self._workers[runner]
-                assert member.task is not None
-                frozen = self._frozen[step, shard] if len(runners) > 1 else {}
-                usual_s = frozen.get(runner, self._expected_s(member))
-                is_behind = member.task.since + self._patience * usual_s <= self.now
-                ends.append(math.inf if is_behind else member.task.since + usual_s)
-            others.append(min(ends))
-        wanted = self.rule.needed(self.shards_of(step)) - len(self._kept(step))
-        return self.now + own_s > sorted(others)[wanted - 1]
-
-    # --- invariants -------------------------------------------------------------------------------
-
-    def _check(self, event: Event) -> None:
-        """What must hold when all effects of an event are carried out."""
-        if isinstance(event, Done) and self._results[event.worker].pending:
-            raise self._violation(f"neither kept nor discarded: the result of {event}")
-        if self._to_tell:
-            raise self._violation(f"these compute in vain, untold: {sorted(self._to_tell)}")
-        if isinstance(event, Applied) or self.finish is not None:
-            self._check_books()
-        if self.finish is not None or self.abort is not None:
-            return
-        for number, step in self._open.items():
-            for shard, failed_on in step.failed_on.items():
-                if len(set(failed_on)) >= self._attempts:
-                    raise self._violation(f"shard {shard} of {number} failed on {failed_on}")
-        silent_at = math.inf
-        if self._timeout_s is not None:
-            silent_at = min(map(self._silent_at, self._workers.values()), default=math.inf)
-        # One that is due already must be looked at on the next tick, which has to come.
-        if silent_at < math.inf and (
-            self._wake_at is None or self._wake_at > max(silent_at, self.now)
-        ):
-            raise self._violation(f"no tick is asked for at {silent_at}, but at {self._wake_at}")
-        if self._applying:
-            return
-        self._check_idle()
-        for step in filter(self._is_ready, self._open):
-            raise self._violation(f"step {step} is ready, and its update is put off")
-
-    def _check_idle(self) -> None:
-        # To give one that is being ended another shard, or not to, are both fine.
-        idle = [w for w, m in self._workers.items() if m.task is None and not m.is_replaced]
-        if idle and (idle := self._have_work(idle)):
-            loose = {step: self._loose(step) for step in self._open}
-            raise self._violation(f"workers {idle} are idle, and nobody has {loose}")
-
-    def _is_ready(self, step: int) -> bool:
-        """Whether enough is in, and all other open steps are still fresh enough after this one.
-
-        Of the updates from the next one on, so many must be made by each one's last moment.
-        """
-        if len(self._kept(step)) < self.rule.needed(self.shards_of(step)):
-            return False
-        if self.rule.staleness == math.inf:
-            return True
-        others = [versions for t in self._open if t != step and (versions := self._versions(t))]
-        last = [min(versions) + self.rule.staleness for versions in others]
-        return all(sum(each <= end for each in last) <= end - self.applied for end in last)
-
-    def _check_books(self) -> None:
-        """What is saved with a checkpoint: the position, and the tally."""
-        left_open = set(range(max(self._closed, default=-1) + 1)) - self._closed
-        if self.coordinator.left_open != sorted(left_open):
-            raise self._violation(
-                f"{sorted(left_open)} are left open, not {self.coordinator.left_open}"
-            )
-        tally = self.coordinator.tally.to_json()
-        for fate, count in self.fates.items():
-            total = count + self._fates_before[fate]
-            if {worker: n for worker, n in enumerate(tally[fate]) if n} != dict(total):
-                raise self._violation(f"{fate} are {dict(total)}, not {tally[fate]}")
-        before = self._staleness_before
-        stale = [sum([before[0], *self.staleness]), max([before[1], *self.staleness])]
-        if tally["staleness"] != stale:
-            raise self._violation(f"staleness is {stale}, not {tally['staleness']}")
-
-    def _violation(self, message: str) -> InvariantError:
-        lines = [f"  {at:g}: {event} -> {list(effects)}" for at, event, effects in self.log]
-        return InvariantError("\n".join([f"{message} (after {self.applied} updates)", *lines]))
