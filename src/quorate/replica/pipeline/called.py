@@ -14,6 +14,7 @@ from quorate.replica.pipeline.cut import cut
 from quorate.replica.pipeline.stage import FIX
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.replica import Replica
+from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 
 KINDS = ("cpu", "cuda")  # of devices that autocast is switched on for, each by itself
