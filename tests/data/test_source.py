@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from quorate.coordination.plan import Plan
-from quorate.data.source import Source
+from quorate.data.source import Source, taken
 
 
 def test_tensors_are_indexed_as_a_whole_and_equal_to_collated_rows() -> None:
@@ -52,3 +53,27 @@ def test_a_run_of_shards_is_what_each_of_them_is_and_lies_as_it_would() -> None:
                     assert torch.equal(one, other)
                     assert one.stride() == other.stride()
                     assert one.data_ptr() % 64 == other.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(50, 3, 8, 8),
+        torch.randn(50, 3, 8, 8).contiguous(memory_format=torch.channels_last),
+        torch.randn(8, 50).t(),
+        torch.randn(50, 8, requires_grad=True),
+        torch.randn(50, 8, dtype=torch.complex64),
+        torch.arange(50),
+        torch.rand(50) < 0.5,
+        torch.randn(50, 4).bfloat16(),
+        torch.randn(50, 0),
+    ],
+    ids=lambda tensor: f"{tensor.dtype}{[*tensor.shape]}".removeprefix("torch."),
+)
+def test_rows_are_taken_as_by_indexing(tensor: torch.Tensor) -> None:
+    for index in (torch.tensor([3, 3, 49, 0]), torch.empty(0, dtype=torch.int64)):
+        rows, expected = taken(tensor, index), tensor[index]
+        assert rows.equal(expected)
+        assert (rows.dtype, rows.stride()) == (expected.dtype, expected.stride())
+        assert rows.requires_grad is expected.requires_grad
+        assert not rows.numel() or rows.data_ptr() != tensor.data_ptr()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quorate.coordination.keys import key
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
 
 LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
@@ -173,3 +174,15 @@ def test_the_default_generator_by_its_name_is_the_threads() -> None:
         assert torch.equal(torch.rand(3, generator=named), expected[0])
         assert torch.equal(torch.ones(3).bernoulli_(0.5, generator=named), expected[1])
     assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_a_key_is_made_of_its_parts_when_it_is_wanted() -> None:
+    with Stream() as stream:
+        stream.reseed(("update", 0, 7))
+        assert not stream.drawn
+        by_parts = torch.rand(3)
+        assert stream.drawn
+        stream.reseed(key("update", 0, 7))
+        assert torch.rand(3).equal(by_parts)
+        stream.reseed(("update", 0, 8))
+        assert not torch.rand(3).equal(by_parts)

@@ -182,7 +182,7 @@ class Source:
 
     def _indexed(self, rows: Rows) -> list[torch.Tensor]:
         index = torch.from_numpy(rows)
-        return [tensor[index] for tensor in self.dataset.tensors]
+        return [taken(tensor, index) for tensor in self.dataset.tensors]
 
     def _collated(
         self, ticket: Ticket, rows: list[int], stream: Stream, rekey: Callable[..., None]
@@ -235,6 +235,21 @@ def _no_batch(of: str, error: Exception) -> DataError:
     )
 
 
+def taken(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor[index]``, some rows of a tensor, in memory of their own.
+
+    Args:
+        index: (b,) int64, on the host.
+    """
+    # Indexing works element by element: of images it takes up to 14 times as long.
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    if is_plain and tensor.device.type == "cpu" and tensor.is_contiguous():
+        is_number = not (tensor.is_quantized or tensor.is_complex())
+        if is_number and not tensor.requires_grad:
+            return tensor.index_select(0, index)
+    return tensor[index]
+
+
 def _split(
     tensor: torch.Tensor, rows: Sequence[Rows], index: torch.Tensor
 ) -> Sequence[torch.Tensor]:
@@ -245,13 +260,13 @@ def _split(
     Args:
         index: (b,) int64, the rows of all of them.
     """
-    whole = tensor[index]
+    whole = taken(tensor, index)
     sizes = [len(each) for each in rows]
     if whole.is_contiguous() and whole.data_ptr() % ALIGNMENT_BYTES == 0:
         row_bytes = whole.stride(0) * whole.element_size()
         if all(size * row_bytes % ALIGNMENT_BYTES == 0 for size in {*sizes[:-1]}):
             return torch.split_with_sizes(whole, sizes)
-    return [tensor[torch.from_numpy(each)] for each in rows]
+    return [taken(tensor, torch.from_numpy(each)) for each in rows]
 
 
 def _owned(leaf: Any) -> Any:

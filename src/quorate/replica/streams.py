@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from quorate.coordination.keys import key
 from quorate.machine.devices import Group
 from quorate.replica import torch_internals
 from quorate.replica.torch_internals import Promise
@@ -108,10 +109,14 @@ class Stream:
 
     def __init__(self) -> None:
         self._generator = torch.Generator()
-        self._seed: int | None = None
+        self._seed: int | tuple[int | str, ...] | None = None
 
-    def reseed(self, seed: int) -> None:
-        """Start over from a 64-bit key. Costs nothing until something is drawn."""
+    def reseed(self, seed: int | tuple[int | str, ...]) -> None:
+        """Start over from a 64-bit key. Costs nothing until something is drawn.
+
+        Args:
+            seed: the key, or the parts of one, which is then made when it is wanted.
+        """
         self._seed = seed
 
     @property
@@ -123,7 +128,8 @@ class Stream:
     def generator(self) -> torch.Generator:
         """The generator that draws come from, seeded with the latest key."""
         if self._seed is not None:
-            self._generator.manual_seed(self._seed)
+            seed = self._seed
+            self._generator.manual_seed(key(*seed) if isinstance(seed, tuple) else seed)
             self._seed = None
         return self._generator
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan
 from quorate.replica.streams import Stream
 
@@ -24,7 +23,7 @@ class drawing:  # noqa: N801
             self._stream = self._spare.pop()  # any thread may be first
         except IndexError:
             self._stream = Stream()
-        self._stream.reseed(key(what, plan.seed, n))
+        self._stream.reseed((what, plan.seed, n))
 
     def __enter__(self) -> None:
         self._stream.__enter__()
