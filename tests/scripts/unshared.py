@@ -239,6 +239,14 @@ class Once(Rows):
         return self.x[row] if is_new else -self.x[row], self.y[row]
 
 
+class SlowlyOnce(Once):
+    """The same, of rows that take long enough to be loaded ahead, and in a try before that."""
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        time.sleep(0.001)
+        return super().__getitem__(row)
+
+
 class Remembering(Drawing):
     """Rows that have noise, and are the same as long as no others were asked for."""
 
@@ -273,6 +281,12 @@ UNSHARED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Loss], type[Rows
     "object": (Plain, WithMemory, Rows, "the object that is the loss function (WithMemory)"),
     "rows": (Plain, lambda: plain_loss, Drawing, "the dataset (Drawing) gives other values"),
     "once": (Plain, lambda: plain_loss, Once, "the dataset (Once) gives other values"),
+    "slowly": (
+        Plain,
+        lambda: plain_loss,
+        SlowlyOnce,
+        "the dataset (SlowlyOnce) gives other values",
+    ),
     "memory": (Plain, lambda: plain_loss, Remembering, "the dataset (Remembering) gives other"),
 }
 BY_PROCESS = "number (ByProcess)"  # what is said of "by_process", on worker processes only

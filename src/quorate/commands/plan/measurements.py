@@ -67,7 +67,8 @@ def read_bench(path: Path) -> list[Measurement]:
     except RecursionError:
         raise DataError(path, got="parts in parts without end", expected=_BENCH) from None
     except json.JSONDecodeError as error:
-        is_short = error.pos >= len(text.rstrip())
+        written = text.strip()
+        is_short = not written or (written.startswith("{") and not written.endswith("}"))
         got = "the end of the file" if is_short else "no JSON"
         where = f"{path}, line {error.lineno}"
         raise DataError(where, got=got, expected=_BENCH, fix=_AGAIN) from None

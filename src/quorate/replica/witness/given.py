@@ -1,4 +1,4 @@
-"""The first rows that a replica was given in a training: what they were, to ask for them again.
+"""Rows that a replica was given in a training: what they were, to ask for them again.
 
 A dataset that gives other values from the second time on, or that remembers what it was asked
 before, is the same twice in a row. It is another when training has asked for other rows meanwhile.

@@ -43,6 +43,7 @@ class Witness:
     ) -> None:
         self.is_silent = False  # as long as it is looked what has to be expected
         self.given: Given | None = None  # of the training under way
+        self._has_second = False  # whether that is what was given second
         self._trained = laid_out(model, parameters.views)
         self._writes = Writes(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
@@ -53,9 +54,13 @@ class Witness:
         self._guard = Guard(model, {*expected, *written}, notes, by_value=by_value)
 
     def take_given(self, source: Loads, ticket: tuple[int, int], data: Any) -> None:
-        """Note rows that a source has loaded for training: the first ones of each training."""
-        if self.given is None or self.given.source() is not source:
-            self.given = Given.of(source, ticket, data)
+        """Note rows that a source has loaded for training: the second ones, once there are some.
+
+        The first ones may have been loaded before, to see how long that takes.
+        """
+        is_first = self.given is None or self.given.source() is not source
+        if is_first or not self._has_second:
+            self.given, self._has_second = Given.of(source, ticket, data), not is_first
 
     def begin(self, values: Flat | Scattered) -> None:
         """Look before a shard.
