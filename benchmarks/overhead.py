@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from child import Child
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -141,36 +141,6 @@ def serve(name: str, shards: int) -> None:
         close()
 
 
-class Child:
-    """A contender in a process of its own."""
-
-    def __init__(self, name: str, shards: int) -> None:
-        words = [sys.executable, __file__, "--serve", name, "--shards", str(shards)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
-        self._until("ready")
-
-    def ms(self, updates: int) -> float:
-        """Return milliseconds per update."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{updates}\n")
-        self._process.stdin.flush()
-        return float(self._until("took").split()[1]) / updates * 1e3
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-
-    def _until(self, word: str) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(word):
-                return line
-        raise RuntimeError(f"it ended with {self._process.wait()}")
-
-
 def main() -> None:
     """Run the rounds and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -191,13 +161,15 @@ def main() -> None:
         names = ["plain loop", *(name for name in names if name in told.only)]
     found: dict[str, dict[int, float]] = {name: {} for name in names}
     for shards in told.shards:
-        children = {name: Child(name, shards) for name in names}
+        children = {
+            name: Child(__file__, "--serve", name, "--shards", str(shards)) for name in names
+        }
         times: dict[str, list[float]] = {name: [] for name in names}
         for round_number in range(told.rounds + 1):
             for name, child in children.items():
-                ms = child.ms(told.updates)
+                (took_s,) = child.took_s(told.updates)
                 if round_number:  # the first one warms up
-                    times[name].append(ms)
+                    times[name].append(took_s / told.updates * 1e3)
         for name, child in children.items():
             found[name][shards] = statistics.median(times[name])
             child.close()

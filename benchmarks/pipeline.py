@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from child import Child
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -161,37 +161,6 @@ def cpu_time_s() -> float:
     return sum(ticks[number] for number in family) / os.sysconf("SC_CLK_TCK")
 
 
-class Child:
-    """A contender in a process of its own."""
-
-    def __init__(self, name: str, asked: Asked) -> None:
-        words = [sys.executable, __file__, "--serve", name, *asked.words()]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
-        self._until("ready")
-
-    def seconds(self, updates: int) -> tuple[float, float]:
-        """Return seconds per update, of a clock and of CPUs."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{updates}\n")
-        self._process.stdin.flush()
-        _, took_s, cpu_s = self._until("took").split()
-        return float(took_s) / updates, float(cpu_s) / updates
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-
-    def _until(self, word: str) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(word):
-                return line
-        raise RuntimeError(f"it ended with {self._process.wait()}")
-
-
 def main() -> None:
     """Run the rounds, and print what came of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -209,11 +178,11 @@ def main() -> None:
     if told.serve:
         serve(told.serve, asked)
         return
-    children = {name: Child(name, asked) for name in NAMES}
-    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in NAMES}
+    children = {name: Child(__file__, "--serve", name, *asked.words()) for name in NAMES}
+    rounds: dict[str, list[list[float]]] = {name: [] for name in NAMES}  # of a clock, of CPUs
     for round_number in range(told.rounds + 1):
         for name, child in children.items():
-            found = child.seconds(told.updates)
+            found = [took_s / told.updates for took_s in child.took_s(told.updates)]
             if round_number:  # the first one warms up
                 rounds[name].append(found)
     for child in children.values():
