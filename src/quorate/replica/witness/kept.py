@@ -15,11 +15,12 @@ import operator
 import random
 import sysconfig
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -225,7 +226,7 @@ class _Look:
             own = getattr(value, "__name__", None) or "a function"
             self._function(own, value, depth + 1)
         elif isinstance(value, torch.nn.Module) or not (
-            isinstance(value, _NAMES) or (_is_of_others(type(value)) and not _is_data(value))  # type: ignore[arg-type]
+            isinstance(value, _NAMES) or (_is_of_others(type(value)) and not _is_data(value))
         ):
             self._note(name, value)
 
@@ -316,7 +317,7 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from value.buffers()
         for module in value.modules():
             yield from (part for name, part in vars(module).items() if name not in _INTERNALS)
-    elif not isinstance(value, _NAMES) and not _is_standard(type(value)):  # type: ignore[arg-type]
+    elif not isinstance(value, _NAMES) and not _is_standard(type(value)):
         yield from getattr(value, "__dict__", {}).values()
         for kind in type(value).__mro__:
             slots = vars(kind).get("__slots__", ())
@@ -354,10 +355,25 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, known) or parts(value) is not None or _state_text(value) is not None
 
 
-@functools.cache
-def _is_of_others(kind: Hashable) -> bool:
+def _once_per_class(ask: Callable[[type], bool]) -> Callable[[type], bool]:
+    """Return what keeps answers for as long as classes live: one may reach a whole model.
+
+    That of a parametrized module does, and would keep its parameters.
+    """
+    answers: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+    def answer(kind: type) -> bool:
+        found = answers.get(kind)
+        if found is None:
+            found = answers[kind] = ask(kind)
+        return found
+
+    return answer
+
+
+@_once_per_class
+def _is_of_others(kind: type) -> bool:
     """Whether a class is torch's, Python's, or of a package that is installed."""
-    assert isinstance(kind, type)
     if kind.__module__ == "builtins":
         return True
     try:
@@ -367,10 +383,9 @@ def _is_of_others(kind: Hashable) -> bool:
     return file.startswith(_OF_OTHERS)
 
 
-@functools.cache
-def _is_standard(kind: Hashable) -> bool:
+@_once_per_class
+def _is_standard(kind: type) -> bool:
     """Whether a class is Python's own, torch's or ours: locks, loggers, files."""
-    assert isinstance(kind, type)
     if kind.__module__ == "builtins":
         return True
     try:
