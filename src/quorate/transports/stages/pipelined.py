@@ -19,6 +19,7 @@ from typing import Any
 
 from quorate.coordination.schedules import SCHEDULES
 from quorate.errors import SettingError, WorkerError
+from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.model import bind
 from quorate.replica.pipeline.buffers import Restored, are_same
@@ -120,9 +121,9 @@ class Pipelined(Replica):
         if not self._graphs_of_stages:
             self._graphs_of_stages = self._cut(given[0], stream)
         if not self._is_compared:
+            before = self._parameters_text()
             (first,) = self._through(given[:1], of)
-            self._compare(given[0], first, stream)
-            self._is_compared = True
+            self._is_compared = self._compare(given[0], first, stream, before)
             if len(given) == 1:
                 return [first]
             self.recycle(first)
@@ -170,8 +171,19 @@ class Pipelined(Replica):
         assert self._split.names is not None
         return cut_by(self.model, self._split.names, call)
 
-    def _compare(self, given: Given, through: ShardSum, stream: Stream) -> None:
+    def _parameters_text(self) -> str:
+        assert isinstance(self._flat, Flat)
+        return fingerprint(list(self._flat.views.values()))
+
+    def _compare(self, given: Given, through: ShardSum, stream: Stream, before: str) -> bool:
         """Compute a shard in one piece: the bits have to be those that came through the stages.
+
+        Args:
+            before: fingerprint of the parameters that the stages computed with.
+
+        Returns:
+            Whether both had the same parameters: of a shard that another worker has computed too,
+            an update may have been made meanwhile, and what comes of it is thrown away.
 
         Raises:
             SettingError: they are others.
@@ -192,7 +204,9 @@ class Pipelined(Replica):
             got = "other values of buffers through the stages than in one piece"
         else:
             self.recycle(whole)
-            return
+            return True
+        if self._parameters_text() != before:
+            return False
         expected = "a model that gives the same bits in both ways"
         fix = "let the loss change nothing of the model but by one call of it, or cut elsewhere"
         raise SettingError("split", got, expected, fix)
