@@ -24,7 +24,8 @@ from support.references import References
 from torch import nn
 
 import quorate
-from quorate.errors import ExitError, QuorateError, UserError
+from quorate.errors import ExitError, QuorateError, SettingError, UserError
+from quorate.transports.stages.pipelined import Pipelined
 
 UPDATES = 3
 
@@ -275,6 +276,59 @@ def by_chance(model: nn.Module, batch: list[torch.Tensor]) -> Any:
     returned = EVERYTHING.loss(model, batch)
     random.random()  # to no effect in this shard; who knows of the next one
     return returned
+
+
+def meddling(change: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    """A loss in whose backward pass something is done where a shard is compared, the first time.
+
+    Args:
+        change: returns the gradient that goes on, of that of the loss.
+    """
+    is_done: list[bool] = []
+
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
+        returned = EVERYTHING.loss(model, batch)
+
+        def meddle(gradient: torch.Tensor) -> torch.Tensor:
+            if is_done:
+                return gradient
+            is_done.append(True)
+            return change(model, gradient)
+
+        in_stages = any(p.name.startswith("quorate-stage") for p in active_children())
+        if in_stages and returned["loss"].requires_grad:  # and not in a stage, which has no child
+            returned["loss"].register_hook(meddle)
+        return returned
+
+    return loss
+
+
+def updated_meanwhile(model: nn.Module, gradient: torch.Tensor) -> torch.Tensor:
+    for parameter in model.parameters():  # as by an update: no graph knows of it
+        parameter.data.mul_(1.5)
+    return gradient
+
+
+@pytest.mark.slow
+def test_a_comparison_during_which_parameters_change_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compare, found = Pipelined._compare, []
+
+    def watched(*args: Any) -> bool:
+        found.append(compare(*args))
+        return found[-1]
+
+    monkeypatch.setattr(Pipelined, "_compare", watched)
+    trained("lstm", loss=meddling(updated_meanwhile))
+    assert found == [False, True]
+
+
+@pytest.mark.slow
+def test_a_difference_with_the_same_parameters_is_refused() -> None:
+    loss = meddling(lambda _, gradient: gradient * 1.5)
+    with pytest.raises(SettingError, match="got 'another gradient of .* through the stages than"):
+        trained("lstm", loss=loss)
 
 
 @pytest.mark.parametrize(
