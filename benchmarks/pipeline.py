@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--schedule", default="1f1b", choices=("1f1b", "gpipe"))
+    parser.add_argument("--schedule", default="1f1b", choices=("1f1b", "gpipe", "zero-bubble"))
     parser.add_argument("--engine", default="processes", choices=("processes", "towers"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)

@@ -20,7 +20,10 @@ STAGES = ("--devices", "cpu+cpu", "--split", "embedding")
 def test_one_digest_in_one_piece_and_in_stages(tmp_path: Path, references: References) -> None:
     variants = {
         "two workers": (*STAGES, "--workers", "2"),
-        "three stages": ("--devices", "cpu+cpu+cpu", "--split", "embedding,dropout"),
+        "three stages": (
+            *("--devices", "cpu+cpu+cpu", "--split", "embedding,dropout"),
+            *("--pipeline", "zero-bubble"),
+        ),
     }
     ended = run_all(
         {

@@ -192,7 +192,7 @@ class Kills(quorate.Callback):
         return True
 
 
-def trained(case: Example, folder: Path, *split: str) -> str:
+def trained(case: Example, folder: Path, *split: str, pipeline: str = "1f1b") -> str:
     marks = folder / "marks"
     marks.mkdir(parents=True)
     torch.manual_seed(3)
@@ -206,7 +206,7 @@ def trained(case: Example, folder: Path, *split: str) -> str:
         shards=4,
         devices="+".join(["cpu"] * (len(split) + 1)),
         workers=quorate.Workers(1, engine="towers"),
-        compute=quorate.Compute(split=list(split) or None),
+        compute=quorate.Compute(split=list(split) or None, pipeline=pipeline),
         loading=quorate.Loading(collate=case.collate) if case.collate else None,
         run_dir=quorate.RunDir(folder / "run", save_every_steps=13),
     )
@@ -215,13 +215,17 @@ def trained(case: Example, folder: Path, *split: str) -> str:
     return digest_of(trainer)
 
 
-@pytest.mark.parametrize("name", [*CASES])
+@pytest.mark.parametrize(
+    ("name", "pipeline"),
+    [*((name, "1f1b") for name in CASES), ("chatbot", "zero-bubble"), ("u-net", "zero-bubble")],
+)
 def test_stages_that_are_killed_in_every_phase(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, pipeline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "data", data)  # of which batches of the chatbot are
     case = CASES[name]
-    assert trained(case, tmp_path / "stages", case.split) == trained(case, tmp_path / "whole")
+    in_stages = trained(case, tmp_path / "stages", case.split, pipeline=pipeline)
+    assert in_stages == trained(case, tmp_path / "whole")
     assert {path.name for path in (tmp_path / "stages" / "marks").iterdir()} == {*PHASES}
     assert not [*(tmp_path / "whole" / "marks").iterdir()]
     assert not [p for p in active_children() if p.name.startswith("quorate-stage")]

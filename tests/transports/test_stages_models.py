@@ -237,7 +237,8 @@ class Case(NamedTuple):
     split: list[str]
 
 
-def trained(case: Case, *, staged: bool) -> str:
+def trained(case: Case, pipeline: str | None) -> str:
+    """Train, in stages of that order; None: in one piece."""
     torch.manual_seed(3)
     trainer = quorate.Trainer(
         case.model(),
@@ -245,9 +246,9 @@ def trained(case: Case, *, staged: bool) -> str:
         optimizer=quorate.Optimize(lambda p: torch.optim.Adam(p, lr=3e-3), ema_decay=0.9),
         batch_size=24,
         shards=4,
-        devices="+".join(["cpu"] * (len(case.split) + 1)) if staged else "cpu",
+        devices="+".join(["cpu"] * (len(case.split) + 1)) if pipeline else "cpu",
         workers=quorate.Workers(1, engine="towers"),
-        compute=quorate.Compute(split=case.split if staged else None),
+        compute=quorate.Compute(split=case.split, pipeline=pipeline) if pipeline else None,
     )
     trainer.fit(EVERYTHING.Sentences(60), epochs=1)
     return digest_of(trainer)
@@ -267,13 +268,14 @@ def trained(case: Case, *, staged: bool) -> str:
     ],
 )
 def test_the_bits_of_one_piece(case: Case) -> None:
-    assert trained(case, staged=True) == trained(case, staged=False)
+    whole = trained(case, None)
+    assert [trained(case, pipeline) for pipeline in ("1f1b", "zero-bubble")] == [whole] * 2
 
 
 def test_a_forward_that_goes_another_way_in_a_later_shard() -> None:
     with pytest.raises(
         CutError, match=r"forward went by bool .* where the model was cut"
     ) as raised:
-        trained(Case(Routed, of_classes, ["head"]), staged=True)
+        trained(Case(Routed, of_classes, ["head"]), "1f1b")
     assert "test_stages_models.py, line" in str(raised.value)
     assert "stage 0 of 2 (the first modules)" in "\n".join(raised.value.__notes__)

@@ -9,7 +9,7 @@ from quorate.errors import SettingError
 from quorate.replica.kernels import MEASURED, ONEDNN, TORCH
 from quorate.settings import AtResume, Settings, about, at_least, one_of, switch
 
-ORDERS = ("1f1b", "gpipe", "interleaved")
+ORDERS = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 
 
 def _names(name: str, value: object) -> tuple[str, ...]:
@@ -61,7 +61,8 @@ class Compute(Settings):
         pipeline: in which order stages compute shards. ``"1f1b"``: one forward, one backward, which
             holds the fewest activations. ``"gpipe"``: all forward, then all backward.
             ``"interleaved"``: several stages on each device, for less waiting; two of them, where
-            ``split`` does not say.
+            ``split`` does not say. ``"zero-bubble"``: one forward, one backward, but gradients of
+            parameters come later than those that the stage before waits for, for less waiting too.
     """
 
     compile: bool = field(

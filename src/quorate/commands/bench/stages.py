@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from quorate.coordination.schedules import SCHEDULES, Rows
+from quorate.coordination.schedules import SCHEDULES, Rows, Work
 from quorate.coordination.schedules.memory import in_flight
 from quorate.coordination.schedules.timeline import Times, bubble, makespan
 from quorate.coordination.spans import Span
@@ -23,6 +23,8 @@ from quorate.services.display.shard_time import duration
 from quorate.transports.tracing.batch import Batch
 from quorate.transports.tracing.trace import Trace
 
+FORWARDS = (Work.FORWARD,)
+BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
 TRACK = "stage "  # what the tracks of stages are called, before their numbers
 
 
@@ -76,10 +78,13 @@ class StageSpans(Trace):
                 *where,
                 len(self._steps[where]),
                 self._shards[where],
-                *(self._seconds[(*where, work)] for work in ("forward", "backward")),
+                *(self._of(where, works) for works in (FORWARDS, BACKWARDS)),
             )
             for where in sorted(self._steps)
         ]
+
+    def _of(self, where: tuple[int, int], works: Sequence[Work]) -> float:
+        return sum(self._seconds[(*where, work.value)] for work in works)
 
 
 def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: float) -> Iterator[str]:
@@ -123,7 +128,7 @@ def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: floa
     # 3. What others would leave.
     others = {name: _bubble(name, rows, shards, devices, times) for name in SCHEDULES}
     shown = [
-        f"{name} {idle:.0%}{' (for planning alone)' if name == 'zero-bubble' else ''}"
+        f"{name} {idle:.0%}"
         for name, idle in others.items()
         if name != schedule and idle is not None and idle < bubble(rows, times) - 0.005
     ]

@@ -9,9 +9,6 @@ Stage s goes p - 1 - s forwards ahead, as in 1F1B, and puts off parameters' grad
 so every stage holds the activations of p shards at most, which is what the first stage of 1F1B
 holds. (H2, which has no bubble at all, needs up to twice that.) Stage 0 puts off nothing, and
 nobody waits for the gradient of its input: its backward passes stay whole.
-
-It is for planning: ``quorate bench`` says what it would leave idle. No replica computes a backward
-pass in two parts, so it is none of the orders that ``pipeline`` may name.
 """
 
 from __future__ import annotations

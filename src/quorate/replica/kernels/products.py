@@ -67,6 +67,15 @@ def by(kernels: str) -> Iterator[None]:
         _local.is_onednn = outer
 
 
+class Part:
+    """Which gradients a node of ours computes: all, unless somebody sets less.
+
+    A function of Python's is not told which of its gradients a backward pass is for.
+    """
+
+    wants_inputs = wants_parameters = True
+
+
 class _Linear(torch.autograd.Function):
     """``rows @ weight.T + bias`` with its derivative, by oneDNN."""
 
@@ -75,15 +84,21 @@ class _Linear(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
+        ctx.set_materialize_grads(False)
+        ctx.part = Part()
         return onednn.product(rows, weight, bias)
 
     @staticmethod
     def backward(
-        ctx: Any, *grads: torch.Tensor
+        ctx: Any, *grads: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         rows, weight = ctx.saved_tensors  # (M, K), (N, K)
         grad = grads[0]  # (M, N)
+        if grad is None:  # nothing came, as to an output that is not used: torch's has none either
+            return None, None, None
         of_rows, of_weight, of_bias = ctx.needs_input_grad
+        of_rows = of_rows and ctx.part.wants_inputs
+        of_weight, of_bias = (each and ctx.part.wants_parameters for each in (of_weight, of_bias))
         # With create_graph, which is when gradients are on here, it is to be derived once more.
         matmul = torch.mm if torch.is_grad_enabled() else _product
         return (

@@ -27,6 +27,7 @@ from quorate.replica.pipeline.boundary import (
 from quorate.replica.pipeline.draws import none_drawn
 from quorate.replica.pipeline.routes import Route
 from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
+from quorate.replica.pipeline.two_parts import Root, Second, derive, derive_first
 from quorate.replica.streams import Stream
 
 FIX = "call model(...) once in the loss function, or leave split out"
@@ -60,6 +61,7 @@ class Back(NamedTuple):
     to: Mapping[int, Returned]  # by stage
     gradients: Mapping[str, torch.Tensor]  # of the parameters that are its own
     weight: float
+    second: Second | None = None  # what is left to compute of these
 
 
 class Stage:
@@ -127,33 +129,36 @@ class Stage:
         }
         return Given(to, self._left(), shard.outcome)
 
-    def backward(self, number: int, receive: Callable[[], Sequence[Returned]]) -> Back:
+    def backward(
+        self,
+        number: int,
+        receive: Callable[[], Sequence[Returned]],
+        *,
+        is_first_part: bool = False,
+    ) -> Back:
         """Compute a shard's backward pass, and forget it.
 
         Args:
             receive: returns what later stages give back. Blocks.
+            is_first_part: gradients of its own parameters may be left for ``complete``.
         """
         shard = self._shards.pop(number)
         returned = receive()
         self._set_position(shard, returned)
+        roots: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         if shard.outcome is not None:
             weight = shard.outcome.weight
-            if weight > 0:
-                torch.autograd.backward(shard.outcome.loss)
+            roots.append((shard.outcome.loss, None))
         else:
             weight = returned[0].weight
             later = {name: value for each in returned for name, value in each.values.items()}
-            roots = [*roots_of(shard.given, later), *shard.entered.roots(later)]
+            roots += [*roots_of(shard.given, later), *shard.entered.roots(later)]
             for name, gradient in returned[0].parameters.items():
                 roots.append((self._computing.trained[name], gradient))
-            if roots and weight > 0:
-                torch.autograd.backward([root for root, _ in roots], [g for _, g in roots])
-        own: dict[str, torch.Tensor] = {}
-        of_others: dict[str, torch.Tensor] = {}
-        for name, parameter in self._computing.trained.items():
-            if parameter.grad is not None:
-                gradients = own if name in self.route.owned else of_others
-                gradients[name], parameter.grad = parameter.grad, None
+        second = None
+        if roots and weight > 0:
+            second = self._derived([Root(*root) for root in roots], is_first_part=is_first_part)
+        own, of_others = self._taken()
         position = self._position()
         to = {
             stage: Returned(
@@ -164,7 +169,32 @@ class Stage:
             )
             for stage, names in self.route.back_to.items()
         }
-        return Back(to, own, weight)
+        return Back(to, own, weight, second)
+
+    def complete(self, back: Back) -> Back:
+        """Compute what the first part of a backward pass has left; return all of it."""
+        if back.second is None:
+            return back
+        back.second.derive()
+        own, _ = self._taken()
+        return back._replace(gradients={**back.gradients, **own}, second=None)
+
+    def _derived(self, roots: Sequence[Root], *, is_first_part: bool) -> Second | None:
+        if not is_first_part:
+            derive(roots)
+            return None
+        trained = self._computing.trained
+        return derive_first(roots, [trained[name] for name in self.route.owned if name in trained])
+
+    def _taken(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Take the gradients of parameters: of its own, and of those of other stages."""
+        own: dict[str, torch.Tensor] = {}
+        of_others: dict[str, torch.Tensor] = {}
+        for name, parameter in self._computing.trained.items():
+            if parameter.grad is not None:
+                gradients = own if name in self.route.owned else of_others
+                gradients[name], parameter.grad = parameter.grad, None
+        return own, of_others
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,3 +50,24 @@ def reader(public: Callable[[], Any], name: str) -> Callable[[], Any]:
     """Return what a public function of torch reads a switch with: itself, if that has gone."""
     found: Callable[[], Any] = getattr(_C, name, public)
     return found
+
+
+def keeps_plainly(node: Any) -> bool:
+    """Return whether a node of a graph has what it saved as it was, and no hook brings it back.
+
+    Hooks may compute it again (checkpoints), or copy it from elsewhere. A torch that does not tell
+    has none that keep plainly.
+    """
+    kind: Any = type(node)
+    for name in _saved(kind):
+        saved = getattr(node, name)
+        for each in saved if isinstance(saved, tuple) else (saved,):
+            if getattr(each, "unpack_hook", each) is not None:
+                return False
+    return True
+
+
+@cache
+def _saved(kind: type) -> tuple[str, ...]:
+    """Return the names of what nodes of a type of torch's have saved."""
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))

@@ -283,7 +283,8 @@ class Pipelined(Replica):
         if key != "failed":
             answer: dict[str, Any] = said
             if (log := own_log()) is not None:
-                log.stage(what, stage, shard, *answer["span"])
+                for work, span in answer["spans"].items():
+                    log.stage(work, stage, shard, *span)
             return answer
         at, error = failure(said)
         error.add_note(f"quorate: {self._named(at)}")

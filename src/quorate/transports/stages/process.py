@@ -82,6 +82,8 @@ class Device:
         self._micros: list[Micro] = []
         self._puts: Sequence[Put] = ()
         self._stretches: dict[tuple[int, int], list[torch.Tensor]] = {}  # by stage and place
+        # Of which the second part is to come, by stage and shard; with when the first was computed.
+        self._begun: dict[tuple[int, int], tuple[Back, dict[str, tuple[float, float]]]] = {}
         self.at: tuple[int, int] = (0, 0)  # the stage and the shard that it is at
         self._began = 0.0  # when that had what it needs, by the monotonic clock
 
@@ -100,8 +102,11 @@ class Device:
                 while len(self._micros) <= shard:
                     self._micros.append(self._links.take("micro")[1])
                 self._forward(self._stages[stage], shard)
+            elif work is Work.BACKWARD_WEIGHT:
+                self._began = time.monotonic()
+                self._complete(self._stages[stage], shard)
             else:
-                self._backward(self._stages[stage], shard)
+                self._backward(self._stages[stage], shard, work)
         self._shared.at_work.waits(self._number, self.at[0])
         while len(self._micros) < len(puts):
             self._micros.append(self._links.take("micro")[1])
@@ -119,28 +124,49 @@ class Device:
         self._tell_forward(number, shard, given)
 
     def _tell_forward(self, number: int, shard: int, given: Given) -> None:
-        said: dict[str, Any] = {"buffers": given.buffers, "span": self._span()}
+        said: dict[str, Any] = {"buffers": given.buffers}
+        said["spans"] = {Work.FORWARD.value: self._span()}
         if given.outcome is not None:
             outcome = given.outcome
             said |= {"weight": outcome.weight, "metrics": outcome.weighted()}
             said["totals"] = outcome.totals
         self._links.send(PARENT, ("done", "forward", number, shard), said)
 
-    def _backward(self, stage: Stage, shard: int) -> None:
+    def _backward(self, stage: Stage, shard: int, work: Work) -> None:
         number = stage.graph.index
 
         def receive() -> list[Any]:
             keys = [("backward", each, number, shard) for each in stage.route.back_from]
             return self._received(keys)
 
-        back = stage.backward(shard, receive)
+        is_first_part = work is Work.BACKWARD_INPUT
+        back = stage.backward(shard, receive, is_first_part=is_first_part)
         for to, returned in back.to.items():
             self._send(("backward", number, to, shard), returned)
+        if is_first_part:
+            back = back._replace(to={})  # which is sent
+            self._begun[number, shard] = back, {work.value: self._span()}
+        else:
+            self._end(stage, shard, back, {}, work)
+
+    def _complete(self, stage: Stage, shard: int) -> None:
+        back, spans = self._begun.pop((stage.graph.index, shard))
+        self._end(stage, shard, stage.complete(back), spans, Work.BACKWARD_WEIGHT)
+
+    def _end(
+        self,
+        stage: Stage,
+        shard: int,
+        back: Back,
+        spans: Mapping[str, tuple[float, float]],
+        work: Work,
+    ) -> None:
+        """Add a shard's gradient to the sums, and tell the parent."""
         put = self._puts[shard]
         self._write(stage, put.place, back)
         self._add(stage, put)
-        said = {"has": sorted(back.gradients), "span": self._span()}
-        self._links.send(PARENT, ("done", "backward", number, shard), said)
+        said = {"has": sorted(back.gradients), "spans": {**spans, work.value: self._span()}}
+        self._links.send(PARENT, ("done", "backward", stage.graph.index, shard), said)
 
     def _span(self) -> tuple[float, float]:
         """Return from when to when the device was at what it has done and sent."""
