@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forgery import forge
+from support.forgery.forge import forge
 from support.small import DATA, trainer
 
 from quorate.commands.main import main

@@ -22,7 +22,7 @@ from quorate.replica.sparse.rows import Rows, rows_of
 # torch's own optimizers make sparse tensors without a word on checks, which torch then speaks of.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "sparse_tables.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "sparse_tables.py"
 _spec = importlib.util.spec_from_file_location("sparse_tables", SCRIPT)
 assert _spec is not None
 assert _spec.loader is not None

@@ -18,7 +18,7 @@ from quorate.coordination.plan import Plan
 from quorate.errors import NotFiniteError, SettingError
 from quorate.replica.digest import digest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "closures.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "closures.py"
 _spec = importlib.util.spec_from_file_location("closures", SCRIPT)
 assert _spec is not None
 assert _spec.loader is not None

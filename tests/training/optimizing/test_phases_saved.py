@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.digests import digest_of
-from support.forgery import Forged
+from support.forgery.forged import Forged
 from support.gan import (
     LOSSES,
     OPTIMIZERS,
