@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.memory_group import inside, memory_group
 from support.references import References
 from support.runs import command, digests, inspected, run, run_all
 
@@ -70,3 +71,56 @@ def test_stages_that_are_killed_or_hang(tmp_path: Path) -> None:
             "the process of stage 1 of a replica was killed by signal 9 (SIGKILL)"
             in ended[phase].said
         )
+
+
+HUNGRY = """
+import sys
+from multiprocessing import current_process
+from pathlib import Path
+import torch, quorate
+from torch import nn
+from torch.utils.data import TensorDataset
+marks = Path(sys.argv[1])
+def loss(model, batch):
+    output = model(batch[0])
+    if current_process().name == "quorate-stage-1":
+        for mark in range(int(sys.argv[2])):
+            try:
+                (marks / str(mark)).touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            kept = [torch.ones(16 << 20, dtype=torch.uint8) for _ in range(1000)]
+    return output.square().mean()
+torch.manual_seed(0)
+trainer = quorate.Trainer(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), loss,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.01), batch_size=8, shards=2)
+trainer.fit(TensorDataset(torch.ones(24, 3)), epochs=1)
+"""
+
+
+def test_a_stage_whose_memory_has_run_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(HUNGRY)
+
+    def words(name: str, kills: int, *options: str) -> list[str]:
+        (tmp_path / f"marks of {name}").mkdir()
+        given = (str(tmp_path / f"marks of {name}"), str(kills))
+        options = (*options, "--run-dir", str(tmp_path / name))
+        return command(tmp_path / "script.py", *given, options=options)
+
+    staged = ("--devices", "cpu+cpu", "--split", "1")
+    whole = run(words("whole", 0))
+    assert whole.code == 0, whole.said
+    with memory_group(2 << 30) as group:
+        once = run(inside(group, words("once", 1, *staged)))
+        always = run(inside(group, words("always", 50, *staged)))
+    how = (
+        "was killed by the kernel (signal 9, SIGKILL), as memory ran out: more shards, more "
+        "devices, another cut with split, or a higher limit for the container"
+    )
+    assert once.code == 0, once.said
+    assert f"the process of stage 1 of a replica {how}; the replica has new ones" in once.said
+    assert digests(tmp_path / "once") == digests(tmp_path / "whole")
+    assert always.code == 1, always.said
+    assert re.search(
+        rf"ended 3 times in one run .* of stage 1 of 2 .*{re.escape(how)}", always.said
+    )

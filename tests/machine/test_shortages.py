@@ -35,8 +35,17 @@ MACHINE = Host(
 def test_cores(workers: int, threads: int, what: str | None) -> None:
     found = MACHINE.too_few_cores(workers, threads)
     assert (None if found is None else found.what) == what
+    of_two = MACHINE.too_few_cores(workers, threads, devices=2)
+    assert (of_two is None) == (workers * threads == 1)
     limited = replace(MACHINE, cores_limit=0.5).too_few_cores(1, 1)
     assert limited is None  # there is no fewer than one worker
+
+
+def test_cores_of_workers_that_have_several_devices() -> None:
+    found = MACHINE.too_few_cores(1, 1, devices=3)
+    assert found is not None
+    assert found.what == "1 worker of 3 devices x 1 thread on 2 cores: they wait for one another"
+    assert found.cure == "fewer devices for each, or fewer --workers"
 
 
 def test_memory() -> None:

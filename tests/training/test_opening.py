@@ -11,6 +11,7 @@ from support import front_door
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from quorate.machine.devices import Group
 from quorate.machine.host import MIB, host
 from quorate.training import opening
 
@@ -47,12 +48,12 @@ def test_worker_processes_need_memory_and_workers_elsewhere_need_nothing_here(
     machine = replace(host(), cores_allowed=64, cores_limit=None, memory_free_bytes=100 * MIB)
     monkeypatch.setattr(opening, "host", lambda: machine)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    devices = [torch.device("cpu")] * 4
-    (line,) = opening._shortages(devices, 1, "processes")
+    groups = [Group([torch.device("cpu")])] * 4
+    (line,) = opening._shortages(groups, 1, "processes")
     assert line.startswith("beware: 100 MiB are left ")
     assert "a run with 4 workers takes 512 MiB" in line
-    assert opening._shortages(devices, 1, "ray") == []
-    assert opening._shortages(devices, 1, "towers") == []
+    assert opening._shortages(groups, 1, "ray") == []
+    assert opening._shortages(groups, 1, "towers") == []
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert opening._shortages(devices, 1, "collective") == []
-    assert opening._shortages([torch.device("cuda", 0)], 1, "processes") == []
+    assert opening._shortages(groups, 1, "collective") == []
+    assert opening._shortages([Group([torch.device("cuda", 0)])], 1, "processes") == []

@@ -45,16 +45,23 @@ class Host:
         limit = self.cores_allowed if self.cores_limit is None else self.cores_limit
         return min(self.cores_allowed, limit)
 
-    def too_few_cores(self, workers: int, threads: int) -> Shortage | None:
-        """Return what to say of so many CPU workers, each with so many threads; None: nothing."""
-        if workers * threads <= max(1.0, self.cores_usable):
+    def too_few_cores(self, workers: int, threads: int, devices: int = 1) -> Shortage | None:
+        """Return what to say of so many CPU workers, each with so many threads; None: nothing.
+
+        Args:
+            devices: CPUs of each worker, which compute at the same time.
+        """
+        if workers * devices * threads <= max(1.0, self.cores_usable):
             return None
         each = f"{threads} thread{'s' if threads > 1 else ''}"
         cores = f"{self.cores_usable:g} core{'s' if self.cores_usable > 1 else ''}"
-        return Shortage(
-            f"{workers} workers x {each} on {cores}: they wait for one another",
-            "fewer --workers or --threads",
-        )
+        who = f"{workers} worker{'' if workers == 1 else 's'}"
+        if devices > 1:
+            who += f" of {devices} devices"
+            cure = "fewer devices for each, or fewer --workers"
+        else:
+            cure = "fewer --workers or --threads"
+        return Shortage(f"{who} x {each} on {cores}: they wait for one another", cure)
 
     def too_little_memory(self, workers: int) -> Shortage | None:
         """Return what to say of so many worker processes, with the smallest of models."""

@@ -51,7 +51,7 @@ def opening(
         _arithmetic(plan, describe(groups, least_workers), threads, rule, computing)
         + ("" if is_given else _whence(plan, least_workers if begins else None, rule)),
         *_epoch(plan),
-        *_shortages(devices, threads, engine),
+        *_shortages(groups, threads, engine),
         *mapping(devices),
         *fraction_remark(devices, memory_fraction),
         *precision.remarks(computing.precision, devices),
@@ -88,14 +88,15 @@ def _whence(plan: Plan, workers: int | None, rule: Rule) -> str:
     return f"; V = {plan.shards}, from {whence}: {fix}"
 
 
-def _shortages(devices: Sequence[torch.device], threads: int, engine: str) -> list[str]:
+def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[str]:
     """Return what this machine has too little of for its workers; as `quorate doctor` says it."""
-    workers = sum(device.type == "cpu" for device in devices)
+    cpus = [sum(device.type == "cpu" for device in group) for group in groups]
+    workers = sum(map(bool, cpus))
     if engine == RAY or not workers:
         return []  # they are elsewhere, or need few cores each
     here = min(workers, ranks_here() or workers)
     machine = host()
-    found = [machine.too_few_cores(here, threads)]
+    found = [machine.too_few_cores(here, threads, max(cpus))]
     if engine != TOWERS and here > 1:  # those share this process's memory, which it has by now
         found.append(machine.too_little_memory(here))
     return [f"beware: {shortage.what}; {shortage.cure}" for shortage in found if shortage]

@@ -14,6 +14,7 @@ class Ending(NamedTuple):
     output: str = ""  # the end of what the script printed up to its training loop
     is_out_of_memory: bool = False  # whether the kernel killed a process when memory had run out
     node: str = ""  # the machine that it was on, if that may be another
+    helps: str = "fewer workers, more shards"  # where memory ran out
     lost: str = ""  # what was lost with which nobody knows how it ended
 
     @property
@@ -40,8 +41,8 @@ class Ending(NamedTuple):
             return f"cannot be started{where}: {self.error}"
         if self.is_kill and self.is_out_of_memory:
             return (
-                f"was killed by the kernel{where} (signal 9, SIGKILL), as memory ran out: fewer "
-                "workers, more shards, or a higher limit for the container"
+                f"was killed by the kernel{where} (signal 9, SIGKILL), as memory ran out: "
+                f"{self.helps}, or a higher limit for the container"
             )
         if self.code < 0:
             return f"was killed by signal {-self.code}{_name(-self.code)}{where}"

@@ -183,9 +183,14 @@ class Device:
             if gradient is None:
                 view.zero_()
                 continue
-            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            if back.weight != 1.0:
-                view.mul_(back.weight)
+            if gradient.is_sparse:
+                gradient = gradient.to_dense()
+            if back.weight == 1.0:
+                view.copy_(gradient)
+            elif gradient.dtype == view.dtype:  # in one pass over memory, to the same bits
+                torch.mul(gradient, back.weight, out=view)
+            else:
+                view.copy_(gradient).mul_(back.weight)
 
     @torch.no_grad()
     def _add(self, stage: Stage, put: Put) -> None:

@@ -107,7 +107,9 @@ class StageProcesses:
                 process.join()
                 if process.exitcode:
                     ending = Ending(
-                        process.exitcode, is_out_of_memory=oom_kills() > self._oom_kills
+                        process.exitcode,
+                        is_out_of_memory=oom_kills() > self._oom_kills,
+                        helps="more shards, more devices, another cut with split",
                     )
                     return self._at_work.read(number)[0], ending.text(had_joined=True)
         return self._at_work.read(device)[0], "closed its links"
