@@ -49,3 +49,9 @@ def reader(public: Callable[[], Any], name: str) -> Callable[[], Any]:
     """Return what a public function of torch reads a switch with: itself, if that has gone."""
     found: Callable[[], Any] = getattr(_C, name, public)
     return found
+
+
+def address_of(generator: torch.Generator) -> int | None:
+    """Return where in memory a generator's object is, as long as it is that one; None: unknown."""
+    address: int | None = getattr(generator, "_cdata", None)
+    return address
