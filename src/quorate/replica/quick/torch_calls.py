@@ -19,6 +19,11 @@ _run_backward: Callable[..., object] | None = None
 with suppress(ImportError):
     # Calls autograd's engine, with logging and the context that its threads want.
     from torch.autograd.graph import _engine_run_backward as _run_backward
+# The kernels that Adam(fused=True) and AdamW(fused=True) call. None if one of them has gone.
+fused_adam: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
+fused_adamw: Callable[..., None] | None = getattr(torch, "_fused_adamw_", None)
+if fused_adamw is None:
+    fused_adam = None
 
 
 def derive(loss: torch.Tensor) -> None:
