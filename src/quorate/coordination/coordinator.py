@@ -150,7 +150,8 @@ class Coordinator:
 
     def go_on(self, now: float) -> list[Effect]:
         """Return what comes next: shards for whoever is idle, an update, when to look again."""
-        effects, look_at = list[Effect](), inf
+        effects: list[Effect] = []
+        look_at = inf
         if self.phase is Phase.COMPUTING:
             effects += self._go_on(now)
             look_at = self._dealing.look_again_at

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from quorate.coordination.keys import Seed, made
 from quorate.replica.quick import generator_memory
 
 WORDS = 624  # of the state of a Mersenne Twister
@@ -58,8 +59,9 @@ def kept() -> Iterator[None]:
         restore(before)
 
 
-def reseed(seed: int) -> None:
+def reseed(seed: Seed) -> None:
     """Start all three over from a 64-bit key."""
+    seed = made(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
