@@ -24,7 +24,7 @@ monotonic clock.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import partial
@@ -150,7 +150,8 @@ class Coordinator:
 
     def go_on(self, now: float) -> list[Effect]:
         """Return what comes next: shards for whoever is idle, an update, when to look again."""
-        effects, look_at = list[Effect](), inf
+        effects: list[Effect] = []
+        look_at = inf
         if self.phase is Phase.COMPUTING:
             effects += self._go_on(now)
             look_at = self._dealing.look_again_at
@@ -314,9 +315,9 @@ class Coordinator:
         if self.phase is not Phase.APPLYING or number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
         step = self._steps[number]
-        for kept, shards in Counter(step.kept.values()).items():
+        for kept, shards in step.results.items():
             self.tally.applied(kept.worker, self.applied - kept.version, shards)
-        for task in step.tasks:
+        for task in step.tasks if step.computing or step.copies else ():
             self._lose(task, task.worker, task.shards)
             yield Cancel(task.worker, number, task.shard)
         self._steps.close(number)
@@ -339,11 +340,12 @@ class Coordinator:
         yield from self._dealing.deal(now, self._last_step)
         if (step := self._next_to_apply()) is not None:
             self.phase, self._steps.applying = Phase.APPLYING, step.number
+            results = step.results
             yield Apply(
                 step.number,
-                tuple(sorted({kept.worker for kept in step.kept.values()})),
+                tuple(sorted({kept.worker for kept in results})),
                 shards=tuple(sorted(step.kept)),
-                staleness=self.applied - min([kept.version for kept in step.kept.values()]),
+                staleness=self.applied - min([kept.version for kept in results]),
             )
 
     def _next_to_apply(self) -> OpenStep | None:

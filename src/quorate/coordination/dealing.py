@@ -174,8 +174,10 @@ class Dealing:
             return 1
         end = min(own.stop, step.todo.stop_of(first))
         most = min(int(self._run_s / max(usual_s, 1e-9)), end - first)
-        failed = (s - first for s in range(first + 1, first + most) if s in step.failures)
-        return max(1, next(failed, most) if step.failures else most)
+        if step.failures:
+            failed = (s - first for s in range(first + 1, first + most) if s in step.failures)
+            most = next(failed, most)
+        return max(1, most)
 
     # --- shards that nobody has begun -------------------------------------------------------------
 
@@ -212,7 +214,8 @@ class Dealing:
             # works from the front, and hands over few vectors.
             return todo.longest()[-1], "nobody has begun it"
         finally:
-            todo.add(barred)
+            if barred:
+                todo.add(barred)
 
     def _home(self, step: OpenStep, worker: int) -> range:
         """Return the worker's home shards of a step."""

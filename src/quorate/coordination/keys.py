@@ -15,11 +15,18 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+Seed = int | tuple[int | str, ...]  # a key, or the parts of one, which is made if it is wanted
+
 
 def key(*parts: int | str) -> int:
     """Return a 64-bit key: equal for equal parts, independent otherwise (BLAKE2b of their text)."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def made(seed: Seed) -> int:
+    """Return the key of a seed."""
+    return key(*seed) if isinstance(seed, tuple) else seed
 
 
 def hashes(start: int | NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -16,7 +16,8 @@ a shard was dealt.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -61,6 +62,14 @@ class OpenStep:
         """What workers are computing of it, by their numbers."""
         tasks = {*self.computing.values(), *self.copies.values()}
         return sorted(tasks, key=lambda task: task.worker)
+
+    @property
+    def results(self) -> Mapping[Task, int]:
+        """Whose results are kept, and of how many shards each."""
+        tasks = {*self.kept.values()}
+        if len(tasks) == 1:  # a run of all shards: nobody has to count
+            return {tasks.pop(): len(self.kept)}
+        return Counter(self.kept.values())
 
     @property
     def version(self) -> int | None:

@@ -58,6 +58,15 @@ class Tally:
         else:
             self.of(worker).copies += 1
 
+    def fates(self) -> tuple[list[int], list[int], list[int]]:
+        """Return per worker how many shards were applied fresh, applied stale, and dropped."""
+        counts = self._counts
+        return (
+            [count.fresh for count in counts],
+            [count.stale for count in counts],
+            [count.dropped for count in counts],
+        )
+
     def to_json(self) -> dict[str, list[int]]:
         """Return counts per worker, by what became of its shards; staleness: sum and max."""
         return {

@@ -65,6 +65,11 @@ def tree_sum(
     Raises:
         ValueError: there are more or fewer.
     """
+    parts = [*parts]
+    if len(parts) == 1 and present in (None, leaves):  # one worker has summed all of them
+        ((level, index), value) = parts[0]
+        if index == 0 and level == max(leaves - 1, 0).bit_length():
+            return value
     tree = TreeSum(leaves, add)
     covered = 0
     for (level, index), value in parts:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from quorate.machine.shared_memory import Segment
+from quorate.replica.quick.factors import as_factor
 from quorate.replica.sparse.rows import Rows, is_by_rows, rows_of
 from quorate.replica.torch_internals import copy_all
 
@@ -152,6 +153,7 @@ class Flat:
     ) -> None:
         self.layout = layout
         self.vectors = vectors  # one (P,) per dtype
+        self.device = vectors[0].device if vectors else torch.device("cpu")  # of all of them
         # Of a gradient: of what is kept by rows, if there is any of it; on this device.
         self.rows: dict[str, Rows] = {}
         self.made_dense: dict[str, Rows] = {}  # by ``fill``: what came by rows, and has no place so
@@ -163,13 +165,7 @@ class Flat:
         }
 
         self._all = [*self.views.values()]
-        self._multipliers: tuple[float, list[Any]] = (1.0, [])  # of ``_scale``
         self._are_small = bool(self._all) and all(view.numel() < LARGE for view in self._all)
-
-    @property
-    def device(self) -> torch.device:
-        """The device that all vectors are on."""
-        return self.vectors[0].device if self.vectors else torch.device("cpu")
 
     def new(self) -> Flat:
         """Return zeroed vectors like these: on the same device, and shared if these are."""
@@ -224,6 +220,8 @@ class Flat:
     @property
     def stretches(self) -> list[torch.Tensor]:
         """All values, as vectors: those of the layout, and of each table those of its rows."""
+        if not self.rows:
+            return [*self.vectors]
         return [*self.vectors, *(rows.values.view(-1) for _, rows in sorted(self.rows.items()))]
 
     def div_(self, divisor: float) -> None:
@@ -254,19 +252,10 @@ class Flat:
             if not (any(map(_IS_SPARSE, sources)) or any(map(_WANTS_GRADIENT, sources))):
                 copy_all(self._all, sources)
                 if factor != 1.0:
-                    self._scale(factor)
+                    for vector in self.vectors:
+                        vector.mul_(as_factor(factor, vector))
                 return
         self._fill(values, factor)
-
-    def _scale(self, factor: float) -> None:
-        """Multiply the vectors: by tensors, which are those of the last call for its factor.
-
-        torch makes a tensor of a number each time, which takes longer than the product.
-        """
-        if factor != self._multipliers[0]:
-            self._multipliers = factor, [_factor_of(vector, factor) for vector in self.vectors]
-        for vector, by in zip(self.vectors, self._multipliers[1], strict=True):
-            vector.mul_(by)
 
     @torch.no_grad()
     def _fill(self, values: Mapping[str, torch.Tensor], factor: float) -> None:
@@ -322,14 +311,6 @@ class Flat:
             end = section.start + section.span
         if members:
             yield self.vectors[vector][start:end], members
-
-
-def _factor_of(vector: torch.Tensor, factor: float) -> torch.Tensor | float:
-    """Return what a vector is multiplied by, with the bits of a product with the number."""
-    # Of a narrower dtype it would be rounded first; kernels are given the number as float32.
-    if vector.device.type == "cpu" and vector.dtype in (torch.float32, torch.float64):
-        return torch.tensor(factor, dtype=vector.dtype, device=vector.device)
-    return factor
 
 
 def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -60,12 +60,16 @@ class Notes:
 
     def take(self) -> list[Note]:
         """Return the notes that are new since the last call."""
+        if not self._new:  # asked after each update
+            return []
         with self._lock:
             taken, self._new = self._new, []
             return taken
 
     def take_doubts(self) -> list[str]:
         """Return the doubts that arose since the last call."""
+        if not self._unreported:
+            return []
         with self._lock:
             taken, self._unreported = self._unreported, []
             return taken

@@ -33,7 +33,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared.alone import Alone
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Spread, working_copy
-from quorate.replica.streams import Stream, alone_on, reseed_devices
+from quorate.replica.streams import Seed, Stream, alone_on, reseed_devices
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Reseed, Turns
 from quorate.replica.witness.witness import Witness
@@ -171,7 +171,7 @@ class Replica:
         batch: Any,
         rows: int,
         stream: Stream,
-        seed: int,
+        seed: Seed,
         *,
         into: Flat | None = None,
         at: Phase = no_phase,
@@ -187,7 +187,7 @@ class Replica:
             batch: the collated rows, on the host. User code may write them, if ``reload`` is given.
             rows: how many they are: the weight, unless the loss function says otherwise.
             stream: the calling thread's.
-            seed: of the shard, 64 bits.
+            seed: of the shard.
             into: where the gradient is written; else into vectors of this replica: give them back
                 with ``recycle``.
             at: told "forward", "backward" and "pushing" when each begins.
@@ -259,7 +259,7 @@ class Replica:
         batch: Any,
         rows: int,
         stream: Stream,
-        seed: int,
+        seed: Seed,
         *,
         reload: Reload | None = None,
         training: bool = False,
@@ -382,7 +382,7 @@ class Replica:
         outcome = loss.read(step.returned, rows=rows, training=False, totals=self._totals)
         return outcome, step.grads if outcome.weight > 0 else {}, 1.0
 
-    def _begin(self, stream: Stream, seed: int, *, training: bool) -> None:
+    def _begin(self, stream: Stream, seed: Seed, *, training: bool) -> None:
         """Forget whatever an earlier shard left behind: a shard is computed alone."""
         self._modes.set(training)
         for parameter in self._trainable.values():

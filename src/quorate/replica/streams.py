@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from quorate.coordination.keys import key
+from quorate.coordination.keys import Seed as Seed
+from quorate.coordination.keys import made
 from quorate.machine.devices import Group
 from quorate.replica import torch_internals
 from quorate.replica.torch_internals import Promise
@@ -109,14 +110,11 @@ class Stream:
 
     def __init__(self) -> None:
         self._generator = torch.Generator()
-        self._seed: int | tuple[int | str, ...] | None = None
+        self._seed: Seed | None = None
+        self._guard: AbstractContextManager[object] | None = None  # of any number of times
 
-    def reseed(self, seed: int | tuple[int | str, ...]) -> None:
-        """Start over from a 64-bit key. Costs nothing until something is drawn.
-
-        Args:
-            seed: the key, or the parts of one, which is then made when it is wanted.
-        """
+    def reseed(self, seed: Seed) -> None:
+        """Start over from a 64-bit key. Costs nothing until something is drawn."""
         self._seed = seed
 
     @property
@@ -128,14 +126,14 @@ class Stream:
     def generator(self) -> torch.Generator:
         """The generator that draws come from, seeded with the latest key."""
         if self._seed is not None:
-            seed = self._seed
-            self._generator.manual_seed(key(*seed) if isinstance(seed, tuple) else seed)
+            self._generator.manual_seed(made(self._seed))
             self._seed = None
         return self._generator
 
     def __enter__(self) -> Stream:
-        _intercept()
-        self._guard = torch_internals.intercepted()
+        if self._guard is None:
+            _intercept()
+            self._guard = torch_internals.intercepted()
         self._guard.__enter__()
         self._outer = getattr(_local, "stream", None)
         _local.stream = self
@@ -148,6 +146,7 @@ class Stream:
         trace: TracebackType | None,
     ) -> None:
         _local.stream = self._outer
+        assert self._guard is not None
         self._guard.__exit__(kind, error, trace)
 
     @contextmanager
@@ -266,9 +265,9 @@ def _lock_of(_device: torch.device) -> threading.Lock:
     return threading.Lock()
 
 
-def reseed_devices(group: Group, seed: int) -> None:
+def reseed_devices(group: Group, seed: Seed) -> None:
     """Seed the generators of the accelerators that a replica computes on."""
     for device in group:
         if device.type != "cpu":
             with torch.accelerator.device_index(device.index or 0):
-                torch.get_device_module(device).manual_seed(seed)
+                torch.get_device_module(device).manual_seed(made(seed))

@@ -116,6 +116,8 @@ def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[st
     Raises:
         LossError: a mean and a finished total have the same name.
     """
+    if not finished:
+        return dict(means)
     if taken := sorted(means.keys() & finished.keys()):
         raise LossError(
             f"totals: a number is called {taken[0]!r}, and so is a mean that the loss function "

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from quorate.coordination.keys import Seed
 from quorate.replica.notes import Notes
 from quorate.replica.shared import generators, switches
 
@@ -24,7 +25,7 @@ RACE = (
     "the model draws from torch's default generator in threads of its own, in whatever order they "
     "run; draw before they start, and hand them the numbers"
 )
-Reseed = Callable[[int], None]
+Reseed = Callable[[Seed], None]
 
 
 class Turns:
@@ -251,5 +252,5 @@ def drawn_outside() -> object:
     return _turn.shared_mark()
 
 
-def leave_alone(_seed: int) -> None:
+def leave_alone(_seed: Seed) -> None:
     """Seed nothing: nobody draws from what a process has once."""

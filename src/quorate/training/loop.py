@@ -33,6 +33,7 @@ from quorate.transports.spot_checks import SpotChecks, asking
 RUN_S = 4e-3  # of shards that are dealt at once: some fifty times what dealing one costs
 WHOLE_S = 1e6  # of such that flow through stages: all of a worker's
 PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
+_NOTHING = nullcontext()
 
 
 class Loop(NamedTuple):
@@ -241,7 +242,7 @@ class Updates(NamedTuple):
                 of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
                 self.say(f"epoch {epoch + 1}: {of} were dropped")
                 state.dropped_rows = 0
-            counts = state.tally.to_json()
+            fresh, stale, dropped = state.tally.fates()
             report = Report(
                 global_step=n,
                 epoch=epoch,
@@ -251,9 +252,9 @@ class Updates(NamedTuple):
                 metrics=_named(applied, self.crew.replicas.totals, phase := plan.phase(step)),
                 worker_losses=applied.worker_losses(),
                 staleness=ready.staleness,
-                fresh=counts["fresh"],
-                stale=counts["stale"],
-                dropped=counts["dropped"],
+                fresh=fresh,
+                stale=stale,
+                dropped=dropped,
                 not_finite=state.not_finite,
                 lr=applied.lr,
                 grad_norm=applied.grad_norm,
@@ -290,7 +291,7 @@ class Updates(NamedTuple):
         begin_rest()
 
     def _looking(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.spot_checks is None else self.spot_checks.looking()
+        return _NOTHING if self.spot_checks is None else self.spot_checks.looking()
 
     def _spot_check(self, step: int, update_s: float) -> float:
         """Compare what workers compute of the next step, if it is time; return the time it took."""

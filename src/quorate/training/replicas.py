@@ -168,7 +168,8 @@ class Replicas:
         Raises:
             SameBitsError: there is a doubt about the bits, and the run is to be strict.
         """
-        notes = self.notes.take()
+        if not (notes := self.notes.take()):
+            return
         for note in notes:
             say(str(note))
         doubts = [note.text.partition("\n")[0] for note in notes if note.is_doubt]

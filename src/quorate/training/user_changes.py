@@ -20,6 +20,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
 from quorate.replica.turns import drawn_outside
+from quorate.replica.witness.attributes import Attributes
 from quorate.replica.witness.structure import Tables, built
 from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
 from quorate.transports.amendments import Amendments, Simple, plain
@@ -98,8 +99,7 @@ class UserChanges:
         self._made = self._simple()  # as the script made them
         self._attributes: dict[str, dict[str, Any]] = {}  # as they are known
         self._others: dict[str, dict[str, Any]] = {}
-        self._values: list[list[object]] = [[] for _ in self._modules]
-        self._ids: list[list[int]] = [[] for _ in self._modules]
+        self._objects = Attributes([module for _, module in self._modules])
         self.settle()
         self._drawn = drawn_outside()
 
@@ -116,7 +116,7 @@ class UserChanges:
         ]
         self._at_home = None
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
-        self._ids = [[] for _ in self._modules]  # also of what was deleted
+        self._objects.forget()  # also what was deleted
         self.overlook()
         self._built = [built(module) for _, module in self._modules]
         self._tables = Tables(self._modules)
@@ -124,11 +124,9 @@ class UserChanges:
 
     def overlook(self) -> None:
         """Take attributes as they are: shards that were computed with the model itself set them."""
-        for number, (prefix, module) in enumerate(self._modules):
-            values = [*vars(module).values()]
-            if [*map(id, values)] != self._ids[number]:
-                self._values[number], self._ids[number] = values, [*map(id, values)]
-                self._attributes[prefix], self._others[prefix] = _simple(module), _others(module)
+        for number in self._objects.changed():
+            prefix, module = self._modules[number]
+            self._attributes[prefix], self._others[prefix] = _simple(module), _others(module)
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that lie in the flat vectors, also those that are switched off."""
@@ -281,12 +279,8 @@ class UserChanges:
     def _look_at_attributes(self) -> dict[str, dict[str, Simple]]:
         """Return the simple ones that changed, by module; note what cannot be carried."""
         changed: dict[str, dict[str, Simple]] = {}
-        for number, (prefix, module) in enumerate(self._modules):
-            # Held here, so that no other value can have the same id.
-            values = [*vars(module).values()]
-            if [*map(id, values)] == self._ids[number]:
-                continue
-            self._values[number], self._ids[number] = values, [*map(id, values)]
+        for number in self._objects.changed():
+            prefix, module = self._modules[number]
             known, others = self._attributes[prefix], self._others[prefix]
             for name, value in vars(module).items():
                 if name in _INTERNAL:
@@ -340,7 +334,7 @@ class UserChanges:
 
     def _where(self) -> tuple[list[object], ...]:
         """Return what differs once a parameter reads other memory, or reads it otherwise."""
-        return tuple([*map(read, self._parameters)] for read in _READ)
+        return tuple([[*map(read, self._parameters)] for read in _READ])
 
     def _bring_home(self) -> set[str]:
         """Bring moved values back to where workers read them; return the names."""

@@ -116,11 +116,7 @@ class InlineChannel:
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event; if there is a shard to compute, that it is computed. Blocks."""
-        try:
-            return self._events.get_nowait()
-        except Empty:
-            pass
-        if self._given is not None:
+        if self._given is not None and self._events.empty():
             return self._compute()
         try:
             return self._events.get(timeout=timeout_s)

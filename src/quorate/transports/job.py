@@ -310,7 +310,11 @@ def class_of(name: str) -> type[Job]:
 
 def shard_seed(plan: Plan, step: int, shard: int) -> int:
     """Return the seed of a training shard's random stream."""
-    return key("shard", plan.seed, step, shard)
+    return key(*_seed_of(plan, step, shard))
+
+
+def _seed_of(plan: Plan, step: int, shard: int) -> tuple[int | str, ...]:
+    return "shard", plan.seed, step, shard
 
 
 class Training(Job):
@@ -340,14 +344,13 @@ class Training(Job):
         return replica.gradients(given, stream, self.plan.shards_of(step))
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
-        seed = shard_seed(self.plan, task.step, task.shard)
         rows = len(batch.rows)
         replica.witness.take_given(self.source, (task.step, task.shard), batch.data)
         return replica.gradient(
             batch.data,
             rows,
             stream,
-            seed,
+            _seed_of(self.plan, task.step, task.shard),
             into=task.into,
             at=task.at,
             reload=partial(self._reloaded, task),

@@ -38,6 +38,7 @@ SHARE = 0.005  # of the time
 GATHER_S = 0.1  # workers that have not come to a check after so long take no part
 LEAST_WAIT_S = 0.5  # for those that have, when others have answered
 MOST_FINDINGS = 3  # checks that find something; then all is said
+_NOTHING = nullcontext()
 
 
 # Has workers compute a job, and returns what they answer, by worker; how long the first may take.
@@ -113,7 +114,7 @@ class SpotChecks:
 
     def looking(self) -> AbstractContextManager[None]:
         """Look around the block, in which user code runs, if a check was made before it."""
-        return self._outside.looking() if self._has_checked else nullcontext()
+        return self._outside.looking() if self._has_checked else _NOTHING
 
     def _check(self, step: int, patience_s: float) -> bool:
         """Return whether there was nothing to note."""

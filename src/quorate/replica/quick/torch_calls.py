@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import has_torch_function
@@ -20,6 +20,13 @@ _run_backward: Callable[..., object] | None = None
 with suppress(ImportError):
     # Calls autograd's engine, with logging and the context that its threads want.
     from torch.autograd.graph import _engine_run_backward as _run_backward
+# The kernels that Adam(fused=True) and AdamW(fused=True) call. None if one of them has gone.
+fused_adam: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
+fused_adamw: Callable[..., None] | None = getattr(torch, "_fused_adamw_", None)
+if fused_adamw is None:
+    fused_adam = None
+# By type of node; weakly, as user code makes such types too.
+_saved_of: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def derive(loss: torch.Tensor) -> None:
@@ -67,7 +74,14 @@ def keeps_plainly(node: Any) -> bool:
     return True
 
 
-@cache
 def _saved(kind: type) -> tuple[str, ...]:
-    """Return the names of what nodes of a type of torch's have saved."""
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+    """Return the names of what nodes of a type have saved."""
+    if kind not in _saved_of:
+        _saved_of[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+    return _saved_of[kind]
+
+
+def address_of(generator: torch.Generator) -> int | None:
+    """Return where in memory a generator's object is, as long as it is that one; None: unknown."""
+    address: int | None = getattr(generator, "_cdata", None)
+    return address

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import methodcaller
 
 import torch
 
 _HOOKS = sorted(name for name in vars(torch.nn.Module()) if name.endswith(("_hooks", "_pre_hooks")))
+
+_VALUES = methodcaller("values")
 
 
 class Tables:
@@ -20,7 +23,7 @@ class Tables:
 
     def outline(self) -> tuple[list[int], list[int]]:
         """Return which modules are within each, and how many hooks of each kind there are."""
-        within = chain.from_iterable(table.values() for table in self._within)
+        within = chain.from_iterable(map(_VALUES, self._within))
         return [*map(id, within)], [*map(len, self._hooks)]
 
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from quorate.training.optimizing import cores as _cores
 from quorate.training.optimizing.bare_step import bare_step, is_counted
 from quorate.training.optimizing.entries import copied, is_like
+from quorate.training.optimizing.kernels.adam import step_by_kernel
 from quorate.training.optimizing.mean import MOST_CORES, SPAN
 
 _State = dict[str, Any]
@@ -47,6 +48,8 @@ def step_flat(optimizer: Optimizer, elements: int) -> bool:
         _step_in_blocks(optimizer, _cores.cores_for(elements))
         if step is None:
             _step_of_nothing(optimizer)
+    elif step is not None and step_by_kernel(optimizer):
+        pass
     elif all(group.get("fused") for group in optimizer.param_groups):
         (step or optimizer.step)()
     else:

@@ -35,7 +35,8 @@ class intra_op_threads:  # noqa: N801
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        if self._before != self._threads:
+            torch.set_num_threads(self._threads)
 
     def __exit__(self, *_: object) -> None:
         if torch.get_num_threads() != self._before:

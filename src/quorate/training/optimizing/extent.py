@@ -51,8 +51,8 @@ class Whole:
         gradient = total.gradient
         assert gradient is not None
         loss_is_finite = math.isfinite(total.metrics["loss"])
-        flats = [flat for addition in additions for flat in addition]
-        if device.type != "cpu" or any(flat.device.type != "cpu" for flat in (gradient, *flats)):
+        flats = [gradient, *(flat for addition in additions for flat in addition)]
+        if device.type != "cpu" or {flat.device.type for flat in flats} != {"cpu"}:
             return self._by_device(total, additions, device, wants_norm=wants_norm)
         found = make_mean(
             gradient,

@@ -20,6 +20,7 @@ import torch
 
 from quorate.coordination.ownership import BLOCK
 from quorate.replica.flat import Flat
+from quorate.replica.quick.factors import as_factor
 from quorate.training.optimizing.cores import side_by_side
 from quorate.training.optimizing.not_finite import is_all_finite
 
@@ -57,18 +58,20 @@ def make_mean(
     """
     for left, right in additions:
         left.add_rows(right)
-    is_finite, by_vector = True, []
+    is_finite, by_vector = True, list[list[float]]()
     for number, total in enumerate(gradient.vectors):
         operands = [flat.vectors[number] for pair in additions for flat in pair]
-        if total.numel() <= SPAN or total.device.type != "cpu":  # a GPU has no use for blocks
-            seen = _pass((total,), [(each,) for each in operands], weight, checks, wants_squares)
-            found = [seen]
+        if total.numel() <= SPAN or not total.is_cpu:  # a GPU has no use for blocks
+            columns = [(operand,) for operand in operands]
+            finite, squared = _pass((total,), columns, weight, checks, wants_squares)
         else:
-            found = _on_cores(total, operands, weight, checks, wants_squares, cores)
-        is_finite = is_finite and all(finite for finite, _ in found)
-        by_vector.append([each for _, squared in found for each in squared])
-    for values in gradient.stretches[len(gradient.vectors) :]:  # of rows, which are few
-        finite, squared = _pass((values,), (), weight, checks, wants_squares)
+            seen = _on_cores(total, operands, weight, checks, wants_squares, cores)
+            finite = all(finite for finite, _ in seen)
+            squared = [each for _, squared in seen for each in squared]
+        is_finite = is_finite and finite
+        by_vector.append(squared)
+    for rows in gradient.stretches[len(gradient.vectors) :] if gradient.rows else ():  # few
+        finite, squared = _pass((rows,), (), weight, checks, wants_squares)
         is_finite = is_finite and finite
         by_vector.append(squared)
     return Found(is_finite, by_vector)
@@ -133,7 +136,7 @@ def _pass(
         if checks:
             is_finite = is_finite and is_all_finite(block)
         if is_exact:
-            block.mul_(factor)
+            block.mul_(as_factor(factor, block))
         else:
             block.div_(weight)
         if wants_squares:

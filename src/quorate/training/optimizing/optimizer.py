@@ -117,8 +117,9 @@ class FlatOptimizer:
 
         Schedule-free optimizers do: gradients are taken at y, and x is what is to be used.
         """
-        modes = (getattr(self.inner, name, None) for name in ("train", "eval"))
-        return not self.flat and all(callable(mode) for mode in modes)
+        if self.flat:
+            return False
+        return all(callable(getattr(self.inner, name, None)) for name in ("train", "eval"))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -110,6 +110,7 @@ class Trace:
             self.spans.append((own, span))
 
 
+_NOTHING = nullcontext()
 _current: ContextVar[Trace | None] = ContextVar("quorate_trace", default=None)
 
 
@@ -121,7 +122,7 @@ def current() -> Trace | None:
 def span(name: str) -> AbstractContextManager[None]:
     """Return a context within which the coordinator is at this, if a trace is taken."""
     trace = _current.get()
-    return nullcontext() if trace is None else trace.span(name)
+    return _NOTHING if trace is None else trace.span(name)
 
 
 @contextmanager

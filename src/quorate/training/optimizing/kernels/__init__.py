@@ -1,0 +1,1 @@
+"""Kernels of updates, called without what torch does around them."""
