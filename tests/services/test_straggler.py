@@ -212,12 +212,12 @@ def test_durations_are_short() -> None:
 
 
 def test_a_worker_whose_shards_are_copied_is_named_once() -> None:
-    usual_s = {0: 0.0104, 1: 0.00759}
+    usual_s = {0: 0.104, 1: 0.0759}
     copied_shards = CopiedShards(usual_s.get)
     task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
     assert copied_shards.named(task, 7.0) == (
         "worker 1 is slow: far behind its usual time; worker 0 computes shard 3 of step 9 too "
-        "(a shard usually takes worker 1 7.6 ms, worker 0 10.4 ms)"
+        "(a shard usually takes worker 1 75.9 ms, worker 0 0.10 s)"
     )
     assert copied_shards.summary() is None
     for now in range(8, 600):
@@ -225,7 +225,7 @@ def test_a_worker_whose_shards_are_copied_is_named_once() -> None:
     usual_s[1] *= 2
     line = copied_shards.named(task, 600.0)
     assert line is not None
-    assert line.endswith("(a shard usually takes worker 1 15.2 ms, worker 0 10.4 ms)")
+    assert line.endswith("(a shard usually takes worker 1 0.15 s, worker 0 0.10 s)")
     own = Compute(1, 10, 3, "", (1, 2))
     assert copied_shards.named(own, 599.0 + OVER_S) is None
     assert copied_shards.named(own, 600.0 + OVER_S) == (
@@ -237,11 +237,21 @@ def test_a_worker_whose_shards_are_copied_is_named_once() -> None:
     )
 
 
+def test_copies_of_shards_of_milliseconds_are_counted_and_not_said() -> None:
+    copied_shards = CopiedShards({0: 0.0104, 1: 0.0499}.get)
+    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
+    assert [copied_shards.named(task, now) for now in (7.0, 8.0)] == [None, None]
+    assert copied_shards.named(Compute(1, 10, 3, "", (1, 2)), 9.0 + OVER_S) is None
+    assert copied_shards.summary() == (
+        "shards that another worker computed too, as theirs was slow: 2 of worker 1's"
+    )
+
+
 def test_the_time_of_a_worker_that_is_new_is_left_out() -> None:
     task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
-    line = CopiedShards({1: 0.00759}.get).named(task, 7.0)
+    line = CopiedShards({1: 0.0759}.get).named(task, 7.0)
     assert line is not None
-    assert line.endswith("(a shard usually takes worker 1 7.6 ms)")
+    assert line.endswith("(a shard usually takes worker 1 75.9 ms)")
 
 
 def test_nobody_is_named_for_a_task_of_its_own_or_while_it_warms_up() -> None:

@@ -24,6 +24,9 @@ FACTOR = 1.3  # times the others' shard time
 LEAST_SHARDS = 10
 OVER_S = 60.0  # that a worker has to be as fast as others, for that to be said
 GROWS = 2.0  # times as slow as was said
+# Of shorter shards one is late whenever the system has anything else to do: copies of them are
+# counted, and no line each says so. A worker that is slow for long is named by its times.
+LEAST_NAMED_S = 0.05
 
 
 class Slow(NamedTuple):
@@ -81,8 +84,7 @@ class _Episodes:
 
     def tell(self, worker: int, how_slow: float, now: float) -> bool:
         """Take note that a worker is slow; whether that is to be said."""
-        self.counts[worker] += 1
-        self.most[worker] = max(how_slow, self.most.get(worker, 0.0))
+        self.count(worker, how_slow)
         episode = self._open.get(worker)
         if episode is None:
             is_said = now >= self._quiet_until.get(worker, -inf)
@@ -95,6 +97,11 @@ class _Episodes:
         episode.said, episode.is_said = how_slow, True
         self._lines += 1
         return True
+
+    def count(self, worker: int, how_slow: float) -> None:
+        """Take note that a worker is slow, which is not to be said before the end."""
+        self.counts[worker] += 1
+        self.most[worker] = max(how_slow, self.most.get(worker, 0.0))
 
     def is_over(self, worker: int, now: float) -> bool:
         """Take note that a worker is not slow; whether it is to be said that it no longer is."""
@@ -201,7 +208,11 @@ class CopiedShards:
         if shard_s is None:  # its first shard: it is warming up
             return None
         usual_s = self._usual_s(task.worker)
-        if not self._episodes.tell(task.instead_of, shard_s / (usual_s or shard_s or 1.0), now):
+        how_slow = shard_s / (usual_s or shard_s or 1.0)
+        if shard_s < LEAST_NAMED_S:
+            self._episodes.count(task.instead_of, how_slow)
+            return None
+        if not self._episodes.tell(task.instead_of, how_slow, now):
             return None
         times = f"worker {task.instead_of} {duration(shard_s)}"
         if usual_s is not None:
