@@ -19,6 +19,9 @@ time for other gradients. Parameters are put off only where that gives the bits 
    there is no function of user code.
 
 Everything else comes in the first part: at worst, all of it.
+
+The engine looks through all that is below a node where it begins: of n layers, some n^2 / 2 nodes
+in the second part. It begins at one after the other, as from the first it would reach the others.
 """
 
 from __future__ import annotations
