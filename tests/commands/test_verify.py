@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
 from support.recorded_runs import SCRIPT, VERIFIED
 from support.warm import WARM
+from support.warm_child import child_run
 
 from quorate.commands.main import main
-from quorate.commands.options import as_typed
 from quorate.commands.verify import differences, records
 from quorate.commands.verify.differences import first_difference
 from quorate.commands.verify.recorder import RecordedChannel
@@ -146,23 +146,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's runs are processes that need not import torch."""
-
-    def child_run(
-        options: Mapping[str, Any],
-        script: str,
-        module: str | None,
-        arguments: Sequence[str],
-        output: IO[bytes],
-        is_done: Callable[[], bool],
-    ) -> int:
-        assert module is None
-        line = ["run", *as_typed(options), "--", script, *arguments]
-        code, out, err = WARM.run(line, dict(os.environ), LIMIT_S)
-        output.write((out + err).encode())
-        assert is_done()
-        return code
-
-    monkeypatch.setattr("quorate.commands.verify.runs.child_run", child_run)
+    monkeypatch.setattr("quorate.commands.verify.runs.child_run", child_run(lambda _: LIMIT_S))
 
 
 @pytest.mark.slow

@@ -8,14 +8,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from support.strangers import catalogue
-from support.warm import WARM
+from support.warm_child import child_run
 
 from quorate.commands.main import main
-from quorate.commands.options import as_typed
 from quorate.commands.verify import runs as verify_runs
 from quorate.commands.verify.differences import RESTORED, Difference, first_difference
 from quorate.commands.verify.recorder import Kill, RecordedChannel
@@ -169,23 +168,10 @@ def verify(
 ) -> Callable[..., tuple[int, str]]:
     """The command; its runs are processes that need not import torch."""
 
-    def child_run(
-        options: Mapping[str, Any],
-        script: str,
-        module: str | None,
-        arguments: Sequence[str],
-        output: IO[bytes],
-        is_done: Callable[[], bool],
-    ) -> int:
-        assert module is None
-        line = ["run", *as_typed(options), "--", script, *arguments]
-        limit_s = COMPILES_S if options.get("compile") else LIMIT_S
-        code, out, err = WARM.run(line, dict(os.environ), limit_s)
-        output.write((out + err).encode())
-        assert code or is_done()
-        return code
+    def limit_s(options: Mapping[str, Any]) -> float:
+        return COMPILES_S if options.get("compile") else LIMIT_S
 
-    monkeypatch.setattr(verify_runs, "child_run", child_run)
+    monkeypatch.setattr(verify_runs, "child_run", child_run(limit_s))
     monkeypatch.setenv("VERIFIED_FOLDER", str(tmp_path))
 
     def command(*words: str) -> tuple[int, str]:

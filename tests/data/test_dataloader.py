@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import front_door
+from support.parabola import DATA, trainer
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -32,8 +32,6 @@ from quorate.data.loading import Loading
 from quorate.errors import CheckpointError, SettingError
 from quorate.replica.digest import digest
 
-X = torch.arange(40.0)[:, None]
-DATA = TensorDataset(X, X**2 / 100)
 WEIGHTS = [float(row % 7) for row in range(40)]
 LOADING = Loading()
 
@@ -41,20 +39,6 @@ LOADING = Loading()
 def doubled(samples: list[Any]) -> Any:
     x, y = default_collate(samples)
     return x, 2 * y
-
-
-def trainer(run_dir: Path | None = None, workers: int = 1, **options: Any) -> quorate.Trainer:
-    return front_door.trainer(
-        lambda: torch.nn.Linear(1, 1),
-        lambda model, batch: (model(batch[0] / 40) - batch[1]).square().mean(),
-        optimizer=lambda params: torch.optim.Adam(params, lr=0.01),
-        batch_size=12,
-        shards=3,
-        devices="cpu",
-        workers=workers,
-        run_dir=run_dir,
-        **options,
-    )
 
 
 def trained(data: Any, workers: int = 1, shuffle: bool | None = None, **options: Any) -> str:

@@ -6,15 +6,12 @@ Legend: R rows of the dataset, V shards.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import front_door
-from torch.utils.data import TensorDataset
+from support.parabola import DATA, trainer
 
 import quorate
 from quorate.coordination.plan import Order, Plan, PlanByShard, Rows, from_json, permutation
@@ -22,8 +19,6 @@ from quorate.errors import CheckpointError, SettingError
 from quorate.replica.digest import digest
 
 fixed = settings(max_examples=100, derandomize=True, deadline=None, database=None)
-
-DATA = TensorDataset(torch.arange(40.0)[:, None], torch.arange(40.0)[:, None] ** 2 / 100)
 
 
 def last_first(rows: Rows) -> Rows:
@@ -93,20 +88,6 @@ def test_rows_that_are_missing_or_there_twice_are_named(order: Order, got: str) 
     with pytest.raises(SettingError) as raised:
         plan.batch(0)
     assert f"order: got '{got}', expected each of the 10 rows once" in str(raised.value)
-
-
-def trainer(run_dir: Path | None = None, workers: int = 1, **options: Any) -> quorate.Trainer:
-    return front_door.trainer(
-        lambda: torch.nn.Linear(1, 1),
-        lambda model, batch: (model(batch[0] / 40) - batch[1]).square().mean(),
-        optimizer=lambda params: torch.optim.Adam(params, lr=0.01),
-        batch_size=12,
-        shards=3,
-        devices="cpu",
-        workers=workers,
-        run_dir=run_dir,
-        **options,
-    )
 
 
 def digest_of(run: quorate.Trainer) -> str:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import References
 from support.runs import (
-    LIMIT_S,
     SCRIPTS,
     command,
     digests,
     inspected,
-    processes_of,
+    killed_after_a_save,
     run,
     run_all,
-    started,
 )
 
 from quorate.commands.main import main
@@ -74,19 +71,7 @@ def test_a_run_that_is_killed_goes_on_elsewhere_with_the_same_bits(
     script, run_dir = ("hundred.py", "40", "momentum"), tmp_path / "run"
     options = ("--engine", "processes", "--run-dir", str(run_dir), "--save-every-steps", "5")
     words = command(*script, options=(*options, "--workers", "3"))
-    with started(tmp_path, words) as (process, mark):
-        until = time.monotonic() + LIMIT_S
-        while not list(run_dir.glob("checkpoints/step-*/complete")):
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        killed_at = time.monotonic()
-        while processes_of(mark):
-            assert time.monotonic() < killed_at + 60
-            time.sleep(0.01)
-    step = inspected(run_dir)["global_step"]
+    step = killed_after_a_save(tmp_path, words, run_dir)
     assert 5 <= step < 40
     ended = run(command(*script, options=(*options, "--workers", "2")))
     assert ended.code == 0, ended.said

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.references import References
 from support.runs import (
-    LIMIT_S,
     SCRIPTS,
     command,
     digests,
     inspected,
-    processes_of,
+    killed_after_a_save,
     run,
     run_all,
-    started,
 )
 
 pytestmark = [
@@ -67,19 +64,7 @@ def test_a_run_that_is_killed_goes_on_elsewhere(
     script = ("several_models.py", "70")
     options = ("--run-dir", str(run_dir), "--save-every-steps", "7")
     words = command(*script, options=(*options, "--engine", engines[0], "--workers", "3"))
-    with started(tmp_path, words) as (process, mark):
-        until = time.monotonic() + LIMIT_S
-        while not list(run_dir.glob("checkpoints/step-*/complete")):
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        killed_at = time.monotonic()
-        while processes_of(mark):
-            assert time.monotonic() < killed_at + 60
-            time.sleep(0.01)
-    step = inspected(run_dir)["global_step"]
+    step = killed_after_a_save(tmp_path, words, run_dir)
     assert 7 <= step < 70
     ended = run(command(*script, options=(*options, "--engine", engines[1], "--workers", "2")))
     assert ended.code == 0, ended.said

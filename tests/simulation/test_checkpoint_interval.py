@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from support.played_goodput import played_goodput
 
 from quorate.simulation.checkpoint_interval import (
     best_s,
     daly_s,
     goodput,
-    played_goodput,
     young_s,
 )
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -189,3 +190,30 @@ def wait_for(process: subprocess.Popen[str], word: str) -> str:
         assert read, f"it ended without {word!r}: {said.decode()}"
         said += read
     return said.decode()
+
+
+def killed_after_a_save(folder: Path, words: list[str], run_dir: Path) -> int:
+    """Start a run, kill it once it has saved, and wait until all of its processes are gone.
+
+    Args:
+        folder: see ``started``.
+        words: the command line, with what it says of ``run_dir``.
+        run_dir: where the run saves.
+
+    Returns:
+        The step of its newest checkpoint.
+    """
+    with started(folder, words) as (process, mark):
+        until = time.monotonic() + LIMIT_S
+        while not list(run_dir.glob("checkpoints/step-*/complete")):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        killed_at = time.monotonic()
+        while processes_of(mark):
+            assert time.monotonic() < killed_at + 60
+            time.sleep(0.01)
+    step: int = inspected(run_dir)["global_step"]
+    return step

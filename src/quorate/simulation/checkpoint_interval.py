@@ -14,7 +14,6 @@ and Daly's (2006, equation 37) are approximations of it.
 from __future__ import annotations
 
 from math import exp, expm1, inf, isinf, log, sqrt
-from random import Random
 
 
 def young_s(stall_s: float, mtbf_s: float) -> float:
@@ -64,25 +63,3 @@ def goodput(every_s: float, stall_s: float, mtbf_s: float, restart_s: float) -> 
     if (every_s + stall_s + restart_s) / mtbf_s > 700:
         return 0.0  # less than a double can say
     return every_s / (mtbf_s * exp(restart_s / mtbf_s) * expm1((every_s + stall_s) / mtbf_s))
-
-
-def played_goodput(
-    every_s: float,
-    stall_s: float,
-    mtbf_s: float,
-    restart_s: float,
-    failures: int,
-    seed: int = 0,
-) -> float:
-    """Return the same, played: so many failures are drawn one after the other.
-
-    Whatever its interval, a run with one seed has its failures at the same moments.
-    """
-    chance = Random(seed)
-    cycle_s, now, worked_s, begins_at = every_s + stall_s, 0.0, 0.0, 0.0
-    for _ in range(failures):
-        now += chance.expovariate(1 / mtbf_s)
-        if now > begins_at:
-            worked_s += (now - begins_at) // cycle_s * every_s
-        begins_at = now + restart_s  # one that fails while it begins again, begins again
-    return worked_s / now

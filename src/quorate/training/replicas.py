@@ -99,7 +99,7 @@ class Replicas:
         return self._sharing.watching(self._turns, towers=number, compiled=compiled)
 
     def contents(self) -> Contents:
-        """Return what now is in all that code shares: see ``Past``."""
+        """Return what now is in all containers that code shares."""
         return Contents(()) if self._sharing is None else self._sharing.contents()
 
     def between(self, state: State) -> Between:

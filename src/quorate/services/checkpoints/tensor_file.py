@@ -152,7 +152,7 @@ def _header(path: Path, file: BufferedReader) -> Header:
             raise ValueError(f"got a {type(entries).__name__}, expected an object")
         metadata = entries.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise ValueError("got metadata that are no strings by name")
+            raise ValueError(f"got metadata {abridged(metadata)}, expected strings by name")
         tensors = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
     except ValueError as error:
         raise CheckpointError(f"{path}: its header: {error}") from error
@@ -180,7 +180,8 @@ def _stored(name: str, entry: object, data_at: int) -> Stored:
         raise ValueError(f"{abridged(name)}: got {abridged(entry)}, expected dtype, shape, offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BYTES:
-        raise ValueError(f"{abridged(name)}: got dtype {abridged(dtype)}")
+        expected = "one of " + ", ".join(_BYTES)
+        raise ValueError(f"{abridged(name)}: got dtype {abridged(dtype)}, expected {expected}")
     for numbers, most in ((shape, _MOST_DIMENSIONS), (offsets, 2)):
         if not isinstance(numbers, list) or len(numbers) > most or not all(map(_is_size, numbers)):
             raise ValueError(f"{abridged(name)}: got {abridged(numbers)}, expected whole numbers")
