@@ -243,7 +243,7 @@ def taken(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """
     # Indexing works element by element: of images it takes up to 14 times as long.
     is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if is_plain and tensor.device.type == "cpu" and tensor.is_contiguous():
+    if is_plain and tensor.is_cpu and tensor.is_contiguous():
         is_number = not (tensor.is_quantized or tensor.is_complex())
         if is_number and not tensor.requires_grad:
             return tensor.index_select(0, index)
