@@ -48,7 +48,8 @@ def test_the_users_frames_are_first_and_last() -> None:
     assert "KeyError: 'a key'" in lines
     assert lines[-2] == "ValueError: a value"
     assert lines[-1].startswith("quorate: while trying shard 0 of step 0, rows [")
-    assert not any("/quorate/" in line for line in lines)
+    package = f"{Path(quorate.__file__).parent}/"  # a clone's folder may have that name too
+    assert not any(package in line for line in lines)
 
 
 def test_a_fault_of_ours_keeps_its_frames() -> None:
@@ -187,4 +188,4 @@ def test_a_traceback_is_short_unless_it_is_wanted_in_full(tmp_path: Path, engine
     assert lines[-2] == "ValueError: mine"
     full = plain(tmp_path, engine, "raise", QUORATE_TRACEBACK="full")
     assert full.code == 1
-    assert full.err.count("/quorate/") > 10
+    assert full.err.count(f"{Path(quorate.__file__).parent}/") > 10
