@@ -253,6 +253,7 @@ def trained(case: Case, *, staged: bool) -> str:
     return digest_of(trainer)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     "case",
     [
@@ -270,6 +271,7 @@ def test_the_bits_of_one_piece(case: Case) -> None:
     assert trained(case, staged=True) == trained(case, staged=False)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_forward_that_goes_another_way_in_a_later_shard() -> None:
     with pytest.raises(
         CutError, match=r"forward went by bool .* where the model was cut"
