@@ -115,6 +115,34 @@ def test_dropout_is_the_shards_own() -> None:
 ROWS = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
 
 
+# --- stages ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["towers", "processes"])
+@pytest.mark.parametrize("pipeline", ["1f1b", "gpipe", "interleaved"])
+def test_stages_that_are_threads_give_the_bits_of_one_piece(
+    tmp_path: Path, engine: str, pipeline: str
+) -> None:
+    # Two stages share the GPU: each has a queue of its own, and they share its generator, from
+    # which dropout draws. Of two GPUs: --devices cuda:0+cuda:1, where there are two.
+    split = ("norm,second,last" if pipeline == "interleaved" else "second", "--pipeline", pipeline)
+    staged, said = trained(
+        *(tmp_path / "stages", engine, 1, "--devices", f"{DEVICE}+{DEVICE}", "--split", *split)
+    )
+    whole, _ = trained(tmp_path / "whole", engine, 1)
+    assert "stages: the model is cut before" in said
+    assert staged == whole
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="it takes two GPUs"
+)
+def test_stages_on_two_gpus_give_the_bits_of_one(tmp_path: Path) -> None:
+    devices = ("--devices", "cuda:0+cuda:1", "--split", "second")
+    staged, _ = trained(tmp_path / "stages", "processes", 1, *devices)
+    assert staged == trained(tmp_path / "whole", "processes", 1)[0]
+
+
 # --- precision ------------------------------------------------------------------------------------
 
 

@@ -81,5 +81,6 @@ def trained(*, staged: bool) -> str:
     return digest_of(trainer)
 
 
+@pytest.mark.usefixtures("way")
 def test_where_a_shard_is_and_what_is_shared_are_those_of_one_piece() -> None:
     assert trained(staged=True) == trained(staged=False)

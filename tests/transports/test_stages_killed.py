@@ -229,3 +229,13 @@ def test_stages_that_are_killed_in_every_phase(
     assert {path.name for path in (tmp_path / "stages" / "marks").iterdir()} == {*PHASES}
     assert not [*(tmp_path / "whole" / "marks").iterdir()]
     assert not [p for p in active_children() if p.name.startswith("quorate-stage")]
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize("name", [*CASES])
+def test_stages_that_are_threads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "data", data)
+    case = CASES[name]
+    assert trained(case, tmp_path / "stages", case.split) == trained(case, tmp_path / "whole")

@@ -254,6 +254,7 @@ def trained(case: Case, pipeline: str | None) -> str:
     return digest_of(trainer)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     "case",
     [
@@ -272,6 +273,7 @@ def test_the_bits_of_one_piece(case: Case) -> None:
     assert [trained(case, pipeline) for pipeline in ("1f1b", "zero-bubble")] == [whole] * 2
 
 
+@pytest.mark.usefixtures("way")
 def test_a_forward_that_goes_another_way_in_a_later_shard() -> None:
     with pytest.raises(
         CutError, match=r"forward went by bool .* where the model was cut"

@@ -57,7 +57,7 @@ class Compute(Settings):
             (``devices="cpu+cpu"``), all at the same time: while one has a shard, another has the
             next one. For a model that one process has no room for. Default: where stages take the
             same time, by what the parts of the model take of one shard, if replicas are on several
-            CPUs; on GPUs parts are where the script has placed them. The bits do not depend on it.
+            devices and the script has placed no part on one. The bits do not depend on it.
         pipeline: in which order stages compute shards. ``"1f1b"``: one forward, one backward, which
             holds the fewest activations. ``"gpipe"``: all forward, then all backward.
             ``"interleaved"``: several stages on each device, for less waiting; two of them, where

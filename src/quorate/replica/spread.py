@@ -49,6 +49,13 @@ class Spread:
             raise SettingError("model", f"parts on {names}", f"parts on {first}", fix)
         self._number = {name: first.index(tensor.device) for name, tensor in tensors.items()}
 
+    @classmethod
+    def of(cls, numbers: Mapping[str, int]) -> Spread:
+        """Return where tensors lie of a model that is put there, by their names."""
+        spread = cls.__new__(cls)
+        spread._number = dict(numbers)
+        return spread
+
     def put(self, model: torch.nn.Module, group: Group) -> None:
         """Put the parts of a model, in place, on the devices of a replica."""
         tensors = (*model.named_parameters(), *model.named_buffers())

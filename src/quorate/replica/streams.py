@@ -11,7 +11,7 @@ other, is not taken.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from types import TracebackType
@@ -254,18 +254,20 @@ def alone_on(group: Group) -> Iterator[None]:
     The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
     """
     with ExitStack() as stack:
-        for device in sorted(group, key=str):  # replicas of several devices take them in one order
+        # Replicas of several devices take them in one order; two stages may be on one device.
+        for device in sorted({*group}, key=str):
             if device.type != "cpu":
-                stack.enter_context(_lock_of(device))
+                stack.enter_context(lock_of(device))
         yield
 
 
 @cache
-def _lock_of(_device: torch.device) -> threading.Lock:
+def lock_of(_device: torch.device) -> threading.Lock:
+    """Return the lock that whoever computes on an accelerator holds; see ``alone_on``."""
     return threading.Lock()
 
 
-def reseed_devices(group: Group, seed: Seed) -> None:
+def reseed_devices(group: Sequence[torch.device], seed: Seed) -> None:
     """Seed the generators of the accelerators that a replica computes on."""
     for device in group:
         if device.type != "cpu":

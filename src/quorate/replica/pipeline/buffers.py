@@ -20,7 +20,7 @@ class Restored:
 
     Args:
         model: of the process.
-        values: by name, as ``named_buffers`` has them.
+        values: by name, as ``named_buffers`` has them; others are left alone.
     """
 
     def __init__(self, model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
@@ -36,8 +36,8 @@ class Restored:
     def __call__(self, _buffers: object = None) -> None:
         """Put the values in."""
         for name, buffer in [*self._model.named_buffers()]:
-            value = self._values[name]
-            if are_same(buffer, value):
+            value = self._values.get(name)
+            if value is None or are_same(buffer, value):
                 continue
             if name in self._norms:
                 module, short = self._norms[name]

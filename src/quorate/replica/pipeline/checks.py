@@ -21,9 +21,10 @@ SIMPLE = (bool, int, float, str, bytes, type(None))
 class Call:
     """A function as a graph calls it: with a name in the graph's code."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], held: object = None) -> None:
         self.__name__ = self.__qualname__ = name
         self.__module__ = __name__
+        self.held = held
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -33,7 +34,7 @@ class Call:
 
 def held(value: object) -> Call:
     """Return what gives an object: one that a graph's code has no words for."""
-    return Call("held", lambda: value)
+    return Call("held", lambda: value, value)
 
 
 def holds(how: Callable[[Any], Any], wanted: object, where: str) -> Call:

@@ -101,6 +101,6 @@ def require_devices(names: Sequence[str], groups: Sequence[Group]) -> None:
             expected = f"{stages} devices for each replica, as in {'+'.join(['cpu'] * stages)}"
             fix = "name one module fewer than there are devices"
             raise SettingError("devices", str(group), expected, fix)
-        if any(device.type != "cpu" for device in group):
-            fix = "leave split out, and put the parts of the model on their devices in the script"
+        if len({device.type for device in group}) > 1:
+            fix = "take devices of one kind, or put the parts on them in the script without split"
             raise SettingError("split", ",".join(names), f"none on {group}", fix)

@@ -24,6 +24,7 @@ from quorate.replica.pipeline.boundary import (
     passed,
     roots_of,
 )
+from quorate.replica.pipeline.device_stream import DeviceStream
 from quorate.replica.pipeline.draws import none_drawn
 from quorate.replica.pipeline.routes import Route
 from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
@@ -42,9 +43,9 @@ class Computing(NamedTuple):
 
     model: torch.nn.Module
     trained: Mapping[str, torch.nn.Parameter]
-    begin: Callable[[Stream, int], None]  # a shard, with its seed: see ``Replica``
+    begin: Callable[[Any, int], None]  # a shard, with its seed: see ``Replica``
     read: Callable[[Any, int], Outcome]  # calls the loss function with a batch of so many rows
-    stream: Stream
+    stream: Stream | DeviceStream
 
 
 class Given(NamedTuple):

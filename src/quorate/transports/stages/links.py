@@ -10,26 +10,17 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections import deque
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from quorate.data.parcel import pack, unpack
-from quorate.errors import SettingError
+from quorate.transports.stages.arrivals import Arrivals, GoneError
 
-EXPECTED = "batches and values between stages that can be sent to another process"
-
-
-class GoneError(Exception):
-    """A process is gone, or its end is closed."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"the process of device {number} is gone")
-        self.number = number
+__all__ = ["GoneError", "Links"]
 
 
-class Links:
+class Links(Arrivals):
     """One process's ends, by the number of the process at the other end.
 
     One thread sends; one thread receives. Closed ends of others are found when something is
@@ -37,10 +28,8 @@ class Links:
     """
 
     def __init__(self, ends: Mapping[int, socket.socket]) -> None:
+        super().__init__()
         self._ends = dict(ends)
-        self._arrived: dict[Hashable, deque[Any]] = {}
-        self._changed = threading.Condition()
-        self._gone: deque[int] = deque()
         self._readers = [
             threading.Thread(
                 target=self._read, args=(number, end), name=f"quorate-link-{number}", daemon=True
@@ -58,41 +47,6 @@ class Links:
         """
         with suppress(OSError):
             pack(self._ends[to], (key, value))
-
-    def put(self, key: Hashable, value: Any) -> None:
-        """Put a value where ``take`` finds it: one from this process to itself."""
-        with self._changed:
-            self._arrived.setdefault(key, deque()).append(value)
-            self._changed.notify_all()
-
-    def take(self, *keys: Hashable) -> tuple[Hashable, Any]:
-        """Return what came under one of some keys, with the key; the first of these. Blocks.
-
-        Raises:
-            GoneError: a process at another end is gone, and nothing of this is here.
-        """
-        taken = self.take_soon(*keys)
-        assert taken is not None
-        return taken
-
-    def take_soon(
-        self, *keys: Hashable, within_s: float | None = None
-    ) -> tuple[Hashable, Any] | None:
-        """Do as ``take``; return None if nothing comes for so long. None: wait for ever."""
-        with self._changed:
-            while True:
-                for key in ("problem", *keys):
-                    if waiting := self._arrived.get(key):
-                        value = waiting.popleft()
-                        if not waiting:
-                            del self._arrived[key]
-                        if key == "problem":
-                            raise SettingError("split", value, EXPECTED, "make it of tensors")
-                        return key, value
-                if self._gone:
-                    raise GoneError(self._gone[0])
-                if not self._changed.wait(within_s):
-                    return None
 
     def close(self) -> None:
         """Close all ends; threads that read end by it."""
@@ -112,6 +66,4 @@ class Links:
                     self.put("problem", problem)
                 else:
                     self.put(*sent)
-        with self._changed:
-            self._gone.append(number)
-            self._changed.notify_all()
+        self.lose(number)

@@ -10,13 +10,19 @@ import torch
 
 from quorate.machine.devices import Group
 from quorate.replica.compute import Compute
+from quorate.replica.flat import Flat
 from quorate.replica.pipeline.split import Split, refused, require_devices, stages_of
 from quorate.replica.replica import Replica
 from quorate.replica.spread import Spread
 from quorate.transports.engines import PROCESSES, TOWERS
 from quorate.transports.stages.pipelined import Pipelined
+from quorate.transports.stages.threaded import Threaded
 
-__all__ = ["Replica", "Split", "Spread", "made", "parts_of"]
+__all__ = ["WAYS", "Replica", "Split", "Spread", "made", "parts_of"]
+
+# What a replica is whose stages are on such devices. On CPUs threads would wait for each other's
+# Python; on others it is kernels that take the time, and memory of a device is one process's.
+WAYS: dict[str, type[Pipelined]] = {"cpu": Pipelined}
 
 
 def parts_of(
@@ -36,10 +42,12 @@ def parts_of(
         SettingError: it cannot lie so.
     """
     names = compute.split
+    kinds = {device.type for group in groups for device in group}
     if names is None:
         if not any(len(group) > 1 for group in groups):
             return None
-        if any(device.type != "cpu" for group in groups for device in group):
+        is_placed = any(t.device.type != "cpu" for t in (*model.parameters(), *model.buffers()))
+        if is_placed or ("cpu" in kinds and len(kinds) > 1):
             return Spread(model, groups)
         stages = stages_of(groups, compute.pipeline)
     else:
@@ -49,15 +57,23 @@ def parts_of(
         raise refused(names, f"the engine is {engine}", "take engine='processes', or leave it out")
     if engine == TOWERS and len(groups) > 1:
         raise refused(names, "several workers are towers: take engine='processes'")
-    if threads > 1:  # OpenMP's threads do not outlive a fork
+    if "cpu" in kinds and threads > 1:  # OpenMP's threads do not outlive a fork
         raise refused(names, f"a worker has {threads} threads: with stages it has one for each")
-    if sys.platform != "linux":
+    if "cpu" in kinds and sys.platform != "linux":
         raise refused(names, "stages are processes, which need Linux")
     return Split(names, stages, compute.pipeline)
 
 
-def made(*args: Any, spread: Spread | Split | None, **options: Any) -> Replica:
+def made(
+    model: torch.nn.Module,
+    parameters: Flat,
+    group: Group,
+    *,
+    spread: Spread | Split | None,
+    **options: Any,
+) -> Replica:
     """Return a replica; arguments as for ``Replica``."""
     if isinstance(spread, Split):
-        return Pipelined(*args, split=spread, **options)
-    return Replica(*args, spread=spread, **options)
+        way = WAYS.get(group[0].type, Threaded)
+        return way(model, parameters, group, split=spread, **options)
+    return Replica(model, parameters, group, spread=spread, **options)

@@ -14,7 +14,7 @@ Legend: p devices, S stages, V shards of a step, m shards of a run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from quorate.coordination.schedules import SCHEDULES
@@ -22,35 +22,27 @@ from quorate.errors import SettingError, WorkerError
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.model import bind
-from quorate.replica.pipeline.buffers import Restored, are_same
+from quorate.replica.pipeline.buffers import are_same
 from quorate.replica.pipeline.called import call_of, cut_by
 from quorate.replica.pipeline.routes import Route, routes
 from quorate.replica.pipeline.split import Split
-from quorate.replica.pipeline.stage import Computing, Stage
 from quorate.replica.pipeline.stage_graph import StageGraph
-from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.transports.stages.given import Given, Rows
+from quorate.transports.stages.arrivals import GoneError
+from quorate.transports.stages.devices import Devices
+from quorate.transports.stages.given import Given
 from quorate.transports.stages.gradient_pool import GradientPool, Lent
-from quorate.transports.stages.links import GoneError, Links
-from quorate.transports.stages.process import (
-    Device,
-    Micro,
-    Shared,
-    device_of,
-    failure,
-    next_run,
-    tell_failed,
-)
+from quorate.transports.stages.process import Micro, Shared, failure
 from quorate.transports.stages.stage_processes import StageProcesses
+from quorate.transports.stages.staged import Staged
 from quorate.transports.tracing.own_log import own_log
 
 LOOK_S = 0.5  # after which it is asked which stage takes long
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
 
 
-class Pipelined(Replica):
+class Pipelined(Staged):
     """A replica whose stages are processes.
 
     Args:
@@ -69,7 +61,7 @@ class Pipelined(Replica):
         self._read_by_stages = self._flat
         self._devices = len(self.group)
         self._graphs_of_stages: tuple[StageGraph, ...] = ()
-        self._processes: StageProcesses | None = None
+        self._processes: Devices | None = None
         self._pool: GradientPool | None = None
         self._is_compared = False
         # Forks see what the parent writes into shared memory, and into no other.
@@ -336,55 +328,19 @@ class Pipelined(Replica):
             assert lent is not None
         return self._pool, lent
 
-    def _start(self) -> StageProcesses:
+    def _start(self) -> Devices:
         """Start the processes."""
         graphs, pool = self._graphs_of_stages, self._pool
         assert pool is not None
-        plan = routes(graphs)
-        self._in_stages = {name for route in plan for name in route.owned}
+        plan = self._routes(graphs)
         return StageProcesses(
             self._devices,
             Shared(pool.vectors, self._devices),
-            lambda *which: self._serve(graphs, plan, *which),
+            partial(self.serve, graphs, plan, self._devices),
             self.called.shared.values,
         )
 
-    def _serve(
-        self,
-        graphs: Sequence[StageGraph],
-        plan: Sequence[Route],
-        number: int,
-        links: Links,
-        shared: Shared,
-    ) -> None:
-        """Be the process of a device, until the parent wants no more."""
-        with Stream() as stream, self._computing.products():
-            computing = Computing(
-                self.model, self._trainable, self._begin_in_stage, self._read_in_stage, stream
-            )
-            stages = {
-                graph.index: Stage(graph, route, computing)
-                for graph, route in zip(graphs, plan, strict=True)
-                if device_of(graph.index, self._devices) == number
-            }
-            device = Device(number, self._devices, stages, links, shared)
-            try:
-                while True:
-                    row, puts, buffers = next_run(links, self.called.shared)
-                    self._set_pulled = Restored(self.model, buffers)
-                    with self.called.shared.reading():
-                        device.run(row, puts)
-            except GoneError:
-                return  # the parent decides
-            except BaseException as error:  # the edge of the process
-                tell_failed(links, device, error)
-                with suppress(GoneError):
-                    links.take("end")
-
-    def _begin_in_stage(self, stream: Stream, seed: int) -> None:
-        self._begin(stream, seed, training=True)
-
-    def _read_in_stage(self, batch: Rows, rows: int) -> Any:
-        self.called.at = batch.at
-        with self.alone.modes_put_back():
-            return self._read(self.plain_loss, batch.data, rows, training=True)
+    def _routes(self, graphs: Sequence[StageGraph]) -> tuple[Route, ...]:
+        plan = routes(graphs)
+        self._in_stages = {name for route in plan for name in route.owned}
+        return plan

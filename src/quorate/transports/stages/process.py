@@ -1,8 +1,11 @@
-"""The process of a device: it has some stages of a replica, and computes what its row says.
+"""A device: it has some stages of a replica, and computes what its row says.
 
-It is a fork of the process that has the replica, made when that has computed a shard: model, loss
-function and whatever else they reach are there, as they were. It owns nothing that is lost with it,
-and is killed with its parent.
+It is a process (``stage_processes.py``) or a thread (``stage_threads.py``): its row, its links and
+its sums are the same.
+
+A process is a fork of the one that has the replica, made when that has computed a shard: model,
+loss function and whatever else they reach are there, as they were. It owns nothing that is lost
+with it, and is killed with its parent.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,8 +32,8 @@ from quorate.replica.pipeline.stage import Back, Given, Stage
 from quorate.transports import remote_error
 from quorate.transports.exits import exited
 from quorate.transports.stages import beside
+from quorate.transports.stages.arrivals import Ends
 from quorate.transports.stages.at_work import AtWork
-from quorate.transports.stages.links import Links
 
 PARENT = -1  # the number of the process that has the replica, among those of devices
 
@@ -70,15 +74,23 @@ class Device:
         stages: those that it has, by number.
         links: to the others and the parent.
         shared: where gradients are written.
+        turn: entered while it computes, and left while it waits for others.
     """
 
     def __init__(
-        self, number: int, devices: int, stages: Mapping[int, Stage], links: Links, shared: Shared
+        self,
+        number: int,
+        devices: int,
+        stages: Mapping[int, Stage],
+        links: Ends,
+        shared: Shared,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._number, self._devices = number, devices
         self._stages = stages
         self._links = links
         self._shared = shared
+        self._turn = turn or nullcontext()
         self._micros: list[Micro] = []
         self._puts: Sequence[Put] = ()
         self._stretches: dict[tuple[int, int], list[torch.Tensor]] = {}  # by stage and place
@@ -118,7 +130,8 @@ class Device:
             keys = [("forward", each, number, shard) for each in stage.route.forward_from]
             return self._received(keys)
 
-        given = stage.forward(shard, micro.batch, micro.rows, micro.seed, receive)
+        with self._turn:
+            given = stage.forward(shard, micro.batch, micro.rows, micro.seed, receive)
         for to, passed in given.to.items():
             self._send(("forward", number, to, shard), passed)
         self._tell_forward(number, shard, given)
@@ -140,7 +153,8 @@ class Device:
             return self._received(keys)
 
         is_first_part = work is Work.BACKWARD_INPUT
-        back = stage.backward(shard, receive, is_first_part=is_first_part)
+        with self._turn:
+            back = stage.backward(shard, receive, is_first_part=is_first_part)
         for to, returned in back.to.items():
             self._send(("backward", number, to, shard), returned)
         if is_first_part:
@@ -151,7 +165,9 @@ class Device:
 
     def _complete(self, stage: Stage, shard: int) -> None:
         back, spans = self._begun.pop((stage.graph.index, shard))
-        self._end(stage, shard, stage.complete(back), spans, Work.BACKWARD_WEIGHT)
+        with self._turn:
+            back = stage.complete(back)
+        self._end(stage, shard, back, spans, Work.BACKWARD_WEIGHT)
 
     def _end(
         self,
@@ -213,10 +229,21 @@ class Device:
         """Return what came under some keys. Blocks: until then the device waits."""
         stage, _ = self.at
         self._shared.at_work.waits(self._number, stage)
-        values = [self._links.take(key)[1] for key in keys]
+        # A stage that hears from nobody does not wait, and keeps its turn.
+        with self._aside() if keys else nullcontext():
+            values = [self._links.take(key)[1] for key in keys]
         self._shared.at_work.computes(self._number, stage)
         self._began = time.monotonic()
         return values
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Let others have the turn within the block, which is not within the turn itself."""
+        self._turn.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self._turn.__enter__()
 
     def _send(self, key: _Key, value: Any) -> None:
         to = device_of(key[2], self._devices)
@@ -226,7 +253,7 @@ class Device:
             self._links.send(to, key, value)
 
 
-def next_run(links: Links, shared: View) -> Any:
+def next_run(links: Ends, shared: View) -> Any:
     """Return what a run is, once it comes; values of ``Shared`` that come before are taken."""
     while True:
         what, given = links.take("shared", "run")
@@ -247,7 +274,7 @@ def become(parent: int, threads: int) -> None:
     torch.set_autocast_cache_enabled(False)
 
 
-def tell_failed(links: Links, device: Device, error: BaseException) -> None:
+def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
     """Tell the parent what was raised, and where."""
     stage, shard = device.at
     if isinstance(error, SystemExit):  # user code's: signals of the job are ignored here

@@ -21,6 +21,7 @@ from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.replica.beside.values import Values
 from quorate.transports.processes.ending import Ending
 from quorate.transports.stages import beside
+from quorate.transports.stages.arrivals import Ends
 from quorate.transports.stages.links import Links
 from quorate.transports.stages.process import PARENT, Shared, become, close_all
 
@@ -76,7 +77,7 @@ class StageProcesses:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             close_all([end for n, own in ends.items() if n != PARENT for end in own.values()])
-        self.links = Links(ends[PARENT])
+        self.links: Ends = Links(ends[PARENT])
         self._values = values
         self._at_work = shared.at_work
         self._oom_kills = oom_kills()  # before these
@@ -119,8 +120,8 @@ class StageProcesses:
         """Whether none of them has ended."""
         return all(process.is_alive() for process in self._processes)
 
-    def close(self) -> None:
-        """End them. What they were at does not count."""
+    def close(self) -> bool:
+        """End them. What they were at does not count. Returns True: all have ended."""
         _kill(self._processes)
         self.links.close()
         for process in self._processes:
@@ -128,6 +129,7 @@ class StageProcesses:
             process.close()
         self._processes.clear()
         self._at_exit.cancel()
+        return True
 
 
 def _kill(processes: Sequence[Any]) -> None:

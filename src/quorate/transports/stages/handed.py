@@ -1,0 +1,99 @@
+"""Values that a thread hands to another one, each of which computes on a device of its own.
+
+On the host they are copied: what one stage writes in place another one may have saved for its
+backward pass. Between GPUs they are copied on streams of their own, one at each end, so that
+neither stage waits in the queue of the other; an event says when they are there, and both streams
+note that they use the memory, which the allocator would hand out again else.
+
+Strides stay what they were: kernels, and so bits, may go by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.replica.nested import leaves, mapped_leaves, tensors
+from quorate.replica.transfer import copied
+
+CPU = torch.device("cpu")
+
+
+class Handed(NamedTuple):
+    """A value on its way to a GPU."""
+
+    value: Any
+    arrived: Any  # the event
+
+
+class Hand:
+    """What a thread hands values over with; one for each thread that does.
+
+    Args:
+        device: of who is given them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sides: dict[torch.device, Any] = {}  # streams, of the ends
+
+    def over(self, value: Any) -> Any:
+        """Return what is handed over: ``received`` makes the value of it, in the other thread."""
+        source = next((t.device for t in tensors(value) if t.device.type == "cuda"), None)
+        if source is None or self._device.type != "cuda":
+            return mapped_leaves(value, self._copied)
+        return self._between_gpus(value, source)
+
+    def _copied(self, leaf: Any) -> Any:
+        # A tensor of the host goes to a GPU when it is wanted there, and not before.
+        if not isinstance(leaf, torch.Tensor) or leaf.device in (CPU, self._device):
+            return copied(leaf)
+        return _with_strides(leaf, lambda tensor: tensor.to(self._device))
+
+    def _between_gpus(self, value: Any, source: torch.device) -> Handed:
+        begin, end = self._side(source), self._side(self._device)
+        begin.wait_event(torch.cuda.current_stream(source).record_event())
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.device != source:
+                return copied(leaf)
+            leaf.record_stream(begin)
+            return _with_strides(leaf, lambda t: t.to(self._device, non_blocking=True, copy=True))
+
+        with torch.cuda.stream(end), torch.cuda.stream(begin):
+            there = mapped_leaves(value, moved)
+            if end is not begin:  # what torch has it wait for, if devices have no way of their own
+                end.wait_event(begin.record_event())
+            return Handed(there, end.record_event())
+
+    def _side(self, device: torch.device) -> Any:
+        if device not in self._sides:
+            self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._sides[device]
+
+
+def received(value: Any) -> Any:
+    """Return a value that was handed over, for the calling thread's current streams."""
+    if not isinstance(value, Handed):
+        return value
+    for leaf in leaves(value.value):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
+            current = torch.cuda.current_stream(leaf.device)
+            current.wait_event(value.arrived)
+            leaf.record_stream(current)
+    return value.value
+
+
+def _with_strides(
+    tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return a tensor moved, of the same strides, also where it has gaps or repeats itself."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_nested:
+        return move(tensor)
+    extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    if extent > 2 * tensor.numel():
+        return move(tensor)
+    window = move(tensor.as_strided((extent,), (1,)))
+    return window.as_strided(tensor.shape, tensor.stride())

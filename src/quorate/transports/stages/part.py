@@ -1,0 +1,112 @@
+"""The part of a device: a copy of the model of which it has what its stages use.
+
+See ``replica/pipeline/lying.py`` for where the copy lies, and why each thread has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from quorate.machine.devices import Group, current
+from quorate.replica.flat import Flat
+from quorate.replica.pipeline import checks
+from quorate.replica.pipeline.buffers import Restored
+from quorate.replica.pipeline.device_stream import DeviceStream
+from quorate.replica.pipeline.lying import OnItsDevice
+from quorate.replica.pipeline.stage_graph import StageGraph
+from quorate.replica.streams import Stream, lock_of
+from quorate.replica.transfer import move
+from quorate.transports.stages.given import Rows
+from quorate.transports.stages.staged import Staged
+
+
+class Part(Staged):
+    """What one thread computes with. It owns nothing: parameters are those of the whole model.
+
+    Args:
+        model: of the parent, on the host.
+        parameters: of that.
+        device: where it computes.
+        graphs: all stages, of the parent's model.
+        lies: where its tensors lie.
+        options: as for ``Replica``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Flat,
+        device: torch.device,
+        graphs: Sequence[StageGraph],
+        lies: OnItsDevice,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            model, parameters, Group([device]), spread=lies, set_buffers=_none_set, **options
+        )
+        self.graphs = tuple(
+            replace(graph, module=_over(self.model, model, graph)) for graph in graphs
+        )
+
+    def refresh(self, parameters: Flat) -> None:
+        """Take the values of parameters that it has a copy of."""
+        self._flat.take(parameters)
+
+    @contextmanager
+    def _on_stage(self) -> Iterator[Stream | DeviceStream]:
+        with ExitStack() as stack:
+            stack.enter_context(current(self.device))
+            stream = stack.enter_context(Stream())
+            # Its backward passes are this thread's too, with its stream of random numbers, and not
+            # those of torch's one thread for the device.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            if self.device.type != "cuda":
+                yield stream
+                return
+            # A queue of its own: two stages may be on one GPU.
+            queue = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            stack.enter_context(torch.cuda.stream(queue))
+            yield DeviceStream(stream, self.device)
+
+    def _turn_on_device(self) -> AbstractContextManager[Any]:
+        # The generator is the device's: two stages on one GPU queue their kernels in turn.
+        return nullcontext() if self.device.type == "cpu" else lock_of(self.device)
+
+    def _restore(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        own = dict(self.model.named_buffers())
+        here = {name: b for name, b in buffers.items() if own[name].device.type != "meta"}
+        self._set_pulled = Restored(self.model, move(here, self.device))
+
+    def _begin_in_stage(self, stream: Any, seed: int) -> None:
+        """As ``Replica`` begins a shard; what it did to buffers the parent finds out."""
+        self._modes.set(True)
+        for parameter in self._trainable.values():
+            parameter.grad = None
+        self._set_pulled(self._buffers)
+        stream.reseed(seed)
+
+    def _read_in_stage(self, batch: Rows, rows: int) -> Any:
+        return super()._read_in_stage(batch._replace(data=move(batch.data, self.device)), rows)
+
+
+def _none_set(_buffers: object) -> None:
+    """Leave buffers as they are: a run brings their values."""
+
+
+def _over(model: torch.nn.Module, original: torch.nn.Module, graph: StageGraph) -> fx.GraphModule:
+    """Return what a stage computes, with the tensors and modules of a copy of the model."""
+    paths = {id(module): path for path, module in original.named_modules()}
+    copied = fx.Graph()
+    output = copied.graph_copy(graph.module.graph, {})
+    copied.output(output)
+    for node in copied.nodes:
+        held = getattr(node.target, "held", None)
+        if isinstance(held, torch.nn.Module) and id(held) in paths:  # a function's argument
+            node.target = checks.held(model.get_submodule(paths[id(held)]))
+    return fx.GraphModule(model, copied, type(graph.module).__name__)
