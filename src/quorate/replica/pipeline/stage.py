@@ -24,8 +24,8 @@ from quorate.replica.pipeline.boundary import (
     passed,
     roots_of,
 )
-from quorate.replica.pipeline.device_stream import DeviceStream
 from quorate.replica.pipeline.draws import none_drawn
+from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.routes import Route
 from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
 from quorate.replica.pipeline.two_parts import Root, Second, derive, derive_first

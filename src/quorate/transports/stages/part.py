@@ -1,6 +1,6 @@
 """The part of a device: a copy of the model of which it has what its stages use.
 
-See ``replica/pipeline/lying.py`` for where the copy lies, and why each thread has one.
+See ``replica/pipeline/on_devices/lying.py`` for where the copy lies, and why each thread has one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from quorate.machine.devices import Group, current
 from quorate.replica.flat import Flat
 from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.buffers import Restored
-from quorate.replica.pipeline.device_stream import DeviceStream
-from quorate.replica.pipeline.lying import OnItsDevice
+from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
+from quorate.replica.pipeline.on_devices.lying import OnItsDevice
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.streams import Stream, lock_of
 from quorate.replica.transfer import move

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from quorate.replica.pipeline.buffers import Restored
-from quorate.replica.pipeline.device_stream import DeviceStream
+from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.routes import Route
 from quorate.replica.pipeline.stage import Computing, Stage
 from quorate.replica.pipeline.stage_graph import StageGraph

@@ -21,11 +21,11 @@ from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
-from quorate.replica.pipeline.by_loss import UsedByLoss
-from quorate.replica.pipeline.lying import OnItsDevice, owners, used
+from quorate.replica.pipeline.on_devices.by_loss import UsedByLoss
+from quorate.replica.pipeline.on_devices.lying import OnItsDevice, owners, used
+from quorate.replica.pipeline.on_devices.whole import Whole
 from quorate.replica.pipeline.split import Split
 from quorate.replica.pipeline.stage_graph import StageGraph
-from quorate.replica.pipeline.whole import Whole
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.spread import Spread
 from quorate.replica.streams import Stream
@@ -71,7 +71,7 @@ class Threaded(Pipelined):
         }
         super().__init__(model, parameters, Group([CPU] * len(group)), split=split, **options)
         if split.schedule == "interleaved" and len(set(group)) > 1:
-            expected = f"1f1b or gpipe on {group}"
+            expected = f"1f1b, gpipe or zero-bubble on {group}"
             raise SettingError("pipeline", split.schedule, expected, "take one of these")
 
     def changed(self) -> None:

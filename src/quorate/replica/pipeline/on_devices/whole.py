@@ -13,7 +13,7 @@ import torch
 
 from quorate.machine.devices import current
 from quorate.replica.loss import Loss, Outcome
-from quorate.replica.pipeline.following import Following
+from quorate.replica.pipeline.on_devices.following import Following
 from quorate.replica.replica import Reload, Replica
 from quorate.replica.spread import Scattered
 from quorate.replica.streams import Stream
