@@ -308,14 +308,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    precisions = options.precisions.split(",")
+    workloads, precisions = options.workloads.split(","), options.precisions.split(",")
+    if unknown := {*workloads} - {*WORKLOADS}:
+        parser.error(f"--workloads: got {unknown.pop()!r}, expected some of {', '.join(WORKLOADS)}")
     if "bf16" in precisions and not cpu_has_bfloat16():
         precisions.remove("bf16")
         print("without bf16: the processor has no instructions for it", file=sys.stderr)
     names = chosen(options.only)
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     texts, records = [], []
-    for workload in options.workloads.split(","):
+    for workload in workloads:
         for precision in precisions:
             table = Table(workload, precision)
             table.measure(names, options.rounds, options.seconds, options.environments)
