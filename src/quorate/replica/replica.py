@@ -90,7 +90,6 @@ class Replica:
         self.device = group[0]  # where batches go
         self.transfers = Transfers(self.device)
         self._gathers_on = self.device if spread is None else torch.device("cpu")  # the gradient
-        self._spread = spread
         self.plain_loss = loss
         # Told of each shard by whoever has loaded its rows.
         self.called = Called(loss, self.device, self._begin_phase)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from quorate.coordination.schedules.action import Action, Rows, Work
 
 SECOND_HALF = {Work.BACKWARD, Work.BACKWARD_WEIGHT}  # a shard's activations end with it
-OWED = {Work.BACKWARD, Work.BACKWARD_INPUT}  # what the stage before waits for
 
 
 def stages_of(rows: Rows) -> int:
