@@ -67,6 +67,20 @@ def test_what_no_operator_made_is_blamed_on_the_call_that_was_given_it() -> None
         assert (found.why, found.operator, found.values) == (why, "mul", given)
 
 
+def test_the_first_call_that_was_given_it_is_blamed_though_its_own_result_is_rounded() -> None:
+    def trace(value: str) -> list[Call]:
+        return [
+            call("add", ["x", "0.5"], ["y"], line="a.py:1"),
+            call("mul", ["y", value], ["z"], line="a.py:2"),
+            call("mul", ["grad", value], [f"back{value}"], line="a.py:9"),
+            call("sum", [f"back{value}", value], [f"sum{value}"], line="a.py:10"),
+        ]
+
+    found = culprit(trace("0.7"), trace("0.8"), {"weight": ("sum0.7", "sum0.8")})
+    assert found is not None
+    assert (found.why, found.line, found.values) == (calls.NUMBER, "a.py:2", ("0.7", "0.8"))
+
+
 def test_another_course_of_the_computation() -> None:
     first = [call("relu", ["x"], ["y"]), call("sum", ["y"], ["1"])]
     second = [call("tanh", ["x"], ["z"], line="a.py:1"), call("sum", ["z"], ["2"])]
@@ -134,7 +148,13 @@ def test_dropout_and_batch_norm_are_repeatable() -> None:
         ("part", calls.NUMBER, "aten.select.int", "noise", "mask[next(self.count)] = 0"),
         ("half", calls.MEMORY, "aten.empty_like.default", "noise", "out = torch.empty_like(x)"),
         ("hook", calls.NUMBER, "aten.mul.Tensor", "noise", "x.register_hook(lambda gradient:"),
-        ("loss", calls.NUMBER, "aten.mul.Tensor", "", "return found * time.perf_counter() if"),
+        (
+            "loss",
+            calls.NUMBER,
+            "aten.mul.Tensor",
+            "",
+            "return found * (1 + time.perf_counter() % 1) if",
+        ),
     ],
 )
 def test_the_operator_that_is_not_repeatable(

@@ -4,7 +4,8 @@ Pure: lists of calls in, a finding out. Digests stand for tensors.
 
 What differs in the results is followed backwards: through the call that made it, to those of that
 call's inputs that differ, to the calls that made these. A call that made something else of the same
-inputs is to blame; so is one that was given something that no operator made.
+inputs is to blame; so is the first that was given something that no operator made, also where it
+rounded the difference away: in backward the same number may count.
 """
 
 from __future__ import annotations
@@ -109,18 +110,22 @@ def _earliest(pairs: Sequence[tuple[Call, Call]], wanted: set[Pair]) -> CallReco
     for a, b in pairs:
         more = set(_differing("outputs", a, b)) if a.outputs != b.outputs else set()
         results.append(results[-1] | more if more else results[-1])
+    entered: set[Pair] = set()  # given to a call that counts, and made by none
     for number in range(len(pairs) - 1, -1, -1):
         a, b = pairs[number]
-        if not wanted & set(_differing("outputs", a, b)):
-            continue
-        given = list(_differing("inputs", a, b))
+        given = list(_differing("inputs", a, b)) if a.inputs != b.inputs else []
         foreign = [pair for pair in given if pair not in results[number]]
-        if not given:
+        if wanted.isdisjoint(_differing("outputs", a, b)):
+            # It rounded the difference away, and kept what it was given for backward.
+            foreign = [pair for pair in foreign if pair in entered]
+        elif given:
+            wanted |= set(given)
+        else:
             why = MEMORY if a.is_empty else RESULT
             earliest = _record(why, a, b, next(_differing("outputs", a, b)))
-        elif foreign:
+        if foreign:
             earliest = _record(TENSOR if "[" in foreign[0][0] else NUMBER, a, b, foreign[0])
-        wanted |= set(given)
+            entered |= set(foreign)
     return earliest
 
 
