@@ -1,0 +1,134 @@
+"""Operations of an augmentation on images: as their formulas, alone as in a batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.chi_square import chi_square
+
+from quorate.data import images as ops
+from quorate.data.draws import Draws
+from quorate.errors import SettingError
+
+B, C, H, W = 13, 3, 9, 12
+
+
+def pictures(kind: torch.dtype = torch.uint8, shape: tuple[int, ...] = (B, C, H, W)) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, shape, generator=generator).to(kind)
+
+
+def test_crop_cuts_the_window_that_is_said() -> None:
+    images, places = pictures(), Draws(0, 0, range(B)).uniform(2)
+    padded = torch.zeros(B, C, H + 4, W + 4, dtype=torch.uint8)
+    padded[:, :, 2:-2, 2:-2] = images
+    for source, padding, found in (
+        (images, 0, ops.crop(images, places, (5, 10))),
+        (padded, 2, ops.crop(images, places, (5, 10), padding=2)),
+    ):
+        for i, (down, right) in enumerate(places.tolist()):
+            top = int(down * (H + 2 * padding - 5 + 1))
+            left = int(right * (W + 2 * padding - 10 + 1))
+            assert torch.equal(found[i], source[i, :, top : top + 5, left : left + 10])
+
+
+def test_all_places_are_reached_evenly() -> None:
+    rows = 20_000
+    images = torch.arange(H * W).view(1, 1, H, W).expand(rows, 1, H, W)
+    found = ops.crop(images, Draws(0, 0, np.arange(rows)).uniform(2), (H - 2, W - 3))
+    counts = np.bincount(found[:, 0, 0, 0].numpy(), minlength=H * W).reshape(H, W)
+    assert (counts[3:].sum(), counts[:, 4:].sum()) == (0, 0)
+    assert abs(chi_square(counts[:3, :4])) < 4
+    edges = ops.crop(images[:2], torch.tensor([[0.0, 0.0], [1.0, 1.0]]), (2, 2))
+    assert edges[:, 0, 0, 0].tolist() == [0, (H - 2) * W + W - 2]
+
+
+def test_turn_makes_each_symmetry_of_a_square() -> None:
+    images = pictures(shape=(8, C, H, H))
+    found = ops.turn(images, torch.arange(8))
+    for k in range(4):
+        assert torch.equal(found[k], torch.rot90(images[k], k, (1, 2)))
+        flipped = images[4 + k].flip(2)
+        assert torch.equal(found[4 + k], torch.rot90(flipped, k, (1, 2)))
+    same = images[:1].expand(8, -1, -1, -1)
+    assert len({tuple(t.flatten().tolist()) for t in ops.turn(same, torch.arange(8))}) == 8
+
+
+def test_flip_and_the_middle() -> None:
+    images, coins = pictures(), Draws(0, 0, range(B)).coins()
+    found = ops.flip(images, coins)
+    assert 0 < coins.sum() < B
+    for i, is_flipped in enumerate(coins[:, 0].tolist()):
+        assert torch.equal(found[i], images[i].flip(2) if is_flipped else images[i])
+    assert torch.equal(ops.center_crop(images, (5, 6)), images[:, :, 2:7, 3:9])
+
+
+def test_brightness_contrast_and_standardization_are_as_their_formulas() -> None:
+    images, draws = pictures(), Draws(0, 0, range(B))
+    deltas, factors = draws.uniform(low=-63, high=63), draws.uniform(low=0.2, high=1.8)
+    exact = images.double()
+    assert torch.equal(ops.brightness(images, deltas), images + deltas.view(B, 1, 1, 1))
+    means = exact.mean((2, 3), keepdim=True)
+    expected = (exact - means) * factors.view(B, 1, 1, 1) + means
+    found = ops.contrast(images, factors).double()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    found = ops.standardize(images)
+    assert found.dtype == torch.float32
+    values = exact.flatten(1)
+    means, deviations = values.mean(1, keepdim=True), values.std(1, correction=0, keepdim=True)
+    expected = (values - means) / deviations
+    torch.testing.assert_close(found.double().flatten(1), expected, rtol=1e-5, atol=1e-5)
+    # Of one colour; and of almost one, where the deviation counts as 1 / sqrt(C * H * W).
+    flat = torch.full((1, C, H, W), 7, dtype=torch.uint8)
+    assert torch.equal(ops.standardize(flat), torch.zeros(1, C, H, W))
+    nearly = flat.double()
+    nearly[0, 0, 0, 0] += 0.5
+    expected = (nearly - nearly.mean()) * math.sqrt(C * H * W)
+    torch.testing.assert_close(ops.standardize(nearly).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+OPERATIONS: dict[str, Any] = {
+    "crop": lambda x, d: ops.crop(x, d.uniform(2), (7, 7), padding=2),
+    "center_crop": lambda x, _: ops.center_crop(x, (5, 5)),
+    "flip": lambda x, d: ops.flip(x, d.coins()),
+    "turn": lambda x, d: ops.turn(x, d.integers(8)),
+    "brightness": lambda x, d: ops.brightness(x, d.uniform(low=-63, high=63)),
+    "contrast": lambda x, d: ops.contrast(x, d.uniform(low=0.2, high=1.8)),
+    "standardize": lambda x, _: ops.standardize(x),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("side", [9, 75])
+def test_an_image_alone_has_the_bits_it_has_in_a_batch(name: str, side: int) -> None:
+    """Whatever B, its place, its neighbours, the layout, the dtype and the number of threads."""
+    operation, rows = OPERATIONS[name], 17
+    base = pictures(shape=(rows, C, side, side))
+    for images in (base, base.float() / 3, base.to(memory_format=torch.channels_last)):
+        before = images.clone()
+        together = operation(images, Draws(0, 0, range(rows)))
+        assert torch.equal(images, before)
+        for some in ([0], [16], [12, 3], list(range(15, 4, -1))):
+            found = operation(images[some], Draws(0, 0, some))
+            assert torch.equal(found, together[some])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = operation(base, Draws(0, 0, range(rows)))
+        torch.set_num_threads(3)
+        assert torch.equal(operation(base, Draws(0, 0, range(rows))), one)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_images_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(SettingError, match="size: got '10 x 5 pixels'"):
+        ops.crop(pictures(), torch.zeros(B, 2), (10, 5))
+    with pytest.raises(SettingError, match="from 1 x 1 to the 9 x 12 of the images"):
+        ops.center_crop(pictures(), (5, 0))
+    with pytest.raises(SettingError, match="expected squares"):
+        ops.turn(pictures(), torch.zeros(B, dtype=torch.int64))

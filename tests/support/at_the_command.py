@@ -1,0 +1,18 @@
+"""The quorate command, as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+COMMANDS = ("run", "runs", "inspect", "verify", "bench", "plan", "doctor", "convert")
+QUORATE = [sys.executable, "-m", "quorate"]
+
+
+def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, with some of the environment set."""
+    env = {**os.environ, **environment}
+    return subprocess.run(
+        [*QUORATE, *arguments], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
