@@ -45,6 +45,7 @@ from quorate.transports.amendments import Amendments
 from quorate.transports.desk import Desk, Results
 from quorate.transports.inline import Inline
 from quorate.transports.job import Job, NotWanted, Original
+from quorate.transports.lock_waits import ShortWaits
 from quorate.transports.worker_status import WorkerStatus
 
 GRACE_S = 1.0  # how long towers may take to end
@@ -86,6 +87,7 @@ class Towers:
         self.threads = threads
         self._buffers = buffers
         self._started = False
+        self._waits = ShortWaits()
 
     @property
     def replicas(self) -> list[Replica]:
@@ -101,6 +103,7 @@ class Towers:
         channel = TowersChannel(job, self.towers, self._buffers)
         if not self._started:  # only now: the feed may have forked, which is no good with threads
             self._started = True
+            self._waits.begin()
             for tower in self.towers:
                 tower.start()
         return channel
@@ -116,6 +119,7 @@ class Towers:
         """End the threads; one that is busy ends with its shard, and nobody waits for it long."""
         if not self._started:
             return
+        self._waits.end()
         for tower in self.towers:
             tower.mailbox.put(None)
         # A thread cannot be ended. Nobody waits long for one that computes what is not wanted, and
