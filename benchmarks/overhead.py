@@ -1,12 +1,15 @@
 """What an update costs beside its arithmetic, at 1, 2, 4 and 8 shards.
 
     python benchmarks/overhead.py [--rounds 7] [--updates 200] [--json FILE] [--peers]
+    python benchmarks/overhead.py --width 16384 --shards 2 --updates 50
 
 A perceptron of 32, 64 and 4, 64 rows, Adam, one thread per worker. Milliseconds per update, medians
 over rounds, of a plain loop with as many micro-batches (fused Adam), and of quorate on one worker,
 on two towers and on two worker processes; with --peers also of Fabric and Accelerate, if they are
 installed. All of them live in one process each and take their rounds in turn; nobody computes while
 another does. The bound is what the project promises for one worker: plain + 0.15 + 0.05 * V ms.
+With another --width, of the hidden layer, a shard takes as long as one likes: from how long on is a
+second worker worth it?
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from torch.utils.data import TensorDataset
 import quorate
 
 ROWS, BATCH = 12_800, 64
+WIDTH = 64  # of the hidden layer; worker processes run the command line too, and so know another
 SHARDS = (1, 2, 4, 8)
 WORKERS = {"quorate, one": (1, "towers"), "two towers": (2, "towers"), "two processes": (2, None)}
 PEERS = {"Fabric": "lightning", "Accelerate": "accelerate"}
@@ -38,7 +42,7 @@ PEERS = {"Fabric": "lightning", "Accelerate": "accelerate"}
 
 def net() -> nn.Module:
     """The perceptron."""
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+    return nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4))
 
 
 def adam(params: Any) -> torch.optim.Optimizer:
@@ -143,6 +147,7 @@ def serve(name: str, shards: int) -> None:
 
 def main() -> None:
     """Run the rounds and print the table."""
+    global WIDTH
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=200)
@@ -151,7 +156,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="of the contenders, beside the plain loop")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, nargs="*", default=SHARDS)
+    parser.add_argument("--width", type=int, default=WIDTH)
     told = parser.parse_args()
+    WIDTH = told.width
     if told.serve:
         serve(told.serve, told.shards[0])
         return
@@ -160,9 +167,10 @@ def main() -> None:
     if told.only is not None:
         names = ["plain loop", *(name for name in names if name in told.only)]
     found: dict[str, dict[int, float]] = {name: {} for name in names}
+    own = ("--width", str(WIDTH))
     for shards in told.shards:
         children = {
-            name: Child(__file__, "--serve", name, "--shards", str(shards)) for name in names
+            name: Child(__file__, *own, "--serve", name, "--shards", str(shards)) for name in names
         }
         times: dict[str, list[float]] = {name: [] for name in names}
         for round_number in range(told.rounds + 1):

@@ -43,7 +43,7 @@ TIMED: list[tuple[int, str, Any, str]] = [
     (3, "the gradient into its vector", Flat, "fill"),
     (3, "has it written what it must not?", Witness, "end"),
     (0, "the coordinator", Coordinator, "handle"),
-    (0, "sums of shards", Results, "add_decided"),
+    (0, "sums of shards", Results, "add"),
     (0, "the update", Update, "apply"),
     (0, "what user code changed in the model", UserChanges, "look"),
 ]

@@ -66,7 +66,8 @@ def main() -> None:
         for name, group in groups.items():
             with suppress(OSError):  # older kernels do not count it
                 peak = int((group / PEAK).read_text()) >> 20
-                print(f"{name}: at most {peak} of {args.mib} MiB")
+                if peak:  # else no process was in it
+                    print(f"{name}: at most {peak} of {args.mib} MiB")
         if ended.returncode < 0:
             print(f"the main process was ended by signal {-ended.returncode}")
     finally:

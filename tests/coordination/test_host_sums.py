@@ -75,7 +75,7 @@ def vectors_of(hosts: int, per_host: int) -> int:
     for worker in range(workers):
         members.join(worker, f"host-{worker % hosts}")  # neighbours by rank, not by number
     held = {
-        shard: members[worker].place
+        shard: members.by_number[worker].place
         for worker in range(workers)
         for shard in home_shards(members.rank_of(worker), workers)
     }

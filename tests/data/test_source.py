@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from quorate.coordination.plan import Plan
-from quorate.data.source import Source, taken
+from quorate.data.columns import Column
+from quorate.data.source import Source
 
 
 def test_tensors_are_indexed_as_a_whole_and_equal_to_collated_rows() -> None:
@@ -72,7 +73,7 @@ def test_a_run_of_shards_is_what_each_of_them_is_and_lies_as_it_would() -> None:
 )
 def test_rows_are_taken_as_by_indexing(tensor: torch.Tensor) -> None:
     for index in (torch.tensor([3, 3, 49, 0]), torch.empty(0, dtype=torch.int64)):
-        rows, expected = taken(tensor, index), tensor[index]
+        rows, expected = Column(tensor).rows(index), tensor[index]
         assert rows.equal(expected)
         assert (rows.dtype, rows.stride()) == (expected.dtype, expected.stride())
         assert rows.requires_grad is expected.requires_grad

@@ -25,7 +25,7 @@ monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 from math import inf
@@ -145,7 +145,7 @@ class Coordinator:
             ProtocolError: the event contradicts what went before; it carries the last events.
         """
         self._trail.append(event)
-        effects = list(self._take(event, now))
+        effects = self._take(event, now)
         return effects if rests else effects + self.go_on(now)
 
     def go_on(self, now: float) -> list[Effect]:
@@ -156,7 +156,8 @@ class Coordinator:
             effects += self._go_on(now)
             look_at = self._dealing.look_again_at
         if self.phase is not Phase.FINISHED:
-            look_at = min(look_at, self._silence_at(now))
+            # One that is due already waits for a Tick.
+            look_at = min(look_at, max(now, self._members.silent_at))
             if look_at < inf:
                 effects.append(Wake(look_at))
         return effects
@@ -178,22 +179,24 @@ class Coordinator:
 
     def usual_s(self, worker: int) -> float | None:
         """Return how long a shard usually takes there, in seconds; None before it is known."""
-        member = self._members.get(worker)
+        member = self._members.by_number.get(worker)
         return None if member is None else member.usual_s
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _take(self, event: Event, now: float) -> Iterable[Effect]:
+    def _take(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Joined(worker, place):
-                self._join(worker, place, now)
-            case Left():
-                return self._leave(event)
             case Done(worker, step, shard):
                 task = self._task(worker, step, shard)
                 self._members.learn(worker, (now - task.since) / task.count)
                 self._end(task)
                 return self._done(task, worker)
+            case Applied(step):
+                return self._end_step(step)
+            case Joined(worker, place):
+                self._join(worker, place, now)
+            case Left():
+                return self._leave(event)
             case Failed(worker, step, shard):
                 self._end(task := self._task(worker, step, shard))
                 return self._failed(task, worker, shard)
@@ -205,8 +208,6 @@ class Coordinator:
                 took_s = (now - task.since) / task.count
                 if took_s > self._members.expected_s(worker):
                     self._members.learn(worker, took_s)
-            case Applied(step):
-                return self._end_step(step)
             case Stop(reason):
                 self._stop(reason)
             case Tick():
@@ -215,16 +216,17 @@ class Coordinator:
         return []
 
     def _join(self, worker: int, place: str, now: float) -> None:
-        if worker in self._members:
+        if worker in self._members.by_number:
             raise self._error(f"worker {worker} joined twice")
         self.begun_at = now if self.begun_at is None else self.begun_at
         self._members.join(worker, place)
-        if len(self._members) > 1 and self._rule.copies and not self._steps.running.is_asked:
+        are_several = len(self._members.by_number) > 1
+        if are_several and self._rule.copies and not self._steps.running.is_asked:
             self._steps.ask()
 
     def _leave(self, event: Left) -> list[Effect]:
         worker = event.worker
-        if worker not in self._members:
+        if worker not in self._members.by_number:
             raise self._error(f"worker {worker} left and had not joined")
         task = self._members.leave(worker)
         if task is not None:
@@ -254,9 +256,9 @@ class Coordinator:
             self.phase, self._steps.applying = Phase.COMPUTING, None
 
     def _task(self, worker: int, step: int, shard: int) -> Task:
-        member = self._members.get(worker)
+        member = self._members.by_number.get(worker)
         task = member.task if member is not None else None
-        if member is None or task is None or task.step != step or shard not in task.shards:
+        if task is None or task.step != step or shard not in task.shards:
             raise self._error(f"worker {worker} was not computing step {step}, shard {shard}")
         return task
 
@@ -271,7 +273,9 @@ class Coordinator:
             self._lose(task, worker, task.shards)
             self._steps.put_back(task)  # to be dealt again, should the update come to nothing
             return [Discard(worker, task.step, task.shard, task.count)]
-        late = [shard for shard in task.shards if shard in step.kept]  # others were first
+        late = list[int]()
+        if step.kept:
+            late = [shard for shard in task.shards if shard in step.kept]  # others were first
         wanted = [shard for shard in task.shards if shard not in late] if late else task.shards
         self._steps.keep(step, wanted, task)
         if not late:
@@ -285,7 +289,7 @@ class Coordinator:
         """Count shards of a task whose results are not wanted, once."""
         if not task.is_lost:
             task.is_lost = True
-            step = self._steps[task.step]
+            step = self._steps.by_number[task.step]
             for shard in shards:
                 self.tally.lost(worker, dropped=shard not in step.kept)
 
@@ -311,42 +315,44 @@ class Coordinator:
         self.phase = Phase.FINISHED
         return Abort(worker, step, shard)
 
-    def _end_step(self, number: int) -> Iterator[Effect]:
+    def _end_step(self, number: int) -> list[Effect]:
         if self.phase is not Phase.APPLYING or number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
-        step = self._steps[number]
+        step, effects = self._steps.by_number[number], list[Effect]()
         for kept, shards in step.results.items():
-            self.tally.applied(kept.worker, self.applied - kept.version, shards)
+            self.tally.applied(kept.worker, self._steps.applied - kept.version, shards)
         for task in step.tasks if step.computing or step.copies else ():
             self._lose(task, task.worker, task.shards)
-            yield Cancel(task.worker, number, task.shard)
+            effects.append(Cancel(task.worker, number, task.shard))
         self._steps.close(number)
         self.phase = Phase.COMPUTING
+        return effects
 
     def _stop(self, reason: str) -> None:
         self._steps.give_back_untouched()
-        last = self.applied + len(self._steps)
+        last = self.applied + len(self._steps.by_number)
         if last < self._last_step:
             self._last_step, self.reason = last, reason
 
     # --- what comes next --------------------------------------------------------------------------
 
-    def _go_on(self, now: float) -> Iterator[Effect]:
-        if self.applied >= self._last_step:
+    def _go_on(self, now: float) -> list[Effect]:
+        applied = self._steps.applied
+        if applied >= self._last_step:
             self.phase = Phase.FINISHED
-            yield Finish(self.applied, self.reason)
-            return
+            return [Finish(applied, self.reason)]
         # Whoever can go on does so while the update is made.
-        yield from self._dealing.deal(now, self._last_step)
-        if (step := self._next_to_apply()) is not None:
+        effects: list[Effect] = [*self._dealing.deal(now, self._last_step)]
+        if self._steps.ready and (step := self._next_to_apply()) is not None:
             self.phase, self._steps.applying = Phase.APPLYING, step.number
-            results = step.results
-            yield Apply(
+            apply = Apply(
                 step.number,
-                tuple(sorted({kept.worker for kept in results})),
+                tuple(sorted(step.held)),
                 shards=tuple(sorted(step.kept)),
-                staleness=self.applied - min([kept.version for kept in results]),
+                staleness=applied - min([kept.version for kept in step.results]),
             )
+            effects.append(apply)
+        return effects
 
     def _next_to_apply(self) -> OpenStep | None:
         """Return the ready step with the oldest parameters, if it leaves the others time.
@@ -364,15 +370,12 @@ class Coordinator:
 
     # --- silence ----------------------------------------------------------------------------------
 
-    def _silence_at(self, now: float) -> float:
-        """Return when the next worker will have been silent for too long."""
-        # One that is due already waits for a Tick.
-        return max(now, self._members.silent_at)
-
-    def _replace_silent(self, now: float) -> Iterator[Replace]:
+    def _replace_silent(self, now: float) -> list[Effect]:
+        effects = list[Effect]()
         for worker, task in self._members.silent(now):
             self._members.replace(worker)
-            yield Replace(worker, f"no answer for {now - task.since:.0f} s")
+            effects.append(Replace(worker, f"no answer for {now - task.since:.0f} s"))
+        return effects
 
     def _error(self, message: str) -> ProtocolError:
         return ProtocolError(

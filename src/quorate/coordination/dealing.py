@@ -33,7 +33,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from quorate.coordination.members import Members, Task
+from quorate.coordination.members import Member, Members, Task
 from quorate.coordination.open_steps import OpenStep, OpenSteps
 from quorate.coordination.protocol import Compute
 from quorate.coordination.rules import Rule
@@ -91,11 +91,14 @@ class Dealing:
         self._members = members
         self._running = running
         self._rule = rule
-        self._most_open = most_open
+        # A step that is open will be applied after all that are open already, at the latest. With
+        # so many open as the rule bears updates, and itself, the last one to be applied is still
+        # fresh enough, whichever it is.
+        self._most_open = min(rule.staleness + 1, most_open)
         self._patience = patience
         self._run_s = run_s
 
-    def deal(self, now: float, last_step: int) -> Iterator[Compute]:
+    def deal(self, now: float, last_step: int) -> list[Compute]:
         """Give every idle worker a shard that is of use; note when to look again if there is none.
 
         Args:
@@ -103,29 +106,32 @@ class Dealing:
             last_step: how many updates are made at the end.
         """
         self.look_again_at = inf
+        dealt: list[Compute] = []
+        idle = self._members.idle
         # 1. Shards that nobody has begun.
-        has_more = self._steps.have_todo or self._may_begin(last_step)
-        for worker in self._idle() if has_more and self._are_of_use(now) else ():
-            if not (self._steps.have_todo or self._may_begin(last_step)):
-                break
-            if (choice := self._next_shard(worker, now, last_step)) is not None:
-                yield self._give(worker, *choice, now)
+        if idle and self._has_more(last_step) and self._are_of_use(now):
+            for worker in self._idle():
+                if (choice := self._next_shard(worker, now, last_step)) is not None:
+                    dealt.append(self._give(worker, *choice, now))
+                    if not (idle and self._has_more(last_step)):
+                        break
         # 2. Copies of those that are far behind or slow.
-        if not (self._members.idle and self._running.is_asked):
-            return
+        if not (idle and self._running.is_asked):
+            return dealt
         may_copy = self._may_copy(now)
         for worker in self._idle() if may_copy else ():
             if not self._may_copy(now):
                 break
             if (copy := self._next_copy(worker, now)) is not None:
                 original, reason = copy
-                step = self._steps[original.step]
-                slow = original.worker
-                yield self._give(worker, step, original.shard, reason, now, instead_of=slow)
+                step, one = self._steps.by_number[original.step], original.shard
+                run, slow = range(one, one + 1), original.worker
+                dealt.append(self._give(worker, step, run, reason, now, instead_of=slow))
         # 3. Another look when the next one is.
-        if self._members.idle and len(self._steps.ready) < len(self._steps):
+        if idle and len(self._steps.ready) < len(self._steps.by_number):
             self._running.advance(now)
             self.look_again_at = self._running.next_behind_at(now)
+        return dealt
 
     def _idle(self) -> Iterator[int]:
         """Yield the idle workers in order, without a copy: thousands may be idle at each event."""
@@ -140,40 +146,41 @@ class Dealing:
         self,
         worker: int,
         step: OpenStep,
-        shard: int,
+        run: range,
         reason: str,
         now: float,
         instead_of: int | None = None,
     ) -> Compute:
-        member, rank_of = self._members[worker], self._members.rank_of(worker)
-        count, copied = 1, None
-        if instead_of is None:
-            count = self._count(step, worker, shard)
-        else:
-            copied = self._copied(worker, self._members[instead_of].task, now)
+        """Give a worker the first shard of a run, or more of it."""
+        members, shard = self._members, run.start
+        member, rank_of = members.by_number[worker], members.rank_of(worker)
+        count = 1 if len(run) == 1 else self._count(step, member.usual_s, run)
+        copied = None
+        if instead_of is not None:
+            copied = self._copied(worker, members.by_number[instead_of].task, now)
         # The version is of now and not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
         task = Task(worker, step.number, shard, self._steps.applied, now, count, member.usual_s)
-        self._members.give(worker, task)
+        members.give(worker, task)
         self._steps.give(task, copied)
         told = (worker, step.number, shard, reason, rank_of, instead_of)
         return Compute(*told, is_needed=step.needed == step.shards, count=count)
 
-    def _count(self, step: OpenStep, worker: int, first: int) -> int:
-        """Return how many shards, from the first on, a worker is given at once.
+    def _count(self, step: OpenStep, usual_s: float | None, run: range) -> int:
+        """Return how many shards of a run a worker is given at once, from its first one on.
 
-        A run of its own that will be over before anybody would wait for a part of it. Its shards
-        can be taken over as any others when it is late: then one by one.
+        So many that they will be over before anybody would wait for a part of them. They can be
+        taken over as any others when they are late: then one by one.
+
+        Args:
+            usual_s: how long a shard usually takes the worker; None: that is not known.
+            run: at the worker's home, and nobody computes or holds any of it.
         """
         may_run = self._run_s > 0 and step.has_runs and step.needed == step.shards
-        usual_s = self._members[worker].usual_s
+        first = run.start
         if not may_run or usual_s is None or step.failed_on(first):
             return 1
-        own = self._home(step, worker)
-        if first not in own:
-            return 1
-        end = min(own.stop, step.todo.stop_of(first))
-        most = min(int(self._run_s / max(usual_s, 1e-9)), end - first)
+        most = min(int(self._run_s / max(usual_s, 1e-9)), len(run))
         if step.failures:
             failed = (s - first for s in range(first + 1, first + most) if s in step.failures)
             most = next(failed, most)
@@ -183,7 +190,7 @@ class Dealing:
 
     def _next_shard(
         self, worker: int, now: float, last_step: int
-    ) -> tuple[OpenStep, int, str] | None:
+    ) -> tuple[OpenStep, range, str] | None:
         """Return which of the shards that nobody has begun a worker computes, and why.
 
         The oldest step comes first: it is the next to be applied, and the first to become stale.
@@ -198,28 +205,33 @@ class Dealing:
         assert choice is not None
         return step, *choice
 
-    def _shard_of(self, step: OpenStep, worker: int, now: float) -> tuple[int, str] | None:
+    def _shard_of(self, step: OpenStep, worker: int, now: float) -> tuple[range, str] | None:
+        """Return a run of a step's shards, of which a worker computes one or more, and why."""
         todo = step.todo
-        barred = [s for s in step.failures if s in todo and not self._may_try(step, worker, s)]
-        own_s = self._members[worker].usual_s
-        if len(barred) == len(todo) or not self._is_of_use(step, own_s, now):
+        member = self._members.by_number[worker]
+        if not self._is_of_use(step, member.usual_s, now):
             return None
+        barred = list[int]()
+        if step.failures:
+            barred = [s for s in step.failures if s in todo and not self._may_try(step, worker, s)]
+            if len(barred) == len(todo):
+                return None
         for shard in barred:
             todo.take(range(shard, shard + 1))
         try:
-            own = todo.first_in(self._home(step, worker))
+            own = todo.first_in(self._home(step, worker, member))
             if own is not None:
                 return own, "home shard"
             # From the end of the longest run, so that what is before it stays whole: its owner
             # works from the front, and hands over few vectors.
-            return todo.longest()[-1], "nobody has begun it"
+            return todo.longest()[-1:], "nobody has begun it"
         finally:
             if barred:
                 todo.add(barred)
 
-    def _home(self, step: OpenStep, worker: int) -> range:
+    def _home(self, step: OpenStep, worker: int, member: Member) -> range:
         """Return the worker's home shards of a step."""
-        member, as_of = self._members[worker], (step.number, self._members.changes)
+        as_of = (step.number, self._members.changes)
         if member.home_as_of != as_of:
             member.home = self._work.home_shards(self._members.rank_of(worker), step.number)
             member.home_as_of = as_of
@@ -230,7 +242,7 @@ class Dealing:
 
         A quorum that has enough under way is of no use to any if it is to none of these.
         """
-        step = next(iter(self._steps), None)
+        step = self._first()
         if step is None or step.needed == step.shards:
             return True
         return any(self._is_of_use(step, s, now) for s in self._members.usual_s_of_idle)
@@ -264,22 +276,31 @@ class Dealing:
         self._running.advance(now)
         return now + own_s <= self._running.expected_at(step.wanting - 1, now)
 
-    def _may_begin(self, last_step: int) -> bool:
-        """Return whether one more step may be opened.
+    def _first(self) -> OpenStep | None:
+        """Return the step that was begun first of those that are open."""
+        return next(iter(self._steps.by_number.values()), None)
 
-        A step that is open will be applied after all that are open already, at the latest. With so
-        many open as the rule bears updates, and itself, the last one to be applied is still fresh
-        enough, whichever it is. A worker that is alone would only make its own gradients stale.
-        """
-        alone = len(self._members) <= 1
-        most = 1 if alone else min(self._rule.staleness + 1, self._most_open)
-        return len(self._steps) < most and self._steps.applied + len(self._steps) < last_step
+    def _has_more(self, last_step: int) -> bool:
+        """Return whether there is a shard that nobody has begun, or may be."""
+        return self._steps.have_todo or self._may_begin(last_step)
+
+    def _may_begin(self, last_step: int) -> bool:
+        """Return whether one more step may be opened."""
+        are_open = len(self._steps.by_number)
+        if are_open:
+            if are_open >= self._most_open:
+                return False
+            if len(self._members.by_number) <= 1:  # it would only make its own gradients stale
+                return False
+        return self._steps.applied + are_open < last_step
 
     def _begin(self, worker: int, now: float) -> OpenStep:
         """Open the next step, or one a little later that is the worker's at home."""
-        rank_of, work = self._members.rank_of(worker), self._work
-        next_home = partial(work.next_home, rank_of)
-        number = self._steps.next_to_begin(work.lookahead, work.end, next_home)
+        work = self._work
+        number = self._steps.next_unbegun
+        if work.lookahead > 1:
+            next_home = partial(work.next_home, self._members.rank_of(worker))
+            number = self._steps.next_to_begin(work.lookahead, work.end, next_home)
         shards = work.shards_of(number)
         return self._steps.begin(number, shards, self._rule.needed(shards), now)
 
@@ -316,15 +337,15 @@ class Dealing:
         """
         late, slow = self._most(now)
         for original in self._running.behind(now, late):
-            if worker not in self._steps[original.step].failed_on(original.shard):
+            if worker not in self._steps.by_number[original.step].failed_on(original.shard):
                 return original, f"worker {original.worker} is slow: far behind its usual time"
-        own_s = self._members[worker].usual_s
+        own_s = self._members.by_number[worker].usual_s
         if own_s is None:
             return None
         for done_at, original in self._running.last_to_be_done(now, slow):
             if done_at <= now + self._patience * own_s:
                 break
-            if worker not in self._steps[original.step].failed_on(original.shard):
+            if worker not in self._steps.by_number[original.step].failed_on(original.shard):
                 return original, f"worker {original.worker} is slow"
         return None
 
@@ -334,8 +355,8 @@ class Dealing:
         A quorum waits for those that will be in first, and for one that is far behind only if
         the others are not enough.
         """
-        step = next(iter(self._steps), None)
-        if step is None or step.wanting >= step.running or len(self._steps) > 1:
+        step = self._first()
+        if step is None or step.wanting >= step.running or len(self._steps.by_number) > 1:
             return None, None
         not_behind = self._running.not_behind(now)
         return max(0, step.wanting - not_behind), max(0, min(step.wanting, not_behind))

@@ -70,8 +70,8 @@ class Members:
     def __init__(self, timeout_s: float | None = None) -> None:
         self.changes = 0  # of ranks
         self.idle: list[int] = []  # workers that can be given a shard, in order
+        self.by_number: dict[int, Member] = {}
         self._timeout_s = timeout_s
-        self._by_number: dict[int, Member] = {}
         self._sizes: Counter[str] = Counter()  # workers by place
         self._ordered: list[_Order] = []  # all workers, by rank
         # Of all whose usual time is known, sorted. None: it has not been asked for lately. Once
@@ -81,66 +81,53 @@ class Members:
         self._idle_unknown = 0  # of which no usual time is known
         # Heaps of (usual time, worker), and of (-usual time, worker), of the other idle ones, and
         # of some that are not idle any more. None: nobody asked for it yet.
-        self._fastest: list[tuple[float, int]] = []
+        self._fastest: list[tuple[float, int]] | None = None
         self._slowest: list[tuple[float, int]] | None = None
         self._silent: list[tuple[float, int, int, Task]] = []  # a heap, with tasks that are over
         self._count = 0  # of tasks given, which orders those that are due at one time
 
-    def __len__(self) -> int:
-        return len(self._by_number)
-
-    def __contains__(self, worker: object) -> bool:
-        return worker in self._by_number
-
-    def __getitem__(self, worker: int) -> Member:
-        return self._by_number[worker]
-
-    def get(self, worker: int) -> Member | None:
-        """Return the worker, or None if it is not there."""
-        return self._by_number.get(worker)
-
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of the workers, in order."""
-        return tuple(sorted(self._by_number))
+        return tuple(sorted(self.by_number))
 
     def join(self, worker: int, place: str = "") -> None:
         """Add a worker. Ranks change."""
         self._resize(place, 1)
-        self._by_number[worker] = Member(place=place)
+        self.by_number[worker] = Member(place=place)
         insort(self._ordered, self._order(worker))
         insort(self.idle, worker)
         self._idle_unknown += 1
 
     def leave(self, worker: int) -> Task | None:
         """Remove a worker, and return what it was computing. Ranks change."""
-        member = self._by_number[worker]
+        member = self.by_number[worker]
         self._forget_idle(worker, member)
         if member.usual_s is not None and self._usual_s is not None:
             _drop(self._usual_s, member.usual_s)
         _drop(self._ordered, self._order(worker))
-        del self._by_number[worker]
+        del self.by_number[worker]
         self._resize(member.place, -1)
         return member.task
 
     def are_among(self, workers: list[int]) -> bool:
         """Return whether there is nobody but these, some of whom may have left."""
-        return self._by_number.keys() <= set(workers)
+        return self.by_number.keys() <= set(workers)
 
     # --- ranks ------------------------------------------------------------------------------------
 
     def rank_of(self, worker: int) -> tuple[int, int]:
         """Return (rank, number of workers) of a worker."""
-        member = self._by_number[worker]
+        member = self.by_number[worker]
         if member.rank_as_of != self.changes:
             rank = bisect_left(self._ordered, self._order(worker))
-            member.rank_of, member.rank_as_of = (rank, len(self._by_number)), self.changes
+            member.rank_of, member.rank_as_of = (rank, len(self.by_number)), self.changes
         return member.rank_of
 
     def _order(self, worker: int) -> _Order:
         # Large places come first, where subtrees of a power of two begin: what a place has of one
         # can be added there. The coordinator's own comes last: nothing travels from there.
-        place = self._by_number[worker].place
+        place = self.by_number[worker].place
         return not place, -self._sizes[place] if place else 0, place, worker
 
     def _resize(self, place: str, by: int) -> None:
@@ -161,7 +148,7 @@ class Members:
 
     def give(self, worker: int, task: Task) -> None:
         """Note what an idle worker computes."""
-        member = self._by_number[worker]
+        member = self.by_number[worker]
         self._forget_idle(worker, member)
         member.task = task
         if self._timeout_s is not None:
@@ -172,7 +159,7 @@ class Members:
 
     def end(self, worker: int) -> None:
         """Note that a worker has answered."""
-        member = self._by_number[worker]
+        member = self.by_number[worker]
         member.task = None
         if not member.is_replaced:
             insort(self.idle, worker)
@@ -180,7 +167,7 @@ class Members:
 
     def replace(self, worker: int) -> None:
         """Note that a worker is being ended, which computes something."""
-        self._by_number[worker].is_replaced = True
+        self.by_number[worker].is_replaced = True
 
     def _forget_idle(self, worker: int, member: Member) -> None:
         if member.task is None and not member.is_replaced:
@@ -191,7 +178,7 @@ class Members:
 
     def learn(self, worker: int, seconds: float) -> None:
         """Take in how long a shard took. Best before ``end``: it is noted as idle once then."""
-        member = self._by_number[worker]
+        member = self.by_number[worker]
         member.times_s.append(seconds)
         if len(member.times_s) > RECENT:
             del member.times_s[0]
@@ -210,7 +197,7 @@ class Members:
         To sort all anew costs a comparison or two more for each that was not sorted in.
         """
         self._unasked += 1
-        if self._unasked > len(self._by_number):
+        if self._unasked > len(self.by_number):
             self._usual_s = None
             return
         if before_s is not None:
@@ -221,29 +208,24 @@ class Members:
         if member.usual_s is None:
             self._idle_unknown += 1
             return
-        heapq.heappush(self._fastest, (member.usual_s, worker))
+        most = 3 * len(self.by_number) + 32
+        if self._fastest is not None:
+            heapq.heappush(self._fastest, (member.usual_s, worker))
+            if len(self._fastest) > most:  # most of which are idle no more
+                self._fastest = None
         if self._slowest is not None:
             heapq.heappush(self._slowest, (-member.usual_s, worker))
-        if max(len(self._fastest), len(self._slowest or ())) > 3 * len(self._by_number) + 32:
-            # Most are idle no more.
-            self._fastest = self._idle_known()
-            heapq.heapify(self._fastest)
-            if self._slowest is not None:
-                self._slowest = self._by_minus_usual_s()
+            if len(self._slowest) > most:
+                self._slowest = None
 
     def _idle_known(self) -> list[tuple[float, int]]:
         """Return (usual time, worker) of those that are idle, where it is known."""
-        known = ((self._by_number[worker].usual_s, worker) for worker in self.idle)
+        known = ((self.by_number[worker].usual_s, worker) for worker in self.idle)
         return [(usual_s, worker) for usual_s, worker in known if usual_s is not None]
-
-    def _by_minus_usual_s(self) -> list[tuple[float, int]]:
-        heap = [(-usual_s, worker) for usual_s, worker in self._idle_known()]
-        heapq.heapify(heap)
-        return heap
 
     def _is_idle(self, usual_s: float, worker: int) -> bool:
         """Whether a worker is idle and takes so long as a rule."""
-        member = self._by_number.get(worker)
+        member = self.by_number.get(worker)
         if member is None or member.task is not None or member.is_replaced:
             return False
         return member.usual_s == usual_s
@@ -253,13 +235,16 @@ class Members:
         """The median of the workers' usual times; infinite before one is known."""
         self._unasked = 0
         if self._usual_s is None:
-            known = (member.usual_s for member in self._by_number.values())
+            known = (member.usual_s for member in self.by_number.values())
             self._usual_s = sorted(usual_s for usual_s in known if usual_s is not None)
         return _median(self._usual_s) if self._usual_s else inf
 
     @property
     def usual_s_of_fastest_idle(self) -> float:
         """The least usual time of an idle worker; infinite if none is known."""
+        if self._fastest is None:
+            self._fastest = self._idle_known()
+            heapq.heapify(self._fastest)
         while self._fastest and not self._is_idle(*self._fastest[0]):
             heapq.heappop(self._fastest)
         return self._fastest[0][0] if self._fastest else inf
@@ -268,7 +253,8 @@ class Members:
     def usual_s_of_idle(self) -> list[float | None]:
         """The least and the greatest usual time of idle workers, and None if one has none yet."""
         if self._slowest is None:
-            self._slowest = self._by_minus_usual_s()
+            self._slowest = [(-usual_s, worker) for usual_s, worker in self._idle_known()]
+            heapq.heapify(self._slowest)
         slowest = self._slowest
         while slowest and not self._is_idle(-slowest[0][0], slowest[0][1]):
             heapq.heappop(slowest)
@@ -279,7 +265,7 @@ class Members:
 
     def expected_s(self, worker: int) -> float:
         """Return how long a shard takes there: as long as elsewhere, before one is done."""
-        own_s = self._by_number[worker].usual_s
+        own_s = self.by_number[worker].usual_s
         return self.usual_s_of_all if own_s is None else own_s
 
     @property
@@ -298,7 +284,7 @@ class Members:
 
     def _is_due(self, worker: int, task: Task) -> bool:
         """Whether a worker owes an answer; one that is being ended owes none."""
-        member = self._by_number.get(worker)
+        member = self.by_number.get(worker)
         return member is not None and member.task is task and not member.is_replaced
 
 

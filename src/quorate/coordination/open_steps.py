@@ -66,9 +66,10 @@ class OpenStep:
     @property
     def results(self) -> Mapping[Task, int]:
         """Whose results are kept, and of how many shards each."""
-        tasks = {*self.kept.values()}
-        if len(tasks) == 1:  # a run of all shards: nobody has to count
-            return {tasks.pop(): len(self.kept)}
+        if len(self.held) == 1:
+            (task,) = self.held.values()
+            if task.earlier is None:  # a run of all shards: nobody has to count
+                return {task: len(self.kept)}
         return Counter(self.kept.values())
 
     @property
@@ -106,7 +107,7 @@ class OpenSteps:
         self.running = running
         self.applying: int | None = None  # the step whose update is being made
         self.ready: dict[int, OpenStep] = {}  # steps of which enough is kept, by number
-        self._open: dict[int, OpenStep] = {}  # by number
+        self.by_number: dict[int, OpenStep] = {}
         self._begun = 0
         self._with_todo: list[tuple[int, int]] = []  # (order, number) of those that have some
         self._left_open = {*left_open}  # not applied, though later ones are
@@ -120,19 +121,10 @@ class OpenSteps:
         self._skipped = sorted(self._left_open)
         self._top = applied + len(self._skipped)
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[OpenStep]:
-        return iter(self._open.values())
-
-    def __getitem__(self, number: int) -> OpenStep:
-        return self._open[number]
-
     @property
     def with_todo(self) -> Iterator[OpenStep]:
         """The steps with a shard that nobody computes or holds, the oldest first."""
-        return (self._open[number] for _, number in self._with_todo)
+        return (self.by_number[number] for _, number in self._with_todo)
 
     @property
     def have_todo(self) -> bool:
@@ -144,7 +136,7 @@ class OpenSteps:
 
         Not the one whose update is being made: its sums are collected, and may be added to no more.
         """
-        step = self._open.get(task.step)
+        step = self.by_number.get(task.step)
         if step is None or step.number == self.applying:
             return None
         if task.count == 1:
@@ -159,7 +151,7 @@ class OpenSteps:
         Args:
             copied: what is expected of both, if another computes the same shard.
         """
-        step = self._open[task.step]
+        step = self.by_number[task.step]
         if copied is not None:
             self._split(step, step.computing[task.shard])
             task.is_split, step.copied[task.shard] = True, copied
@@ -173,17 +165,19 @@ class OpenSteps:
             step.running += task.count
             if self.running.is_asked:
                 self.running.put(task, task.shards)
-        self._note_age(step)
+        if self._staleness:
+            self._note_age(step)
 
     def end(self, task: Task) -> None:
         """Note that a worker computes its shards no more, and does not hold them yet."""
-        if (step := self._open.get(task.step)) is None:
+        if (step := self.by_number.get(task.step)) is None:
             return
         if not task.is_split:  # nobody else computes or holds any of them
             for shard in task.shards:
                 del step.computing[shard]
             step.running -= task.count
-            self.running.drop(task.step, task.shard)
+            if self.running.is_asked:
+                self.running.drop(task.step, task.shard)
             return
         for shard in task.shards:
             copy = step.copies.pop(shard, None)
@@ -204,17 +198,17 @@ class OpenSteps:
         for shard in shards if step.computing else ():
             if shard in step.computing:  # by another one
                 self._recount(step, shard, was_running=True)
-        if step.is_ready:
+        if len(step.kept) >= step.needed:
             self.ready[step.number] = step
         if self._staleness:
             self._open_of.setdefault(worker, set()).add(step.number)
-        self._note_age(step)
+            self._note_age(step)
 
     def held_by(self, worker: int) -> list[OpenStep]:
         """Return the steps of which a worker may hold shards, in the order of their numbers."""
         if not self._staleness:
-            return [*self]
-        return [self._open[number] for number in sorted(self._open_of.get(worker, ()))]
+            return [*self.by_number.values()]
+        return [self.by_number[number] for number in sorted(self._open_of.get(worker, ()))]
 
     def lose(self, step: OpenStep, worker: int) -> bool:
         """Forget what a worker held of a step; return whether it was anything."""
@@ -237,7 +231,7 @@ class OpenSteps:
 
     def put_back(self, task: Task) -> None:
         """Have a task's shards dealt again, those that nobody computes or holds."""
-        if (step := self._open.get(task.step)) is not None:
+        if (step := self.by_number.get(task.step)) is not None:
             self._put_back(step, task.shards)
 
     def _put_back(self, step: OpenStep, shards: Iterable[int]) -> None:
@@ -245,7 +239,8 @@ class OpenSteps:
         step.todo.add(s for s in shards if s not in step.kept and s not in step.computing)
         if step.todo and not had_todo:
             insort(self._with_todo, (step.order, step.number))
-        self._note_age(step)
+        if self._staleness:
+            self._note_age(step)
 
     def _split(self, step: OpenStep, task: Task) -> None:
         """Have each shard of a worker's task stand for itself: another gets one of them."""
@@ -279,8 +274,6 @@ class OpenSteps:
 
     def _note_age(self, step: OpenStep) -> None:
         """Note that others compute or hold shards of a step: it may have another version."""
-        if not self._staleness:
-            return
         version = step.version
         if version is not None and step.number in self.ready:
             heappush(self._by_age, (version, step.order, step.number))
@@ -312,11 +305,16 @@ class OpenSteps:
         not count: if it is dealt at once, it is from after this update, and no more are open than
         the rule bears.
         """
-        if len(self._open) == 1 or self._staleness == inf:
+        if len(self.by_number) == 1 or self._staleness == inf:
             return True
         return self._deadlines.least_without(step.number) >= self.applied + 1 - self._staleness
 
     # --- which steps ------------------------------------------------------------------------------
+
+    @property
+    def next_unbegun(self) -> int:
+        """The first step that nobody has begun."""
+        return self._skipped[0] if self._skipped else self._top
 
     def next_to_begin(self, within: int, end: int, next_home: Callable[[int, int], int]) -> int:
         """Return the first step that nobody has begun, or one a little later that is at home.
@@ -327,9 +325,7 @@ class OpenSteps:
             next_home: from two steps to the first at home from the one on and before the other,
                 or the latter.
         """
-        first = self._skipped[0] if self._skipped else self._top
-        if within == 1:
-            return first
+        first = self.next_unbegun
         stop = min(first + within, end)
         step = next_home(first, stop)
         while step < stop:
@@ -349,23 +345,24 @@ class OpenSteps:
         step = OpenStep(number, self._begun, shards, needed, now, Todo(shards))
         self._with_todo.append((self._begun, number))
         self._begun += 1
-        self._open[number] = step
+        self.by_number[number] = step
         return step
 
     def close(self, number: int) -> None:
         """Note that the update of a step is made."""
-        step = self._open.pop(number)
+        step = self.by_number.pop(number)
         self.ready.pop(number, None)
         self._forget(step)
         for shard in step.computing:
             self.running.drop(number, shard)
-        for worker in step.held:
-            self._forget_held(step, worker)
-        self._deadlines.drop(number)
+        if self._staleness:
+            for worker in step.held:
+                self._forget_held(step, worker)
+            self._deadlines.drop(number)
         end = self.applied + len(self._left_open)  # the step after the last that is applied
         if number < end:
             self._left_open.remove(number)
-        else:
+        elif number > end:
             self._left_open.update(range(end, number))
         self.applied += 1
         self.applying = None
@@ -373,7 +370,7 @@ class OpenSteps:
     def give_back_untouched(self) -> None:
         """Count the steps of which nobody computes or holds anything among those not begun."""
         for step in [step for step in self.with_todo if len(step.todo) == step.shards]:
-            self._forget(self._open.pop(step.number))
+            self._forget(self.by_number.pop(step.number))
             insort(self._skipped, step.number)
 
     def _forget(self, step: OpenStep) -> None:
@@ -383,7 +380,7 @@ class OpenSteps:
     def ask(self) -> None:
         """Have ``running`` know what is being computed: from now on it is asked."""
         self.running.is_asked = True
-        for step in self:
+        for step in self.by_number.values():
             for task in step.tasks:
                 self.running.put(task, task.shards)
 

@@ -120,7 +120,7 @@ class Plan:
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
         self._known: tuple[int, Rows, int] | None = None  # the last step: number, rows, V
-        self._last_size = (-1, 0, 0)  # of ``_size``, which is asked a dozen times for each step
+        self._last_size = (-1, 0, 0, 0)  # of ``_size``, which is asked a dozen times for each step
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``from_json`` makes this plan of, but for order and sampling."""
@@ -159,36 +159,41 @@ class Plan:
 
     def batch_rows(self, step: int) -> int:
         """Return B of step t: ``batch_size``, or that of the last batch of an epoch."""
-        return self._size(step)[1]
+        _, start, stop, _ = self._size(step)
+        return stop - start
 
     def shards_of(self, step: int) -> int:
         """Return V of step t: ``shards``, or B where that is less."""
-        return self._size(step)[2]
+        return self._size(step)[3]
 
     def batch(self, step: int) -> Rows:
         """Return the rows of step t in order, (B,) int64."""
-        start, stop = self._bounds(step)
+        _, start, stop, _ = self._size(step)
         return self._order(self.epoch(step))[start:stop]
 
     def shard(self, step: int, shard: int) -> Rows:
         """Return the rows of shard s of step t: [s*B//V, (s+1)*B//V) of the batch."""
+        return self.shards_from(step, shard, 1)
+
+    def shards_from(self, step: int, shard: int, count: int) -> Rows:
+        """Return the rows of neighbouring shards of step t, from shard s on."""
         known = self._known
         if known is None or known[0] != step:
             self._known = known = (step, self.batch(step), self.shards_of(step))
         _, rows, v = known
         b = len(rows)
-        return rows[shard * b // v : (shard + 1) * b // v]
+        return rows[shard * b // v : (shard + count) * b // v]
 
     def repeats(self, step: int, shard: int) -> Rows | None:
         """Return how often each row of a shard was dealt in its epoch before; None: never."""
         if self.sampling is None or not self.sampling.replacement:
             return None
-        epoch, (start, stop), v = self.epoch(step), self._bounds(step), self.shards_of(step)
+        epoch, (_, start, stop, _) = self.epoch(step), self._size(step)
         times = self._repeats.get(epoch)
         if times is None:
             times = repeats(self._order(epoch))
             self._repeats = {**dict(list(self._repeats.items())[-1:]), epoch: times}
-        b = stop - start
+        b, v = stop - start, self.shards_of(step)
         return times[start + shard * b // v : start + (shard + 1) * b // v]
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
@@ -216,12 +221,12 @@ class Plan:
                         return step, shard
         return None
 
-    def _size(self, step: int) -> tuple[int, int, int]:
-        """Return a step, its B and its V: of the last step as they are known."""
-        size = self._last_size
+    def _size(self, step: int) -> tuple[int, int, int, int]:
+        """Return a step, where its rows begin and end in the order of its epoch, and its V."""
+        size = self._last_size  # one tuple, as several threads ask
         if size[0] != step:
             start, stop = self._bounds(step)
-            self._last_size = size = (step, stop - start, min(self.shards, stop - start))
+            self._last_size = size = (step, start, stop, min(self.shards, stop - start))
         return size
 
     def _bounds(self, step: int) -> tuple[int, int]:

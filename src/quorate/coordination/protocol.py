@@ -3,6 +3,9 @@
 A run of shards of one step, s to s + count - 1, may be dealt at once. It is answered at once: by
 ``Done`` of all, or by ``Failed`` of one or ``Cancelled``, and then nothing of it was computed.
 
+They are not written once they are made. They are not frozen: a frozen one takes five times as long
+to make, and an update of small shards makes half a dozen.
+
 Legend: t step, s shard, w worker.
 """
 
@@ -13,7 +16,7 @@ from dataclasses import dataclass, field
 # --- events: what happened ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Joined:
     """Worker w is ready to compute. Workers of one place are given neighbouring shards."""
 
@@ -21,7 +24,7 @@ class Joined:
     place: str = field(default="", compare=False, repr=False)  # "": the coordinator's own
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Left:
     """Worker w is gone."""
 
@@ -31,7 +34,7 @@ class Left:
     results_stay: bool = False  # else whatever it had computed of the current step went with it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
     """Worker w has computed what it was given from shard s of step t on, and holds the results."""
 
@@ -40,7 +43,7 @@ class Done:
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Failed:
     """User code raised on worker w in shard s of step t; the worker lives."""
 
@@ -49,7 +52,7 @@ class Failed:
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancelled:
     """Worker w left off what it was given from shard s of step t on, as it was told to."""
 
@@ -58,21 +61,21 @@ class Cancelled:
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Applied:
     """The update of step t is made."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stop:
     """Finish what is under way, then end."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """Time has passed."""
 
@@ -82,7 +85,7 @@ Event = Joined | Left | Done | Failed | Cancelled | Applied | Stop | Tick
 # --- effects: what to do --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compute:
     """Have worker w compute shards of step t, from s on; the reason is for people."""
 
@@ -96,7 +99,7 @@ class Compute:
     count: int = 1  # of shards
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Keep:
     """Worker w's results from shard s on count: add them to what w holds of step t."""
 
@@ -106,7 +109,7 @@ class Keep:
     count: int = 1  # of shards
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Discard:
     """Worker w's results from shard s on do not count: others were first, or they are too late."""
 
@@ -116,7 +119,7 @@ class Discard:
     count: int = 1  # of shards
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancel:
     """Tell worker w that what it was given from shard s of step t on is not wanted any more."""
 
@@ -125,7 +128,7 @@ class Cancel:
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Apply:
     """Collect what the holders hold of step t and apply the update; then report ``Applied``."""
 
@@ -135,7 +138,7 @@ class Apply:
     staleness: int = field(default=0, compare=False)  # updates since its oldest parameters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replace:
     """Worker w has not answered for too long: end it, report ``Left``, and start another."""
 
@@ -143,14 +146,14 @@ class Replace:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wake:
     """Send a ``Tick`` at this time, unless something happens earlier."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Abort:
     """Shard s of step t failed beyond repair, last on worker w: stop and report its error."""
 
@@ -159,7 +162,7 @@ class Abort:
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finish:
     """The run is over after ``step`` updates."""
 

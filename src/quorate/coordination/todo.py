@@ -39,14 +39,17 @@ class Todo:
         place = bisect_right(self._starts, shard) - 1
         return max(shard, self._stops[self._starts[place]]) if place >= 0 else shard
 
-    def first_in(self, shards: range) -> int | None:
-        """Return the first of some consecutive shards that is in it."""
-        if self.stop_of(shards.start) > shards.start:
-            return shards.start if shards else None
-        place = bisect_left(self._starts, shards.start)
-        if place == len(self._starts) or self._starts[place] >= shards.stop:
-            return None
-        return self._starts[place]
+    def first_in(self, shards: range) -> range | None:
+        """Return the first run of consecutive shards that is in it, of some that are."""
+        first, end = shards.start, shards.stop
+        stop = self.stop_of(first)
+        if stop == first:
+            place = bisect_left(self._starts, first)
+            if place == len(self._starts):
+                return None
+            first = self._starts[place]
+            stop = self._stops[first]
+        return range(first, min(stop, end)) if first < end else None
 
     def longest(self) -> range:
         """Return the longest run, the first of several; there must be one."""

@@ -68,7 +68,7 @@ def tree_sum(
     parts = [*parts]
     if len(parts) == 1 and present in (None, leaves):  # one worker has summed all of them
         ((level, index), value) = parts[0]
-        if index == 0 and level == max(leaves - 1, 0).bit_length():
+        if index == 0 and 1 << level >= leaves:
             return value
     tree = TreeSum(leaves, add)
     covered = 0

@@ -20,11 +20,11 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate, ge
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged
 from quorate.coordination.sampling import Rows
+from quorate.data.columns import Columns
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
 from quorate.replica.beside.at import at_of, loading
 from quorate.replica.fingerprint import fingerprint
-from quorate.replica.flat import ALIGNMENT_BYTES
 from quorate.replica.nested import mapped_leaves
 from quorate.replica.streams import Stream
 from quorate.replica.transfer import copied
@@ -107,6 +107,7 @@ class Source:
         self._augment = augment
         self.has_defaults = collate is None and augment is None  # which copy what is in rows
         self._tensors = type(dataset) is TensorDataset and collate is None
+        self._known_columns: Columns | None = None
         self._turns = Turns()
         self._draws = False  # from torch's generator
         self.load_s, self.last_s = inf, 0.0  # that a shard took at least, and the last one
@@ -133,15 +134,17 @@ class Source:
             return [self.load(ticket) for ticket in tickets]
         begun = time.monotonic()
         rows = [self.plan.shard(*ticket) for ticket in tickets]
-        index = torch.from_numpy(np.concatenate(rows))
-        columns = [_split(tensor, rows, index) for tensor in self.dataset.tensors]
+        together = self.plan.shards_from(*tickets[0], len(tickets))
+        loaded = self._columns().of_shards(together, [*map(len, rows)])
         self.last_s = (time.monotonic() - begun) / len(tickets)
-        return [Batch(r, list(data)) for r, *data in zip(rows, *columns, strict=True)]
+        return [*map(Batch, rows, loaded)]
 
     def _whole(self, ticket: Ticket) -> Batch:
         rows = self.plan.shard(*ticket)
         if self._tensors and self._augment is None:
-            indexed = self._indexed(rows)
+            indexed = self._columns().rows(rows)
+            if not self.hashes_samples:
+                return Batch(rows, indexed)
             return Batch(rows, indexed, self._hashes(lambda: zip(*indexed, strict=True)))
         # A turn also keeps other threads out of the dataset, which need not be thread-safe.
         with loading(at_of(self.plan, ticket[0], rows)), Stream() as stream:
@@ -166,7 +169,7 @@ class Source:
             stream.reseed(key(*parts))
 
         if self._tensors:
-            batch: Any = self._indexed(rows)
+            batch: Any = self._columns().rows(rows)
             hashes = self._hashes(lambda: zip(*batch, strict=True))
         else:
             batch, hashes = self._collated(ticket, rows.tolist(), stream, rekey)
@@ -180,9 +183,12 @@ class Source:
             raise DataError("what augment returned", got=None, expected="the batch")
         return batch, hashes
 
-    def _indexed(self, rows: Rows) -> list[torch.Tensor]:
-        index = torch.from_numpy(rows)
-        return [taken(tensor, index) for tensor in self.dataset.tensors]
+    def _columns(self) -> Columns:
+        """Return the columns of a ``TensorDataset``, whose tensors a script may exchange."""
+        known = self._known_columns
+        if known is None or known.tensors is not self.dataset.tensors:
+            self._known_columns = known = Columns(self.dataset.tensors)
+        return known
 
     def _collated(
         self, ticket: Ticket, rows: list[int], stream: Stream, rekey: Callable[..., None]
@@ -233,40 +239,6 @@ def _no_batch(of: str, error: Exception) -> DataError:
     return DataError(
         "the dataset", got=f"{of}, of which no batch is made ({why})", expected=expected, fix=fix
     )
-
-
-def taken(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor[index]``, some rows of a tensor, in memory of their own.
-
-    Args:
-        index: (b,) int64, on the host.
-    """
-    # Indexing works element by element: of images it takes up to 14 times as long.
-    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if is_plain and tensor.is_cpu and tensor.is_contiguous():
-        is_number = not (tensor.is_quantized or tensor.is_complex())
-        if is_number and not tensor.requires_grad:
-            return tensor.index_select(0, index)
-    return tensor[index]
-
-
-def _split(
-    tensor: torch.Tensor, rows: Sequence[Rows], index: torch.Tensor
-) -> Sequence[torch.Tensor]:
-    """Return the rows of each shard: views of what was indexed at once, if they lie as if alone.
-
-    Alignment can change the bits that kernels return, and another worker loads a shard by itself.
-
-    Args:
-        index: (b,) int64, the rows of all of them.
-    """
-    whole = taken(tensor, index)
-    sizes = [len(each) for each in rows]
-    if whole.is_contiguous() and whole.data_ptr() % ALIGNMENT_BYTES == 0:
-        row_bytes = whole.stride(0) * whole.element_size()
-        if all(size * row_bytes % ALIGNMENT_BYTES == 0 for size in {*sizes[:-1]}):
-            return torch.split_with_sizes(whole, sizes)
-    return [taken(tensor, torch.from_numpy(each)) for each in rows]
 
 
 def _owned(leaf: Any) -> Any:

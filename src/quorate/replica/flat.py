@@ -154,6 +154,7 @@ class Flat:
         self.layout = layout
         self.vectors = vectors  # one (P,) per dtype
         self.device = vectors[0].device if vectors else torch.device("cpu")  # of all of them
+        self.is_on_host = self.device.type == "cpu"
         # Of a gradient: of what is kept by rows, if there is any of it; on this device.
         self.rows: dict[str, Rows] = {}
         self.made_dense: dict[str, Rows] = {}  # by ``fill``: what came by rows, and has no place so

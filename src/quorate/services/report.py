@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: that takes 4 us of each update
 class Report:
     """An update. All metrics are of all shards of its batch: weighted means, finished totals."""
 

@@ -99,7 +99,7 @@ class UserChanges:
         self._made = self._simple()  # as the script made them
         self._attributes: dict[str, dict[str, Any]] = {}  # as they are known
         self._others: dict[str, dict[str, Any]] = {}
-        self._objects = Attributes([module for _, module in self._modules])
+        self._objects = Attributes([module for _, module in self._modules], but=_INTERNAL)
         self.settle()
         self._drawn = drawn_outside()
 

@@ -135,10 +135,21 @@ class Results:
         with self._adding:
             while self.decided:
                 step, shard = self.decided.popleft()
-                if step not in self._sums:
-                    shards = self.job.plan.shards_of(step)
-                    self._sums[step] = TreeSum(shards, self._replica.add)
-                self._sums[step].put((0, shard), self.pending.pop((step, shard)))
+                self._sum_of(step).put((0, shard), self.pending.pop((step, shard)))
+
+    def add(self, effect: Keep) -> None:
+        """Add up what is to be kept, at once. For whoever is alone with them."""
+        step, first = effect.step, effect.shard
+        total, pending = self._sum_of(step), self.pending
+        for shard in range(first, first + effect.count):
+            total.put((0, shard), pending.pop((step, shard)))
+
+    def _sum_of(self, step: int) -> TreeSum[ShardSum]:
+        total = self._sums.get(step)
+        if total is None:
+            shards = self.job.plan.shards_of(step)
+            total = self._sums[step] = TreeSum(shards, self._replica.add)
+        return total
 
     def keep(self, effect: Keep) -> None:
         """Note what is to be added up."""

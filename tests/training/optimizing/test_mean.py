@@ -108,3 +108,18 @@ def test_tasks_side_by_side_return_in_order_and_all_have_ended_when_one_raises()
     with pytest.raises(ValueError, match="here"):
         side_by_side([fails, waits])
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("weight", [2.0**-200, 2.0**-100, 1.0, 2.0**100, 2.0**200])
+@pytest.mark.parametrize("odd", [None, float("inf"), float("nan")])
+def test_few_elements_are_divided_and_checked_whatever_the_weight(
+    weight: float, odd: float | None
+) -> None:
+    gradient = random([torch.float64], [5], 0)
+    (vector,) = gradient.vectors
+    if odd is not None:
+        vector[3] = odd
+    expected = vector / weight
+    found = make_mean(gradient, (), weight, checks=True, wants_squares=False, cores=1)
+    assert found.is_finite is (odd is None)
+    assert torch.equal(vector.nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 from weakref import WeakValueDictionary, ref
 
 import numpy as np
@@ -60,6 +60,7 @@ class Shared:
     """
 
     __slots__ = ("__weakref__", "_live", "_name")
+    _were_any: ClassVar[bool] = False  # in this process: most scripts make none
     _live: dict[str, Any]
     _name: str
 
@@ -73,7 +74,7 @@ class Shared:
         live = {key: _checked(name, key, value) for key, value in values.items()}
         object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_live", live)
-        _known[name] = self
+        _known[name], Shared._were_any = self, True
         for module in _modules(live):
             module.register_forward_pre_hook(_require_shared)
 
@@ -202,7 +203,7 @@ def _of_autograd() -> Reader | None:
 
 def are_any() -> bool:
     """Return whether the script has made any."""
-    return bool(_known)
+    return Shared._were_any and bool(_known)  # asked around each shard
 
 
 def everyone() -> dict[str, Shared]:

@@ -6,6 +6,7 @@ torch lacks one, the public way is taken, which gives the same.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,12 +15,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import has_torch_function
 
+from quorate.replica.quick.factors import factor_of
+
 _C: Any = torch._C
 _count_modes: Callable[[], int] | None = getattr(_C, "_len_torch_function_stack", None)
 _run_backward: Callable[..., object] | None = None
 with suppress(ImportError):
     # Calls autograd's engine, with logging and the context that its threads want.
     from torch.autograd.graph import _engine_run_backward as _run_backward
+_unscale: Callable[..., None] | None = getattr(
+    torch, "_amp_foreach_non_finite_check_and_unscale_", None
+)
+_LEAST, _MOST = 2.0**-126, 2.0**127  # of a float32, but for its denormal numbers
+_of_thread = threading.local()  # an updating thread's flag for it
 # The kernels that Adam(fused=True) and AdamW(fused=True) call. None if one of them has gone.
 fused_adam: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
 fused_adamw: Callable[..., None] | None = getattr(torch, "_fused_adamw_", None)
@@ -41,6 +49,32 @@ def derive(loss: torch.Tensor) -> None:
         return
     ones = (torch.ones_like(loss),)
     _run_backward(roots, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def is_finite_times(vector: torch.Tensor, factor: float) -> bool | None:
+    """Multiply a vector of the host by a factor, and return whether all in it is finite.
+
+    One operation in the place of three, which tells where a vector is short. What a scaler of
+    gradients calls.
+
+    Args:
+        vector: float32 or float64.
+        factor: a power of two; it reaches the operation as float32.
+
+    Returns:
+        None: it is as it was, as this torch has no such operation, or float32 no such factor.
+    """
+    if _unscale is None or not _LEAST <= factor <= _MOST:
+        return None
+    odd: torch.Tensor | None = getattr(_of_thread, "odd", None)
+    if odd is None:
+        with torch.inference_mode(False):
+            _of_thread.odd = odd = torch.zeros((), dtype=torch.float32, device="cpu")
+    _unscale([vector], odd, factor_of(factor, torch.float32))
+    if odd.item() == 0:
+        return True
+    odd.zero_()
+    return False
 
 
 def makes_on_cpu() -> bool:

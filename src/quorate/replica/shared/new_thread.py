@@ -23,16 +23,17 @@ class as_in_a_new_thread:  # noqa: N801
     """Within the block the calling thread computes as a worker's own would.
 
     A class, as a generator's context takes three times as long to enter: each run of shards does.
+    One may be entered again and again.
 
     Args:
         threads: intra-op threads. The bits of a matrix product depend on it.
         device: that "cuda" without a number means.
     """
 
-    __slots__ = ("_device", "_had_cache", "_had_threads", "_otherwise", "_threads")
+    __slots__ = ("_device", "_had_cache", "_had_threads", "_kinds", "_otherwise", "_threads")
 
     def __init__(self, threads: int, device: torch.device) -> None:
-        self._threads, self._device = threads, device
+        self._threads, self._device, self._kinds = threads, device, _kinds(device.type)
 
     def __enter__(self) -> None:
         self._had_threads = torch.get_num_threads()
@@ -42,10 +43,9 @@ class as_in_a_new_thread:  # noqa: N801
         # empties it: whether a weight is cast once or twice would depend on the other towers.
         torch.set_autocast_cache_enabled(False)
         self._otherwise: ExitStack | None = None  # of a thread that is not as a new one is
-        kinds = _kinds(self._device.type)
-        if self._device != _CPU or not _is_plain(kinds):
+        if self._device != _CPU or not _is_plain(self._kinds):
             try:
-                self._otherwise = _as_in_a_new_thread(kinds, self._device)
+                self._otherwise = _as_in_a_new_thread(self._kinds, self._device)
             except BaseException:
                 self._put_back()
                 raise

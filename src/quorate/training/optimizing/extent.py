@@ -51,8 +51,10 @@ class Whole:
         gradient = total.gradient
         assert gradient is not None
         loss_is_finite = math.isfinite(total.metrics["loss"])
-        flats = [gradient, *(flat for addition in additions for flat in addition)]
-        if device.type != "cpu" or {flat.device.type for flat in flats} != {"cpu"}:
+        is_on_host = gradient.is_on_host and device.type == "cpu"
+        for left, right in additions:
+            is_on_host = is_on_host and left.is_on_host and right.is_on_host
+        if not is_on_host:
             return self._by_device(total, additions, device, wants_norm=wants_norm)
         found = make_mean(
             gradient,

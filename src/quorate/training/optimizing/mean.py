@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from math import frexp
 from typing import NamedTuple
 
 import torch
 
 from quorate.coordination.ownership import BLOCK
 from quorate.replica.flat import Flat
-from quorate.replica.quick.factors import as_factor
+from quorate.replica.quick.factors import as_factor, exact_inverse
+from quorate.replica.quick.torch_calls import is_finite_times
 from quorate.training.optimizing.cores import side_by_side
 from quorate.training.optimizing.not_finite import is_all_finite
 
@@ -29,6 +29,7 @@ Addition = tuple[Flat, Flat]  # left += right
 # Elements: 512 KB of float32, half of what a core's second cache often has. In smaller blocks more
 # time goes into calls than into numbers. A multiple of what norms are summed over.
 SPAN = 2 * BLOCK
+FEW = 1 << 14  # elements that are checked and divided in one operation; of more, two are faster
 # More than these cannot be fed from memory, and they take turns at the interpreter's lock.
 MOST_CORES = 8
 
@@ -60,9 +61,11 @@ def make_mean(
         left.add_rows(right)
     is_finite, by_vector = True, list[list[float]]()
     for number, total in enumerate(gradient.vectors):
-        operands = [flat.vectors[number] for pair in additions for flat in pair]
+        operands = list[torch.Tensor]()
+        if additions:
+            operands = [flat.vectors[number] for pair in additions for flat in pair]
         if total.numel() <= SPAN or not total.is_cpu:  # a GPU has no use for blocks
-            columns = [(operand,) for operand in operands]
+            columns = [(operand,) for operand in operands] if operands else ()
             finite, squared = _pass((total,), columns, weight, checks, wants_squares)
         else:
             seen = _on_cores(total, operands, weight, checks, wants_squares, cores)
@@ -126,19 +129,20 @@ def _pass(
         operands: left and right of each addition in turn, each as blocks.
     """
     is_finite, squared = True, list[float]()
-    # A product with 1 / 2**k is the quotient, to the bit, and takes half the time.
-    factor = 1 / weight
-    is_exact = frexp(weight)[0] == 0.5 and frexp(factor)[0] == 0.5
-    is_exact = is_exact and blocks[0].dtype in (torch.float32, torch.float64)
+    factor = exact_inverse(weight, blocks[0].dtype)
     for number, block in enumerate(blocks):
-        for left, right in zip(operands[::2], operands[1::2], strict=True):
+        for left, right in zip(operands[::2], operands[1::2], strict=True) if operands else ():
             left[number].add_(right[number])
-        if checks:
-            is_finite = is_finite and is_all_finite(block)
-        if is_exact:
-            block.mul_(as_factor(factor, block))
-        else:
-            block.div_(weight)
+        finite: bool | None = None
+        if checks and factor is not None and block.numel() <= FEW:
+            finite = is_finite_times(block, factor)  # None: not multiplied
+        if finite is None:
+            finite = not checks or is_all_finite(block)
+            if factor is not None:
+                block.mul_(as_factor(factor, block))
+            else:
+                block.div_(weight)
+        is_finite = is_finite and finite
         if wants_squares:
             squared += squares(block)
     return is_finite, squared

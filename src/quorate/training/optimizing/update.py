@@ -12,6 +12,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +40,15 @@ Again = Callable[[Callable[[ShardSum], None]], None]
 
 VALIDATION = "validation/"  # before the names of metrics of the validation set, as in summaries
 
+_NOTHING = nullcontext()
+
 LATE_HOOK = (
     "a hook of the optimizer's step was registered after training began: it is given the vectors "
     "that parameters lie in, and not the parameters; register it where the optimizer is made"
 )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Applied:
     """What an update was."""
 
@@ -155,7 +158,8 @@ class Update:
             LossError: the total weight is zero.
             NotFiniteError: the optimizer moved to where the gradient is not finite.
         """
-        with torch.no_grad(), span("update"):
+        # One thread: cores have blocks of their own, and a norm is that of one thread.
+        with torch.no_grad(), span("update"), intra_op_threads(1):
             return self._apply(parts, leaves, n, present, again)
 
     def _apply(
@@ -187,7 +191,7 @@ class Update:
         lr = self.optimizer.lr
         if self.optimizer.flat and has_step_hooks(self.optimizer.inner):
             remarks.append(LATE_HOOK)
-        with intra_op_threads(self._cores):
+        with self._on_cores():
             if self._clip_norm is not None:
                 self._clip(mean)
             try:
@@ -224,10 +228,9 @@ class Update:
         """Make the mean gradient of a sum, in its memory."""
         optimizer, wants_norm = self.optimizer, self._clip_norm is not None
         cores = cores_for(optimizer.elements)
-        with intra_op_threads(1):  # cores have blocks of their own; a norm is that of one thread
-            return self._extent.mean(
-                total, additions, optimizer.device, wants_norm=wants_norm, cores=cores
-            )
+        return self._extent.mean(
+            total, additions, optimizer.device, wants_norm=wants_norm, cores=cores
+        )
 
     def _take_beside(self, total: ShardSum, present: int) -> list[str]:
         """Take in what shards hand over beside gradients. Returns remarks for the user."""
@@ -260,7 +263,8 @@ class Update:
             found = {}
 
             def take(total: ShardSum) -> None:
-                mean = self._mean(total, ())
+                with intra_op_threads(1):  # as in ``apply``
+                    mean = self._mean(total, ())
                 if not mean.is_finite:
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
@@ -345,10 +349,10 @@ class Update:
             not_finite=self._extent.not_finite(total.gradient),
         )
 
-    @property
-    def _cores(self) -> int:
-        """How many cores an optimizer has: several only if it works element by element."""
-        return cores_for(self.optimizer.elements) if self.optimizer.flat else 1
+    def _on_cores(self) -> AbstractContextManager[None]:
+        """Return a block that has several cores, if the optimizer works element by element."""
+        cores = cores_for(self.optimizer.elements) if self.optimizer.flat else 1
+        return intra_op_threads(cores) if cores > 1 else _NOTHING
 
 
 def _copied(gradient: Flat) -> Flat:
