@@ -3,7 +3,7 @@
     quorate run --devices cpu --workers 2 tests/scripts/tokens.py KIND PAIRS FOLDER
 
 KIND: mapped (in a file of FOLDER), lists, or none (few pairs). The last line is JSON: KiB of each
-worker process's private memory, and those of the mapped file.
+worker process's own memory, and those of the mapped file.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         for row in range(10 * calls, len(data), 10 * STEPS):  # all pages, in the course of a run
             data[row]
         every, of_file = memory(), memory(str(path))
-        private = every["Private_Clean"] + every["Private_Dirty"]
-        content = json.dumps({"private": private, "of the file": of_file})
+        # Not what is private: pages of libraries and of a fork are that once nobody else has them.
+        content = json.dumps({"own": every["Anonymous"], "of the file": of_file})
         (folder / f"{kind}-{worker.number}.json").write_text(content)
     return model(batch).square().mean()
 
