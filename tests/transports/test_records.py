@@ -6,7 +6,7 @@ import json
 import math
 import struct
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quorate.transports.processes import records
@@ -91,6 +91,8 @@ def test_what_is_not_as_usual_is_none(message: Message) -> None:
 
 
 @given(st.dictionaries(st.text(), st.text()))
+@example({"blob": ""})  # a record has bytes
+@example({"kind": "compute", "blob": "C"})
 def test_json_is_no_record(message: Message) -> None:
     assert records.packed(message) is None
     assert records.unpacked(json.dumps(message).encode()) is None

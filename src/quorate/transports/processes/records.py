@@ -37,7 +37,7 @@ _LEFT_OFF_FIELDS = {"kind", "job", "ticket"}
 
 def packed(message: Message) -> bytes | None:
     """Return a message as a record; None if there is no record of its kind."""
-    if "blob" in message:
+    if isinstance(message.get("blob"), bytes):
         return _pack_blob(message)
     pack = _PACK.get(message.get("kind"))
     return None if pack is None else pack(message)
