@@ -146,7 +146,7 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
     """Decorate a function so that an unknown keyword is a user's mistake, and not a traceback.
 
     Args:
-        places: from a former keyword to where its setting is now.
+        places: from a keyword of an earlier version or of another trainer to where its setting is.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -155,6 +155,7 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
         unnamed = code.co_argcount - 1  # that may be given without a name
         parameters = [signature(function).parameters[name] for name in known]
         required = [p.name for p in parameters if p.default is p.empty]
+        called = function.__name__.replace("__init__", "Trainer")
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -162,15 +163,14 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
                 if name in known:
                     continue
                 if name in places:
-                    raise SettingError(name, value, places[name], "it has moved there")
-                fix = cure(name, [*known, *places], "see help(quorate.Trainer)")
-                raise SettingError(name, value, "a keyword that there is", fix)
+                    raise SettingError(name, value, places[name], "set it there")
+                fix = cure(name, [*known, *places], f"the keywords are {', '.join(known)}")
+                raise SettingError(name, value, f"a keyword of {called}", fix)
             if len(args) - 1 > unnamed:
                 those = ", ".join(known[:unnamed])
                 raise UserError(
-                    f"{function.__name__.removeprefix('__init__') or 'Trainer'}: got "
-                    f"{len(args) - 1} arguments without a name, expected at most {unnamed} "
-                    f"({those}); pass the others by name"
+                    f"{called}: got {len(args) - 1} arguments without a name, expected at most "
+                    f"{unnamed} ({those}); pass the others by name"
                 )
             for name in required[len(args) - 1 :]:
                 if name not in kwargs:
@@ -251,15 +251,20 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def function(name: str, value: T, expected: str, arguments: int) -> T:
+def function(
+    name: str, value: T, expected: str, arguments: int, fix: str = "see help(quorate.Trainer)"
+) -> T:
     """Check that something can be called with so many arguments.
+
+    Args:
+        fix: what to do about a value that is no function.
 
     Raises:
         SettingError: it cannot.
     """
     expected = f"a function {expected}"
     if not callable(value):
-        raise SettingError(name, type(value).__name__, expected, "see help(quorate.Trainer)")
+        raise SettingError(name, type(value).__name__, expected, fix)
     try:
         takes = signature(value)
     except (TypeError, ValueError):  # it is not written in Python

@@ -210,13 +210,19 @@ def test_what_follows_a_script_in_a_child_run_is_the_scripts(tmp_path: Path) -> 
     assert lines[1:] == [run.UNUSED.format(script)]
 
 
+def test_the_command_alone_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert all(f"\n  {name} " in output.err for name in COMMANDS)
+
+
 # --- mistakes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("typed", "line"),
     [
-        ([], "quorate: missing command; see quorate --help"),
         (["veryfy"], "quorate: no such command: veryfy; did you mean verify? see quorate --help"),
         (
             ["mend"],

@@ -101,7 +101,7 @@ OF_THE_TRAINER = {
     "compile": {"'no'": "got 'no', expected True or False", "5": "got 5"},
     "kernels": {"'mkl'": "got 'mkl', expected torch or onednn or measured", "5": "got 5"},
     "soft_placement": {"'no'": "got 'no', expected True or False"},
-    "no_such": {"1": "expected a keyword that there is"},
+    "no_such": {"1": "expected a keyword of Trainer"},
 }
 OF_FIT = {
     "epochs": {"1.5": "got 1.5", "None": "got None", "-1": "got -1"},

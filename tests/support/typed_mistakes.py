@@ -36,10 +36,6 @@ def make(folder: Path) -> None:
 MISTAKES: dict[str, list[tuple[str, str]]] = {
     "What to do": [
         (
-            "quorate",
-            "quorate: missing command; see quorate --help",
-        ),
-        (
             "quorate rnu train.py",
             "quorate: no such command: rnu; did you mean run? see quorate --help",
         ),

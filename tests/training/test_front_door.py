@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -210,7 +212,7 @@ MOVED = {
 def test_a_former_keyword_names_its_new_place(name: str, place: str) -> None:
     with pytest.raises(SettingError) as raised:
         small(**{name: None})
-    assert str(raised.value) == f"{name}: got None, expected {place}; it has moved there"
+    assert str(raised.value) == f"{name}: got None, expected {place}; set it there"
 
 
 @pytest.mark.parametrize(
@@ -225,6 +227,25 @@ def test_a_former_keyword_of_fit_too(name: str, place: str) -> None:
     with pytest.raises(SettingError) as raised:
         small().fit(DATA, **{name: 1})
     assert f"expected {place}" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["lr", "max_epochs", "accelerator", "train_dataset", "fp16"])
+def test_a_keyword_of_another_trainer_names_the_one_here(name: str) -> None:
+    callables = {"Trainer": quorate.Trainer, "fit": quorate.Trainer.fit}
+    with pytest.raises(SettingError, match=r"; set it there$") as raised:
+        small(**{name: 1})
+    place = re.search(r"expected (\w+)\((\w+)", str(raised.value))
+    assert place is not None
+    assert place[2] in inspect.signature(callables[place[1]]).parameters
+
+
+def test_an_optimizer_in_the_place_of_its_function_is_answered_with_the_function() -> None:
+    made = torch.optim.RMSprop([torch.nn.Parameter(torch.ones(1))], lr=0.25)
+    with pytest.raises(SettingError) as raised:
+        small(optimizer=made)
+    _, _, typed = str(raised.value).partition("pass optimizer=")
+    assert typed == "lambda parameters: torch.optim.RMSprop(parameters, lr=0.25)"
+    small(optimizer=eval(typed)).fit(DATA)
 
 
 def test_a_mistyped_keyword_is_one_line() -> None:

@@ -168,7 +168,7 @@ class Commands(click.Group):
         sections: Mapping[str, Sequence[tuple[str, str]]],
         **kwargs: Any,
     ) -> None:
-        super().__init__(name, no_args_is_help=False, context_settings=HELP, **kwargs)
+        super().__init__(name, no_args_is_help=True, context_settings=HELP, **kwargs)
         self._modules = modules
         self._sections = sections
 

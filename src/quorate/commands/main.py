@@ -71,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _ended(arguments: Sequence[str] | None) -> int:
     try:
         call = _read(arguments)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # "quorate" alone: the list of commands, on standard error
+        return MISTAKE
     except click.ClickException as error:
         return _told(usage_line(error), MISTAKE)
     except click.Abort:

@@ -58,7 +58,11 @@ def length(dataset: Any, name: str = "the dataset") -> int:
     # A text is a sequence of texts, a class has what its instances have.
     is_none = isinstance(dataset, (str, bytes, type))
     if not hasattr(dataset, "__getitem__") or is_none:
-        raise DataError(name, got=type(dataset).__name__, expected=map_style)
+        fix = ""
+        if hasattr(dataset, "__next__"):  # a generator, or another iterator
+            fix = "pass a list of its rows, or quorate.data.streams.Stream(files, rows), whose "
+            fix += "rows(file) is such a generator"
+        raise DataError(name, got=type(dataset).__name__, expected=map_style, fix=fix)
     if _is_columns(dataset):
         got = f"a {type(dataset).__name__} of {len(dataset)} columns, each of all rows"
         fix = "torch.utils.data.TensorDataset(*tensors) is one"

@@ -18,6 +18,7 @@ from quorate.settings import AtResume, Option, Settings, about, at_least, functi
 from quorate.training.duration import Duration
 from quorate.training.optimizing.choices import OptimizeByPhase, optimize_of
 from quorate.training.optimizing.optimize import Optimize
+from quorate.training.other_trainers import ELSEWHERE_HERE
 from quorate.transports.workers import Workers
 
 if TYPE_CHECKING:
@@ -196,9 +197,16 @@ def _listed() -> list[Option]:
 # Every setting by its name at the command, in the order of a help text.
 OPTIONS: dict[str, Option] = {option.name: option for option in _listed()}
 
-# Where settings are that were keywords of ``Trainer`` once, or belong to ``fit``.
+# Where settings are that were keywords of ``Trainer`` once, belong to ``fit``, or are known from
+# other trainers.
 ELSEWHERE = {
-    option.name: option.place
-    for option in OPTIONS.values()
-    if not option.place.startswith("Trainer")
-} | {"callbacks": "fit(callbacks=)"}
+    **ELSEWHERE_HERE,
+    **{
+        option.name: option.place
+        for option in OPTIONS.values()
+        if not option.place.startswith("Trainer")
+    },
+    "callbacks": "fit(callbacks=)",
+    "validation": "fit(validation=)",
+    "shuffle": "fit(shuffle=)",
+}

@@ -10,6 +10,7 @@ from quorate.data.dataloader import dataset_of
 from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.settings import Settings, about, at_least
+from quorate.training.other_trainers import ELSEWHERE_HERE
 
 DIRECTIONS = ("min", "max")
 
@@ -53,8 +54,9 @@ class Best:
         return better
 
 
-# Where settings are that were keywords of ``fit`` once.
+# Where settings are that were keywords of ``fit`` once, or are known from other trainers.
 ELSEWHERE_IN_FIT = {
+    **ELSEWHERE_HERE,
     "evaluate_every_epochs": "Validation(every_epochs=)",
     "evaluate_every_steps": "Validation(every_steps=)",
     "best": "Validation(best=)",

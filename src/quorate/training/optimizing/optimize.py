@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quorate.errors import SettingError
-from quorate.settings import AtResume, Settings, a_function, about, between, one_of, switch
+from quorate.settings import (
+    AtResume,
+    Settings,
+    a_function,
+    about,
+    between,
+    function,
+    one_of,
+    switch,
+)
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -16,6 +25,21 @@ if TYPE_CHECKING:
     from quorate.training.optimizing.optimizer import OptimizerFactory
 
 NOT_FINITE = ("stop", "skip")
+
+
+def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
+    """Check the function that makes an optimizer; of an optimizer, show the function to write."""
+    kind, lr = "torch.optim.Adam", 0.001
+    groups = getattr(value, "param_groups", None)
+    if groups:  # an optimizer that was made already, of the parameters of one replica
+        is_of_torch = type(value).__module__.startswith("torch.optim.")
+        kind = f"{'torch.optim.' if is_of_torch else ''}{type(value).__name__}"
+        lr = float(groups[0].get("lr", lr))
+    fix = f"pass {name}=lambda parameters: {kind}(parameters, lr={lr:g})"
+    if isinstance(value, (list, tuple)):
+        fix += ", or a dict of such functions where the loss has phases: docs/several-models.md"
+    made: OptimizerFactory = function(name, value, "from parameters to a torch optimizer", 1, fix)
+    return made
 
 
 @dataclass(frozen=True)
@@ -41,7 +65,7 @@ class Optimize(Settings):
     optimizer: OptimizerFactory = field(
         metadata=about(
             "from a list of parameters to a torch optimizer",
-            check=a_function("from parameters to a torch optimizer"),
+            check=_optimizer_function,
         )
     )
     _: KW_ONLY

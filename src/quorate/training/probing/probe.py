@@ -189,6 +189,12 @@ def _tried(replica: Replica, batch: Batch) -> Iterator[None]:
             error.add_note(
                 "quorate: a shard has one row: pass a larger batch_size, or fewer shards"
             )
+        if getattr(replica.model, "automatic_optimization", True) is False:  # Lightning's name
+            error.add_note(
+                f"quorate: {type(replica.model).__name__} has automatic_optimization = False, and "
+                "quorate makes the updates itself: return a loss, or one for each optimizer: "
+                "docs/several-models.md"
+            )
         if (text := out_of_memory.note(error, replica.device)) is not None:
             error.add_note(text)
         raise
