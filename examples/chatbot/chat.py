@@ -61,7 +61,7 @@ class Bot:
             yield f"(not in the vocabulary, read by its parts: {', '.join(spelt)})"
         question = self._run.vocabulary.numbers(asked)
         first, sure = self._greedy(question)
-        if self._confidence is not None and sure < self._confidence.threshold:
+        if self._is_unsure(sure):
             yield f"{UNKNOWN[self._run.language]} ({sure:.2f})"
         elif size == 1:
             yield self._text(first)
@@ -74,19 +74,25 @@ class Bot:
         asked = question_words(said, self._run.language)[:MOST_QUESTION]
         question = self._run.vocabulary.numbers(asked)
         first, sure = self._greedy(question)
-        if self._confidence is not None and sure < self._confidence.threshold:
+        if self._is_unsure(sure):
             plain = best = UNKNOWN[self._run.language]
         else:
             plain, best = self._text(first), self._text(self._beam(question, size)[0].words)
-        return f"| {said} | {plain} | {best} | {sure:.2f} |"
+        how_sure = "not measured" if sure is None else f"{sure:.2f}"
+        return f"| {said} | {plain} | {best} | {how_sure} |"
 
-    def _greedy(self, question: list[int]) -> tuple[list[int], float]:
-        """The greedy answer, and how sure the network is of it: whatever the search is."""
+    def _greedy(self, question: list[int]) -> tuple[list[int], float | None]:
+        """The greedy answer, and how sure the network is of it; None: that is not asked for."""
         batch = torch.tensor([question])
         (found,) = greedy(self._network, batch, no_repeat=self._run.no_repeat)
         if self._confidence is None:
-            return found, float("nan")
+            return found, None
         return found, self._confidence.of(self._run.model, [question], [found])[0]
+
+    def _is_unsure(self, sure: float | None) -> bool:
+        return (
+            self._confidence is not None and sure is not None and sure < self._confidence.threshold
+        )
 
     def _beam(self, question: list[int], size: int) -> list[Any]:
         batch = torch.tensor([question])

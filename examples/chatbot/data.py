@@ -29,7 +29,7 @@ from words import cutter, text
 import quorate
 from quorate.data import cache_dir
 from quorate.data.tokens import Tokens
-from quorate.errors import DataError, SettingError
+from quorate.errors import DataError, SettingError, nearest
 
 SOURCES: dict[str, ModuleType] = {
     "insuranceqa": insuranceqa,
@@ -151,11 +151,15 @@ def load(
     times = times or [1] * len(sources)
     if len(times) != len(sources):
         raise SettingError("times", len(times), f"{len(sources)}: one for each of --data", "say so")
-    own = {
-        source: read_pairs(Path(source), skip_bad=skip_bad, say=say)
-        for source in sources
-        if source not in SOURCES
-    }
+    own = {}
+    for source in sources:
+        if source in SOURCES:
+            continue
+        near = nearest(source, SOURCES)
+        if near is not None and not Path(source).exists():
+            expected = f"a file of pairs, or one of {', '.join(SOURCES)}"
+            raise SettingError("data", source, expected, f"did you mean {near}?")
+        own[source] = read_pairs(Path(source), skip_bad=skip_bad, say=say)
 
     def pairs_of(source: str) -> list[Pair]:
         return own[source] if source in own else SOURCES[source].load(language, say)
@@ -164,7 +168,14 @@ def load(
         parts: dict[str, list[Words]] = {"train": [], "validation": [], "test": []}
         counts = []
         for source, least in zip(sources, least_answer, strict=True):
-            pairs = tokenized(pairs_of(source), language, say, least_answer=least)
+            texts = pairs_of(source)
+            say(f"{source}: cutting {len(texts):,} pairs into words; later runs find them cached")
+            pairs = tokenized(texts, language, say, least_answer=least)
+            if not pairs:
+                got, fix = f"{len(texts):,} pairs, of which none is kept", "see the line above"
+                if least > 1:
+                    fix += "; --least-answer 1 keeps short answers"
+                raise DataError(source, got=got, expected="pairs to learn from", fix=fix)
             found = split(pairs)
             counts.append(len(found["train"]))
             for name, some in found.items():

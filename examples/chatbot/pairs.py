@@ -5,6 +5,7 @@ A file has a pair per line: question, tab, answer, in UTF-8.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from quorate.errors import DataError
 
 MOST_QUESTION, LEAST_ANSWER, MOST_ANSWER = 20, 3, 30  # words
 MOST_QUESTIONS = 10  # that have the same answer: "great question!" answers none of them
+PROGRESS_S = 10.0  # between two lines about how many pairs were cut into words
 
 FIX = "mend it, or pass --skip-bad to leave such lines out and have them counted"
 
@@ -104,11 +106,15 @@ def tokenized(
 
     Left out, and counted: questions of no words or more than 20, answers of fewer than
     ``least_answer`` or more than 30, a pair that was there before, and answers that more than 10
-    questions have.
+    questions have. Every ten seconds a line says how many pairs were cut into words.
     """
     kept: dict[tuple[str, str], Tokens] = {}
     out: Counter[str] = Counter()
-    for pair in pairs:
+    said_at = time.monotonic()
+    for number, pair in enumerate(pairs):
+        if time.monotonic() - said_at >= PROGRESS_S:
+            said_at = time.monotonic()
+            say(f"{number:,} pairs are cut into words so far")
         question = question_words(pair.question, language)
         answer = words(first_sentence(pair.answer, language), language)
         key = (" ".join(question), " ".join(answer))

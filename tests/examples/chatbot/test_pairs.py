@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.chatbot import example, known
 
-from quorate.errors import DataError
+from quorate.errors import DataError, SettingError
 
 data = example.data
 pairs = example.pairs
@@ -86,6 +86,25 @@ def test_what_is_not_learnt_from_is_counted() -> None:
         "answer of fewer than 3 words, 1 with an answer of more than 30 words, 11 with an answer "
         "that more than 10 questions have"
     ]
+
+
+def test_a_data_set_that_is_nearly_one_of_the_known_names_it(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"data: got 'small-talk'.*did you mean small_talk\?"):
+        data.load(["small-talk"], "en", vocabulary_size=500, least_answer=[1])
+
+
+def test_filters_that_leave_no_pair_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "short.tsv"
+    path.write_text("".join(f"why {n}\tno way\n" for n in range(100)))
+    with pytest.raises(DataError, match=r"got 100 pairs, of which none is kept.*--least-answer 1"):
+        data.load([str(path)], "en", vocabulary_size=500, least_answer=[3], say=lambda line: None)
+
+
+def test_cutting_many_pairs_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "PROGRESS_S", 0.0)
+    said: list[str] = []
+    pairs.tokenized([pairs.Pair("who is it", "it is me") for _ in range(3)], "en", said.append)
+    assert said[:2] == [f"{n} pairs are cut into words so far" for n in range(2)]
 
 
 def test_prepared_pairs_are_made_once_and_again_if_damaged(tmp_path: Path) -> None:
