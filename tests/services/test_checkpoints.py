@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ import pytest
 import torch
 from support.digests import digest_of
 from support.small import DATA, trainer
+from support.system_calls import forked
 
 from quorate.commands.main import main
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints import files
+from quorate.services.checkpoints.draft import Contents
+from quorate.services.checkpoints.saver import Checkpoints, Policy
 
 STEPS = (2, 4, 6)
 FILES = (
@@ -277,6 +282,73 @@ def test_training_goes_on_when_the_directory_becomes_read_only(tmp_path: Path) -
         assert found.record["global_step"] == 2
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+def again(run_dir: Path, step: int) -> Contents:
+    """Return the contents of a checkpoint of a run, as those of a step."""
+    found = files.find(run_dir)
+    assert found is not None
+    record = {name: value for name, value in found.record.items() if name != "format"}
+    account = {**record["account"], "best": None, "evaluated_at": 0}
+    tensors = {name: files.tensors(found.path, name) for name in record.pop("files")}
+    position = {"global_step": step, "epoch": step // 5, "account": account}
+    return Contents(tensors, record | position)
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_save_leaves_a_sound_checkpoint_of_no_older_step(tmp_path: Path) -> None:
+    """A step is saved again, and the next one: a kill at each system call of these two saves."""
+    trainer(tmp_path / "run", save_every_steps=2, summary_every_s=None).fit(DATA, steps=2)
+    twice = [again(tmp_path / "run", step) for step in (2, 3)]
+
+    def save(run_dir: Path) -> None:
+        with closing(Checkpoints(run_dir, Policy(None, keep=1))) as saver:
+            for contents in twice:
+                saver.write(contents)
+
+    def in_a_fork(last: int) -> tuple[Path, int]:
+        run_dir = tmp_path / f"killed-{last}"
+        shutil.copytree(tmp_path / "run" / "checkpoints", run_dir / "checkpoints")
+        code, calls = forked(lambda: save(run_dir), "MainThread", last)
+        assert code == (-9 if last else 0)
+        return run_dir, calls
+
+    _, calls = in_a_fork(0)
+    newest = 2
+    for last in range(1, calls + 1):
+        run_dir, _ = in_a_fork(last)
+        found = files.find(run_dir)
+        assert found is not None, last
+        assert found.record["global_step"] >= newest, last
+        assert found.passed_over == [], last
+        newest = found.record["global_step"]
+        files.clear_up(run_dir)
+        names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+        assert names <= {path_of(run_dir, step).name for step in (2, 3)}, last
+        assert path_of(run_dir, newest).name in names, last
+    assert newest == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_its_saves_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """QUORATE_TEST_KILLS=0: at each system call of all saves."""
+    kills = os.environ.get("QUORATE_TEST_KILLS", "8")
+    script = Path(__file__).parents[1] / "scripts" / "killed_in_saves.py"
+    words = [sys.executable, str(script), str(tmp_path), kills]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parents[1]), *sys.path])}
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    newest = 0
+    for kill in json.loads(done.stdout)["kills"]:
+        assert kill["code"] == -9, kill
+        assert kill["sound"] >= newest, kill
+        assert kill["wrong"] == [], kill
+        assert kill["is_same"], kill
+        assert set(kill["left"]) <= {"step-000000000003", "step-000000000004"}, kill
+        newest = kill["sound"]
 
 
 # --- files of tensors -----------------------------------------------------------------------------
