@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -209,6 +210,8 @@ for epochs in range(1, 5):
     print("at step", trainer.global_step)
 """
 
+TESTS = str(Path(__file__).parents[1])
+
 
 def fit_elsewhere(run_dir: Path, limit_bytes: int = 0, **options: Any) -> str:
     words = [
@@ -217,7 +220,7 @@ def fit_elsewhere(run_dir: Path, limit_bytes: int = 0, **options: Any) -> str:
         FIT,
         str(run_dir),
         str(limit_bytes),
-        str(Path(__file__).parents[1]),
+        TESTS,
     ]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, **options)
     assert ended.returncode == 0, ended.stderr
@@ -233,7 +236,9 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     assert "step 3 is not saved, training goes on: [Errno 27] File too large" in out
     assert f"in a checkpoint of {nbytes + 16:,} bytes: '{folder}" in out  # and four counters
-    assert "fit raised [Errno 27] File too large" in out  # nothing is lost without a word
+    # Nothing is lost without a word.
+    assert "fit raised step 20 is not saved: [Errno 27] File too large" in out
+    assert "make room there, and start the run again: it goes on from the beginning" in out
     assert "at step 20" in out
     assert not list(folder.iterdir())
 
@@ -282,6 +287,40 @@ def test_training_goes_on_when_the_directory_becomes_read_only(tmp_path: Path) -
         assert found.record["global_step"] == 2
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_last_save_on_a_full_disk_ends_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        FIT.replace("except OSError", "except ZeroDivisionError").replace("range(1, 5)", "(1,)")
+    )
+    words = [sys.executable, str(script), str(tmp_path / "run"), "200000", TESTS]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("quorate: step 5 is not saved: [Errno 27] File too large, in a checkp")
+    assert line.endswith(
+        "; make room there, and start the run again: it goes on from the beginning"
+    )
+    assert ended.returncode == 1
+
+
+def test_a_run_is_saved_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name in ("quorate-checkpoints", "quorate-worker table", "quorate-summaries"):
+            raise RuntimeError("can't start new thread")
+        starts(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    trainer(tmp_path / "run", 1, save_every_steps=2).fit(DATA, steps=5)
+    assert [one.global_step for one in files.listing(tmp_path / "run")] == [5, 4, 2]
+    out = capsys.readouterr().out
+    assert "summaries failed, training goes on: RuntimeError: can't start new thread" in out
+    assert list((tmp_path / "run" / "summaries").iterdir())
 
 
 # --- kills ----------------------------------------------------------------------------------------

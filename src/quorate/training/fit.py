@@ -355,7 +355,7 @@ def save_now(
         renew: ``RunLock.renew`` of the lock, which is held.
 
     Raises:
-        OSError: it cannot be written; the older checkpoints are as they were.
+        SaveError: it cannot be written; the older checkpoints are as they were.
     """
     assert run_dir.path is not None
     with closing(Checkpoints(Path(run_dir.path), policy(run_dir), renew)) as saver:
