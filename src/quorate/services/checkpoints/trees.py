@@ -97,7 +97,7 @@ class Encoder:
         # What is complex lies in memory as it is, and not as its conjugate.
         plain = plain.resolve_conj().resolve_neg()
         dense = plain.is_contiguous() or plain.numel() != _span(plain)
-        strides = {} if dense else {"stride": list(plain.stride())}
+        strides: dict[str, Any] = {} if dense else {"stride": list(plain.stride())}
         dtype = str(plain.dtype).removeprefix("torch.")
         if dtype not in tensor_file.DTYPES:
             # Files of tensors have no such elements: those of complex128 are saved as pairs.
