@@ -135,6 +135,13 @@ class Keeping(quorate.Callback):
         self.change(self, report)
 
 
+class Stepping(Keeping):
+    """Reads ``global_step``."""
+
+    def saved(self, global_step: int, path: Path) -> None:
+        assert global_step <= self.run.global_step
+
+
 def cosine(run: quorate.Run) -> torch.optim.lr_scheduler.LRScheduler:
     inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     return torch.optim.lr_scheduler.CosineAnnealingLR(inner, 9)
@@ -190,6 +197,7 @@ SILENT: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda o, r: setattr(o, "kept", [1, 2]) if o.kept is None else None,
     ),
     "a clock": (lambda _: 0.0, lambda o, r: setattr(o, "kept", time.perf_counter())),
+    "the step": (lambda r: r.global_step, lambda o, r: setattr(o, "kept", r.global_step)),
     "a file": (lambda _: io.StringIO(), lambda o, r: o.kept.write("x")),
     "a bar": (
         lambda _: Progress(disable=True),
@@ -209,7 +217,8 @@ def test_what_a_resume_makes_again_is_not_said(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, change = SILENT[what]
-    trainer(tmp_path, 1, summary_every_s=None).fit(DATA, steps=3, callbacks=[Keeping(make, change)])
+    kind = Stepping if what == "the step" else Keeping
+    trainer(tmp_path, 1, summary_every_s=None).fit(DATA, steps=3, callbacks=[kind(make, change)])
     assert "of a callback" not in capsys.readouterr().out
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 
-from quorate.replica.witness.kept import Attribute, changed, kept_in
+from quorate.replica.witness.kept import Attribute, kept_in
 from quorate.training.callbacks import Callback, defines
 from quorate.training.optimizing.attributes import optimizers
 from quorate.training.optimizing.by_phase import PhaseUpdates
@@ -49,14 +50,14 @@ class UnsavedAttributes:
             attributes = {
                 f"{kind}.{name}": value
                 for name, value in vars(callback).items()
-                if not self._is_time(value)
+                if not (self._is_time(value) or self._is_global_step(callback, value))
             }
             now |= kept_in(attributes, self._state.model, self._carried())
         if self._updates > 1:
-            for name in changed(self._hashes(self._known), self._hashes(now)):
-                before, after = self._known.get(name), now.get(name)
-                states = [() if each is None else each.states for each in (before, after)]
-                self._note(name, is_doubt=states[0] != states[1])
+            for name in [each for each in now if each in self._known]:  # new ones are made late
+                before, after = self._known[name], now[name]
+                if before.hashed != after.hashed:
+                    self._note(name, is_doubt=before.states != after.states)
         self._known = now
 
     def _note(self, name: str, *, is_doubt: bool) -> None:
@@ -91,6 +92,16 @@ class UnsavedAttributes:
             begun <= value <= clock() for begun, clock in zip(self._begun, _CLOCKS, strict=True)
         )
 
-    @staticmethod
-    def _hashes(found: Mapping[str, Attribute]) -> dict[str, str]:
-        return {name: each.hashed for name, each in found.items()}
+    def _is_global_step(self, callback: Callback, value: object) -> bool:
+        """Return whether a value follows ``global_step``, and does not count updates by itself."""
+        return type(value) is int and value == self._state.global_step and _names_step(callback)
+
+
+def _names_step(callback: Callback) -> bool:
+    """Return whether the methods of a callback read ``global_step`` of a report or the trainer."""
+    methods = [method for kind in type(callback).__mro__ for method in vars(kind).values()]
+    return any(
+        "global_step" in method.__code__.co_names
+        for method in methods
+        if isinstance(method, FunctionType)
+    )
