@@ -66,3 +66,11 @@ class Table(quorate.Callback):
         print(f"IoU after {global_step:,} updates")
         print(table(metrics, self._legend, self._tested, self._before), flush=True)
         self._before = dict(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a run that is resumed compares with."""
+        return {"before": self._before}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with the evaluation before the resume."""
+        self._before = state["before"]

@@ -16,6 +16,7 @@
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
     │   │       └── MisfitError  one that is sound, and of another run
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
+    │   ├── SaveError            a state that cannot be written to the disk
     │   ├── NotFiniteError       a loss or gradient that is no number, before the update
     │   ├── SameBitsError        a strict run that cannot have the same bits elsewhere
     │   ├── ServerError          a server of a Ray cluster is gone, with its slice of the parameters
@@ -170,6 +171,13 @@ class ExitError(OneLineError):
 
 class NotFiniteError(OneLineError):
     """A loss or a gradient is infinite or not a number; the update was not made."""
+
+
+class SaveError(OneLineError, OSError):
+    """The state of a run cannot be written to the disk; older checkpoints are as they were."""
+
+    def __init__(self, message: str, errno: int | None) -> None:
+        self.args, self.errno = (message,), errno
 
 
 class SameBitsError(OneLineError):

@@ -218,6 +218,7 @@ class Trainer:
         Raises:
             UserError: something cannot work; no update was made.
             NotFiniteError: a loss or gradient was not finite; that update was not made.
+            SaveError: the last update cannot be saved, an ``OSError`` too.
             KeyboardInterrupt: after Ctrl-C, with everything saved.
             SystemExit: after SIGTERM, likewise.
         """
@@ -384,7 +385,7 @@ class Trainer:
 
         Raises:
             UserError: there is no ``run_dir``, or nothing was trained yet.
-            OSError: it cannot be written; the older checkpoints are as they were.
+            SaveError: it cannot be written; the older checkpoints are as they were.
         """
         prepared, run_dir = self._prepared, self._recipe.run_dir
         if run_dir.path is None or prepared.state is None or prepared.plan is None:

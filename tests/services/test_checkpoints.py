@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,13 @@ import pytest
 import torch
 from support.digests import digest_of
 from support.small import DATA, trainer
+from support.system_calls import forked
 
 from quorate.commands.main import main
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints import files
+from quorate.services.checkpoints.draft import Contents
+from quorate.services.checkpoints.saver import Checkpoints, Policy
 
 STEPS = (2, 4, 6)
 FILES = (
@@ -204,6 +210,8 @@ for epochs in range(1, 5):
     print("at step", trainer.global_step)
 """
 
+TESTS = str(Path(__file__).parents[1])
+
 
 def fit_elsewhere(run_dir: Path, limit_bytes: int = 0, **options: Any) -> str:
     words = [
@@ -212,7 +220,7 @@ def fit_elsewhere(run_dir: Path, limit_bytes: int = 0, **options: Any) -> str:
         FIT,
         str(run_dir),
         str(limit_bytes),
-        str(Path(__file__).parents[1]),
+        TESTS,
     ]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, **options)
     assert ended.returncode == 0, ended.stderr
@@ -228,7 +236,9 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     assert "step 3 is not saved, training goes on: [Errno 27] File too large" in out
     assert f"in a checkpoint of {nbytes + 16:,} bytes: '{folder}" in out  # and four counters
-    assert "fit raised [Errno 27] File too large" in out  # nothing is lost without a word
+    # Nothing is lost without a word.
+    assert "fit raised step 20 is not saved: [Errno 27] File too large" in out
+    assert "make room there, and start the run again: it goes on from the beginning" in out
     assert "at step 20" in out
     assert not list(folder.iterdir())
 
@@ -277,6 +287,107 @@ def test_training_goes_on_when_the_directory_becomes_read_only(tmp_path: Path) -
         assert found.record["global_step"] == 2
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_last_save_on_a_full_disk_ends_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        FIT.replace("except OSError", "except ZeroDivisionError").replace("range(1, 5)", "(1,)")
+    )
+    words = [sys.executable, str(script), str(tmp_path / "run"), "200000", TESTS]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("quorate: step 5 is not saved: [Errno 27] File too large, in a checkp")
+    assert line.endswith(
+        "; make room there, and start the run again: it goes on from the beginning"
+    )
+    assert ended.returncode == 1
+
+
+def test_a_run_is_saved_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name in ("quorate-checkpoints", "quorate-worker table", "quorate-summaries"):
+            raise RuntimeError("can't start new thread")
+        starts(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    trainer(tmp_path / "run", 1, save_every_steps=2).fit(DATA, steps=5)
+    assert [one.global_step for one in files.listing(tmp_path / "run")] == [5, 4, 2]
+    out = capsys.readouterr().out
+    assert "summaries failed, training goes on: RuntimeError: can't start new thread" in out
+    assert list((tmp_path / "run" / "summaries").iterdir())
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+def again(run_dir: Path, step: int) -> Contents:
+    """Return the contents of a checkpoint of a run, as those of a step."""
+    found = files.find(run_dir)
+    assert found is not None
+    record = {name: value for name, value in found.record.items() if name != "format"}
+    account = {**record["account"], "best": None, "evaluated_at": 0}
+    tensors = {name: files.tensors(found.path, name) for name in record.pop("files")}
+    position = {"global_step": step, "epoch": step // 5, "account": account}
+    return Contents(tensors, record | position)
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_save_leaves_a_sound_checkpoint_of_no_older_step(tmp_path: Path) -> None:
+    """A step is saved again, and the next one: a kill at each system call of these two saves."""
+    trainer(tmp_path / "run", save_every_steps=2, summary_every_s=None).fit(DATA, steps=2)
+    twice = [again(tmp_path / "run", step) for step in (2, 3)]
+
+    def save(run_dir: Path) -> None:
+        with closing(Checkpoints(run_dir, Policy(None, keep=1))) as saver:
+            for contents in twice:
+                saver.write(contents)
+
+    def in_a_fork(last: int) -> tuple[Path, int]:
+        run_dir = tmp_path / f"killed-{last}"
+        shutil.copytree(tmp_path / "run" / "checkpoints", run_dir / "checkpoints")
+        code, calls = forked(lambda: save(run_dir), "MainThread", last)
+        assert code == (-9 if last else 0)
+        return run_dir, calls
+
+    _, calls = in_a_fork(0)
+    newest = 2
+    for last in range(1, calls + 1):
+        run_dir, _ = in_a_fork(last)
+        found = files.find(run_dir)
+        assert found is not None, last
+        assert found.record["global_step"] >= newest, last
+        assert found.passed_over == [], last
+        newest = found.record["global_step"]
+        files.clear_up(run_dir)
+        names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+        assert names <= {path_of(run_dir, step).name for step in (2, 3)}, last
+        assert path_of(run_dir, newest).name in names, last
+    assert newest == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_its_saves_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """QUORATE_TEST_KILLS=0: at each system call of all saves."""
+    kills = os.environ.get("QUORATE_TEST_KILLS", "8")
+    script = Path(__file__).parents[1] / "scripts" / "killed_in_saves.py"
+    words = [sys.executable, str(script), str(tmp_path), kills]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parents[1]), *sys.path])}
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    newest = 0
+    for kill in json.loads(done.stdout)["kills"]:
+        assert kill["code"] == -9, kill
+        assert kill["sound"] >= newest, kill
+        assert kill["wrong"] == [], kill
+        assert kill["is_same"], kill
+        assert set(kill["left"]) <= {"step-000000000003", "step-000000000004"}, kill
+        newest = kill["sound"]
 
 
 # --- files of tensors -----------------------------------------------------------------------------

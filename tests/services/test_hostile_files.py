@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from quorate.data.idx import read_idx
 from quorate.errors import CheckpointError, DataError
 from quorate.machine.regular_file import open_regular, read_regular
 from quorate.replica.digest import digest
-from quorate.services.checkpoints import files
+from quorate.services.checkpoints import files, record, tensor_file
 
 ONE_GIB = 1 << 30
 
@@ -362,3 +363,40 @@ def test_a_gzip_of_zeros_does_not_fill_memory(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"2147483648 x 2147483648 x 1 uint8.*memory can be had"):
         read_idx(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8 * ONE_GIB // 1024
+
+
+# --- headers and records that would take long, or much memory -------------------------------------
+
+MOST = 60_000_000  # bytes
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"{",
+        *(
+            pytest.param(piece, marks=pytest.mark.slow)
+            for piece in (
+                b'{"a":',
+                b"[],",
+                b'{"a":{}},',
+                b'"",',
+                b"1,",
+                b" ",
+                b"\0",
+                b"\\",
+                b'"\\"',
+            )
+        ),
+    ],
+)
+def test_no_header_and_no_record_is_read_for_long(piece: bytes, tmp_path: Path) -> None:
+    text = piece * (MOST // len(piece))
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    begun = time.monotonic()
+    with pytest.raises(CheckpointError, match="its header: got "):
+        tensor_file.header(file)
+    with pytest.raises(ValueError, match="got "):
+        record.parsed(b'{"optimizer_state": [' + text)
+    assert time.monotonic() - begun < 30  # it was over 70 s, for the first of the two

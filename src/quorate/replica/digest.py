@@ -48,8 +48,16 @@ def content(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
     dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
     # A conjugate may be the elements with a note that they are to be read as such.
-    flat = dense.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy()
+    return flat_bytes(dense.resolve_conj().resolve_neg().cpu()).numpy()
+
+
+def flat_bytes(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's elements, row by row: a view where they lie so."""
+    import torch
+
+    dense = values.contiguous()
+    # A tensor of one element is contiguous with any stride, and only one of stride 1 has bytes.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _bytes_of(name: str, tensor: torch.Tensor) -> TensorBytes:

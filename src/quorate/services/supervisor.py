@@ -39,13 +39,16 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         for clock in self._clocks:
-            clock.start()
+            clock.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         for clock in self._clocks:
             clock.over.set()
         for clock in self._clocks:
+            if clock.ident is None:  # no thread could be started for it
+                clock.run()
+                continue
             clock.join(GRACE_S)
             if clock.is_alive():
                 self._say(f"{clock.name} does not end, and is left behind")
@@ -60,6 +63,10 @@ class _Clock(threading.Thread):
         self._service = service
         self._say = say
         self._shown: str | None = None  # the failure that was shown last
+
+    def begin(self) -> None:
+        """Start the thread. Where that cannot be, the service has its turn at the end alone."""
+        self.guarded(lambda _: self.start())
 
     def run(self) -> None:
         self.guarded(lambda service: service.tick())

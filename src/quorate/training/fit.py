@@ -33,6 +33,7 @@ from quorate.training.loop import Loop
 from quorate.training.saved_state import Contents, contents
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
+from quorate.training.unsaved import UnsavedAttributes
 from quorate.training.validation import Best, Validation
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class Fit:
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             stack.enter_context(visits.announced())
+            unsaved = UnsavedAttributes(self._services.callbacks, loop.state)
             for report in loop.reports:
                 if self._saver is not None and report.global_step == first:
                     loop.state.optimizer_state.save()  # what cannot be saved is found out now
@@ -176,6 +178,9 @@ class Fit:
                     for callback in self._visitors("updated"):
                         callback.updated(report)
                     self._evaluate_if_due(loop, supervisor)
+                    if self._saver is not None:
+                        is_last = report.global_step == report.last_step
+                        unsaved.updated(is_last=is_last or self._stops.reason is not None)
                     self._save_if_due(loop.state)
         signals.leave()
 
@@ -355,7 +360,7 @@ def save_now(
         renew: ``RunLock.renew`` of the lock, which is held.
 
     Raises:
-        OSError: it cannot be written; the older checkpoints are as they were.
+        SaveError: it cannot be written; the older checkpoints are as they were.
     """
     assert run_dir.path is not None
     with closing(Checkpoints(Path(run_dir.path), policy(run_dir), renew)) as saver:

@@ -38,6 +38,7 @@ def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
     if fresh and (folder := set_aside(run_dir)) is not None:
         say(f"the run that was in {run_dir} is in {folder} now")
     require_usable(run_dir, say)
+    files.clear_up(run_dir)
 
 
 def restore(

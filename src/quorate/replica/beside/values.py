@@ -15,6 +15,7 @@ import torch
 
 from quorate.machine.shared_memory import Segment
 from quorate.replica.beside.shared import SIMPLE, Simple, are_any, everyone, live, tensors_of
+from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Flat, Layout
 
 Plain = Mapping[str, Mapping[str, Simple]]  # by ``Shared`` and key
@@ -131,7 +132,7 @@ def _are_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return flat_bytes(tensor.detach().cpu())
 
 
 def _described(layout: Layout) -> list[list[Any]]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,6 +32,14 @@ from quorate.replica.nested import parts
 from quorate.replica.placement.call_site import LIBRARIES
 
 Kept = dict[str, str]  # by name: a hash
+
+
+class Attribute(NamedTuple):
+    """An attribute of an object that is no module."""
+
+    hashed: str
+    states: tuple[bytes, ...]  # hashes of what in it has a ``state_dict``, and of generators
+
 
 MOST_DEEP = 6
 MOST_ITEMS = 512  # of a container, from its front and its back
@@ -46,6 +54,7 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
@@ -81,6 +90,26 @@ def kept_beside(
     for value in objects:
         look.object(value)
     return look.these(attributes, parameters)
+
+
+def kept_in(
+    attributes: Mapping[str, Any], model: torch.nn.Module, carried: Mapping[int, str]
+) -> dict[str, Attribute]:
+    """Return hashes of attributes of an object of the user's, by their names.
+
+    Objects with a ``state_dict`` count as what it gives. Others that are no data and of no class of
+    the script's (files, bars, writers, the trainer) count as what they are called.
+
+    Args:
+        model: what it has counts as what it is called.
+        carried: what does too, by ``id``.
+    """
+    found, look = {}, _StateLook(model, carried)
+    for name, value in attributes.items():
+        look.states.clear()
+        look._note(name, value)
+        found[name] = Attribute(look._found[name], tuple(look.states))
+    return found
 
 
 def changed(before: Kept, after: Kept) -> list[str]:
@@ -251,11 +280,42 @@ class _Look:
         elif (text := _state_text(value)) is not None:
             hashed.update(text.encode())
         else:
-            for part in _parts(value):
+            for part in self._parts(value):
                 hashed.update(self._hash(part, depth + 1))
         # The value is held too: an id is free again when its object is gone.
         self._known[id(value)] = value, hashed.digest()
         return hashed.digest()
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        return _parts(value)
+
+
+class _StateLook(_Look):
+    """One look at an attribute of an object whose state nobody saves."""
+
+    def __init__(self, model: torch.nn.Module, carried: Mapping[int, str]) -> None:
+        super().__init__(model, carried)
+        self.states: list[bytes] = []
+
+    def _hash(self, value: Any, depth: int) -> bytes:
+        hashed = super()._hash(value, depth)
+        if isinstance(value, _GENERATORS) or _has_state_dict(value):
+            self.states.append(hashed)
+        return hashed
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        kind = type(value)
+        if isinstance(value, (torch.utils.data.Dataset, *_NAMES)):
+            return  # made anew from the script, with its caches
+        if _has_state_dict(value):
+            yield value.state_dict()
+        elif _is_data(value) or not _is_of_others(kind):
+            yield from _parts(value)
+
+
+def _has_state_dict(value: Any) -> bool:
+    names = ("state_dict", "load_state_dict")
+    return not isinstance(value, type) and all(callable(getattr(value, n, None)) for n in names)
 
 
 def _feed_tensor(hashed: Any, tensor: torch.Tensor) -> None:

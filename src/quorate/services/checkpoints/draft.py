@@ -2,18 +2,20 @@
 
 A file of tensors is made in its full size, with its header, before any tensor is in it. So several
 processes can write one: each puts what it has where it belongs. The rest is done once: files are
-flushed to the disk, read for their checksums, and get their place and their marker.
+flushed to the disk, read for their checksums, and get their marker and their place.
+
+A kill or a power cut at any instant of a save leaves every older sound checkpoint, also one of the
+same step: a step is saved twice where its checkpoint is the best and a due one.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +30,10 @@ from quorate.services.checkpoints.files import (
     RECORD_SHA256,
     TEMPORARY,
     checkpoint_of,
+    clear_up,
     marker,
+    remove,
+    replaced_by,
 )
 from quorate.services.checkpoints.tensor_bytes import write_at
 from quorate.services.checkpoints.tensor_file import Stored
@@ -88,6 +93,7 @@ class Draft:
     """
 
     def __init__(self, run_dir: Path, saved: Contents) -> None:
+        self._run_dir = run_dir
         self._checkpoints = run_dir / "checkpoints"
         self._final = checkpoint_of(run_dir, saved.global_step)
         self._nbytes = saved.nbytes
@@ -95,8 +101,10 @@ class Draft:
         self._flush_all: Callable[[Flush], None] = lambda flush: flush()
         _ONE_AT_A_TIME.acquire()
         with self._one_that_fails_is_dropped():
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
-            _clear(self._checkpoints)  # what a kill in an earlier save left
+            if not self._checkpoints.is_dir():
+                self._checkpoints.mkdir(parents=True, exist_ok=True)
+                flush_folder(run_dir)
+            clear_up(run_dir)
             self.folder = folder_beside(self._checkpoints, TEMPORARY)
             self._record = {"format": records.FORMAT, **saved.record, "saved_at": time.time()}
             metadata = {"format": "pt", RECORD_SHA256: records.body_sha256(self._record)}
@@ -120,15 +128,19 @@ class Draft:
             text = (json.dumps(self._record, indent=1) + "\n").encode()
             records.parsed(text)  # what could not be read again is not saved
             write_atomically(self.folder / RECORD, text)
-            # 2. In its place, as a whole.
-            if self._final.exists():  # damaged, or of a run that was passed over: out of the way
-                aside = folder_beside(self._checkpoints, TEMPORARY)
-                self._final.rename(aside / "replaced")
+            # 2. The marker, which has the record's checksum: without it there is no checkpoint.
+            write_atomically(self.folder / MARKER, marker(text))
+            # 3. The place. A checkpoint of this step that is there stays whole beside it until the
+            # new one's name is on the disk: after a kill in between ``clear_up`` puts it back.
+            replaced = replaced_by(self._final)
+            if os.path.lexists(replaced):  # ``clear_up`` found nothing sound in its place
+                remove(self._final)
+            elif os.path.lexists(self._final):
+                self._final.rename(replaced)
             self.folder.rename(self._final)
             flush_folder(self._checkpoints)
-            # 3. The marker, which has the record's checksum: without it there is no checkpoint.
-            write_atomically(self._final / MARKER, marker(text))
-            _clear(self._checkpoints)
+            if os.path.lexists(replaced):
+                remove(replaced)
         _ONE_AT_A_TIME.release()
         return self._final
 
@@ -143,10 +155,7 @@ class Draft:
         try:
             yield
         except BaseException as error:
-            _clear(self._checkpoints)
-            with suppress(OSError):
-                if self._final.exists() and not (self._final / MARKER).exists():
-                    shutil.rmtree(self._final, ignore_errors=True)
+            clear_up(self._run_dir)
             _ONE_AT_A_TIME.release()
             if not isinstance(error, OSError):
                 raise
@@ -174,9 +183,3 @@ def _write_tensors(
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     return stored
-
-
-def _clear(folder: Path) -> None:
-    """Delete temporary directories."""
-    for temporary in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -10,11 +10,13 @@
         state.json              the rest, and the SHA-256 of each file
         complete                the SHA-256 of state.json; written last
 
-A checkpoint is written into a temporary directory, flushed to the disk, and renamed; then it gets
-its marker. Nothing is pickled. Reading checks every byte, and believes nothing of what checksums
-cover either: the record is compared with its schema (``record``), tensor files with their headers
-(``tensor_file``), and both with each other. Each tensor file has the checksum of the record in its
-header, so that files of two checkpoints are not taken for one.
+A checkpoint is written into a temporary directory, gets its marker, is flushed to the disk, and is
+renamed. One of the same step is ".replaced-step-..." until then: a kill between the two renames
+leaves that one, which is read in its place. Nothing is pickled. Reading checks every byte, and
+believes nothing of what checksums cover either: the record is compared with its schema
+(``record``), tensor files with their headers (``tensor_file``), and both with each other. Each
+tensor file has the checksum of the record in its header, so that files of two checkpoints are not
+taken for one.
 
 Here they are read: ``draft`` writes them. What the tensors are to a training is in
 ``training/saved_state.py``. Nothing here needs torch.
@@ -33,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.errors import CheckpointError, MisfitError
+from quorate.machine.atomic_file import flush_folder
 from quorate.machine.most_memory import too_large
 from quorate.machine.regular_file import open_regular, read_regular
 from quorate.replica.digest import TensorBytes, digest_of_bytes
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 TEMPORARY = ".saving-"
+REPLACED = ".replaced-"  # before the name of a checkpoint that another one takes the place of
 RECORD, MARKER = "state.json", "complete"
 # In the header of each tensor file: the checksum of the record that it was saved with.
 RECORD_SHA256 = "record_sha256"
@@ -70,6 +74,34 @@ class Listed(NamedTuple):
 def checkpoint_of(run_dir: Path, global_step: int) -> Path:
     """Return the directory that the checkpoint of a step has, if there is one."""
     return run_dir / "checkpoints" / f"step-{global_step:012d}"
+
+
+def replaced_by(path: Path) -> Path:
+    """Return where the checkpoint is kept that another one takes the place of."""
+    return path.with_name(f"{REPLACED}{path.name}")
+
+
+def clear_up(run_dir: Path) -> None:
+    """Remove what a kill in a save left, and put back what it replaced.
+
+    The caller holds the run's lock, and no save is under way. A replaced checkpoint gets its name
+    back if nothing has that name, is deleted if the checkpoint of that name is sound, and else
+    stays where it is.
+    """
+    folder = run_dir / "checkpoints"
+    for replaced, step in _with_steps(folder.glob(f"{REPLACED}step-*")):
+        final = checkpoint_of(run_dir, step)
+        if replaced != replaced_by(final):
+            continue  # somebody else's
+        with suppress(OSError, CheckpointError):
+            if os.path.lexists(final):
+                _check_at(final, step)
+                remove(replaced)
+            else:
+                replaced.rename(final)
+                flush_folder(folder)
+    for temporary in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
@@ -123,13 +155,15 @@ def listing(run_dir: Path) -> list[Listed]:
 
     The run may go on meanwhile: a checkpoint that it deletes is not listed.
     """
-    listed = []
+    listed: list[Listed] = []
     for path, step in newest_first(run_dir):
         wrong = saved_at = None
         try:
             saved_at = _check_at(path, step)["saved_at"]
         except CheckpointError as error:
             wrong = str(error)
+        if listed and listed[-1].global_step == step and listed[-1].wrong is None:
+            continue  # replaced by a sound one
         if os.path.lexists(path):
             listed.append(Listed(path, step, _nbytes(path), saved_at, wrong))
     return listed
@@ -219,14 +253,22 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
     """List what has the name of a checkpoint, sound or not, with the steps that the names say.
 
+    A checkpoint whose replacement was cut off comes behind the one that has its name, if one has.
+
     Raises:
         SettingError: nobody can tell what there is.
     """
     require_seen(run_dir)
-    paths = (run_dir / "checkpoints").glob("step-*")
+    folder = run_dir / "checkpoints"
     # Whatever it is: a link that leads nowhere is a checkpoint that cannot be seen, and not none.
-    steps = [(path, int(path.name[5:])) for path in paths if path.name[5:].isdecimal()]
-    return sorted(steps, key=lambda item: -item[1])
+    paths = [*folder.glob("step-*"), *folder.glob(f"{REPLACED}step-*")]
+    return sorted(_with_steps(paths), key=lambda item: -item[1])
+
+
+def _with_steps(paths: Iterable[Path]) -> list[tuple[Path, int]]:
+    """Return those paths whose names say a step, with the steps."""
+    digits = [(path, path.name.removeprefix(REPLACED).removeprefix("step-")) for path in paths]
+    return [(path, int(step)) for path, step in digits if step.isdecimal()]
 
 
 def is_ours(path: Path, step: int) -> bool:
@@ -256,7 +298,7 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
 def _check_at(path: Path, step: int) -> dict[str, Any]:
     if path.is_symlink() and not path.exists():
         raise CheckpointError(f"{path}: a link that leads nowhere: is a disk not mounted?")
-    if not is_ours(path, step):
+    if not is_ours(path.with_name(path.name.removeprefix(REPLACED)), step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")
     try:

@@ -35,6 +35,8 @@ from quorate.machine.printable import printable
 FORMAT = 2
 MOST_BYTES = 64 << 20  # of a record: 200,000 parameters with 100 bytes each are 20 MB
 MOST_DEPTH = 32  # of brackets in brackets
+# What 64 MB of JSON that quorate writes stay below: an object has at least 20 bytes.
+MOST_OBJECTS, MOST_VALUES = 3 << 20, 8 << 20
 _SAVED_BY = 253_402_300_799.0  # seconds since the epoch: the end of the year 9999
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -199,10 +201,10 @@ def parsed_json(text: bytes) -> Any:
     """Parse JSON that anybody may have written.
 
     Raises:
-        ValueError: it is no JSON, is too deep, has a key twice, or a number of too many digits.
+        ValueError: it is no JSON, is too deep or has too many values, has a key twice, or a number
+            of too many digits.
     """
-    if (depth := _depth(text)) > MOST_DEPTH:  # the parser is recursive: it would end the process
-        raise ValueError(f"got {depth:,} brackets in each other, expected at most {MOST_DEPTH}")
+    _require_bounded(text)
     try:
         # Decoded here: the parser would take UTF-16 too, in which brackets were not counted.
         return json.loads(text.decode(), object_pairs_hook=_without_duplicates)
@@ -369,17 +371,38 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+_STRETCH = re.compile(
+    rb'(?:[^"]{0,1000000}+"[^"\\]*+(?:\\.?[^"\\]*+)*+"){1,20000}+|[^"]{1,1000000}+|".*+', re.DOTALL
+)
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = [1 if mark in b"[{" else -1 for mark in range(256)]  # by bracket: deeper, or out again
 
 
-def _depth(text: bytes) -> int:
-    """Return how deep brackets are in each other, outside of strings."""
-    depth = deepest = 0
-    for found in _BRACKETS.finditer(text):
-        mark = found[0]
-        if mark in (b"[", b"{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif mark in (b"]", b"}"):
-            depth -= 1
-    return deepest
+def _require_bounded(text: bytes) -> None:
+    """Refuse JSON whose parsing would take long, much memory, or the stack, however it goes on.
+
+    Raises:
+        ValueError: it is too deep, or has too many values for a text that quorate writes.
+    """
+    if (quotes := text.count(b'"')) > 2 * MOST_VALUES:
+        raise ValueError(f"got {quotes:,} quotes, expected at most {2 * MOST_VALUES:,}")
+    depth = opened = commas = 0
+    # A stretch at a time: what is too much is not looked at to its end. None ends in a string, but
+    # for one without an end.
+    for stretch in _STRETCH.finditer(text):
+        bare = _STRINGS.sub(b"", stretch[0])  # brackets and commas in strings are none
+        brackets = bare.translate(None, _OTHERS)
+        opened += brackets.count(b"[") + brackets.count(b"{")
+        commas += bare.count(b",")
+        if opened > MOST_OBJECTS or commas > MOST_VALUES:
+            raise ValueError(
+                f"got over {opened:,} lists and objects and {commas:,} commas, expected at most "
+                f"{MOST_OBJECTS:,} and {MOST_VALUES:,}"
+            )
+        depths = [*itertools.accumulate(map(_STEPS.__getitem__, brackets), initial=depth)]
+        if (deepest := max(depths)) > MOST_DEPTH:  # the parser is recursive: the process would end
+            raise ValueError(
+                f"got {deepest:,} or more brackets in each other, expected at most {MOST_DEPTH}"
+            )
+        depth = depths[-1]

@@ -17,9 +17,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from quorate.errors import SaveError, UserError
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.draft import Contents, Draft, write
 from quorate.services.checkpoints.retention import Saved, surplus
+from quorate.services.run_contents import NO_ROOM
 from quorate.transports.tracing.trace import current
 
 
@@ -89,7 +91,10 @@ class Checkpoints:
         return self._last if self._idle.is_set() else None
 
     def save(self, contents: Contents) -> None:
-        """Write these in the background. Waits for an earlier save that is under way."""
+        """Write these in the background. Waits for an earlier save that is under way.
+
+        Where no thread can be started, these are on the disk when it returns, or cannot be.
+        """
         self._idle.wait()
         self._asked, self._last = False, contents if contents.fill is None else None
         self._copied_at = time.monotonic()
@@ -101,10 +106,10 @@ class Checkpoints:
             except (OSError, ValueError) as error:
                 self._outcomes.put(Outcome(contents.global_step, None, str(error)))
                 return
+        if not self._has_thread():
+            self._write_one(contents, draft)
+            return
         self._idle.clear()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write_all, name="quorate-checkpoints")
-            self._thread.start()
         self._waiting.put((contents, draft))
         if self._is_due_by_steps(contents.global_step):
             self._idle.wait()
@@ -132,14 +137,40 @@ class Checkpoints:
         """Write these, and return their directory when they are on the disk.
 
         Raises:
-            OSError: they cannot be written.
+            SaveError: they cannot be written.
         """
         self.finish()
-        self._renew(make=True)  # nobody may come back to save it later
-        with self._spanning("writing a checkpoint"):
-            path = write(self._run_dir, contents)
-            self._tidy(contents)
+        try:
+            self._renew(make=True)  # nobody may come back to save it later
+            with self._spanning("writing a checkpoint"):
+                path = write(self._run_dir, contents)
+                self._tidy(contents)
+        except OSError as error:
+            raise self._not_saved(contents.global_step, error) from error
         return path
+
+    def _not_saved(self, global_step: int, error: OSError) -> SaveError:
+        older: list[tuple[Path, int]] = []
+        with suppress(UserError, OSError):
+            older = files.newest_first(self._run_dir)
+        cure = "make room there" if error.errno in NO_ROOM else "mend that"
+        start = f"step {older[0][1]:,}" if older else "the beginning"
+        return SaveError(
+            f"step {global_step:,} is not saved: {error}; {cure}, and start the run again: it goes "
+            f"on from {start}",
+            error.errno,
+        )
+
+    def _has_thread(self) -> bool:
+        """Start the thread that writes, unless there is one; return whether there is one now."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._write_all, name="quorate-checkpoints")
+            try:
+                thread.start()
+            except RuntimeError:  # the system starts none at present: too many, or no memory
+                return False
+            self._thread = thread
+        return True
 
     def _spanning(self, name: str, track: str = "") -> AbstractContextManager[None]:
         return nullcontext() if self._trace is None else self._trace.span(name, track)
@@ -149,20 +180,23 @@ class Checkpoints:
     def _write_all(self) -> None:
         _give_way()
         while (waiting := self._waiting.get()) is not None:
-            contents, draft = waiting
-            try:
-                with self._spanning("writing a checkpoint", "checkpoints"):
-                    if draft is None:
-                        self._renew()
-                        draft = Draft(self._run_dir, contents)
-                    path = draft.finish()
-                    self._tidy(contents)
-                self._took_s = time.monotonic() - self._copied_at
-                outcome = Outcome(contents.global_step, path, "")
-            except Exception as error:  # the edge of the thread: the loop tells the user
-                outcome = Outcome(contents.global_step, None, str(error))
-            self._outcomes.put(outcome)
+            self._write_one(*waiting)
             self._idle.set()
+
+    def _write_one(self, contents: Contents, draft: Draft | None) -> None:
+        """Write a checkpoint, and put what became of it where the loop finds it."""
+        try:
+            with self._spanning("writing a checkpoint", "checkpoints"):
+                if draft is None:
+                    self._renew()
+                    draft = Draft(self._run_dir, contents)
+                path = draft.finish()
+                self._tidy(contents)
+            self._took_s = time.monotonic() - self._copied_at
+            outcome = Outcome(contents.global_step, path, "")
+        except Exception as error:  # the edge of the thread: the loop tells the user
+            outcome = Outcome(contents.global_step, None, str(error))
+        self._outcomes.put(outcome)
 
     def _is_due_by_steps(self, global_step: int) -> bool:
         every_steps = self._policy.every_steps

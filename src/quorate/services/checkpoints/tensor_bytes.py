@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from quorate.replica.digest import flat_bytes
+
 
 def write_at(descriptor: int, values: torch.Tensor, start: int) -> None:
     """Write the elements of a tensor, row by row, to an open file from byte ``start`` on.
@@ -35,8 +37,3 @@ def read_at(descriptor: int, into: torch.Tensor, start: int) -> None:
         left, start = left[done:], start + done
     if here.data_ptr() != into.data_ptr():
         into.detach().copy_(here)
-
-
-def flat_bytes(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor's elements, row by row: a view where they lie so."""
-    return values.contiguous().reshape(-1).view(torch.uint8)

@@ -20,12 +20,16 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from quorate.errors import CheckpointError
+from quorate.machine.printable import printable
 from quorate.machine.regular_file import open_regular, size_of
 from quorate.services.checkpoints.record import abridged, parsed_json
 
 MOST_HEADER_BYTES = 64 << 20
 _MOST_DIMENSIONS = 64  # what torch's kernels can take
+_MOST_TENSORS = 3 << 19  # in a header: the shortest entry has 43 bytes
 _PIECE_BYTES = 1 << 20
 
 # From safetensors' names of dtypes to torch's, and how many bytes an element has.
@@ -36,6 +40,7 @@ TORCH_NAMES = {
     **{"F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz"},
     **{"F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
 }
+DTYPES = frozenset(TORCH_NAMES.values())
 _BYTES = {
     **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1},
     **{"U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4},
@@ -147,7 +152,9 @@ def _header(path: Path, file: BufferedReader) -> Header:
             f"{min(size - 8, MOST_HEADER_BYTES):,}"
         )
     try:
-        entries = parsed_json(file.read(length))
+        text = file.read(length)
+        _require_entries(text)
+        entries = parsed_json(text)
         if not isinstance(entries, dict):
             raise ValueError(f"got a {type(entries).__name__}, expected an object")
         metadata = entries.pop("__metadata__", {})
@@ -168,6 +175,22 @@ def _header(path: Path, file: BufferedReader) -> Header:
     if at != size:
         raise CheckpointError(f"{path}: got {size:,} bytes, expected {at:,} as its header says")
     return Header(tensors, metadata, size)
+
+
+def _require_entries(text: bytes) -> None:
+    """Refuse a text that is no object of objects, before there is memory for all of it.
+
+    Raises:
+        ValueError: it is none, or has more tensors than a header can describe.
+    """
+    if (most := text.count(b"{")) > _MOST_TENSORS:
+        raise ValueError(f"got {most:,} braces, expected at most {_MOST_TENSORS:,}")
+    try:
+        msgspec.json.decode(text, type=dict[str, dict[str, str | list[int]]])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"got no tensors by name: {printable(error)}") from error
+    except (msgspec.DecodeError, RecursionError):
+        return  # the other parser says what is wrong
 
 
 def _is_size(number: object) -> bool:

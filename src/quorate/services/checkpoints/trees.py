@@ -1,8 +1,9 @@
 """Trees: nested values of Python as JSON and named tensors, and back. Nothing is pickled.
 
 What optimizers and schedulers of any maker give as their state: numbers, strings, None, lists,
-tuples, dicts with keys of these, tensors, and references to parameters. A number or string is
-itself in JSON; all else is an object of one key that says what it is.
+tuples, sets, dicts with keys of these, tensors, NumPy arrays and numbers, and references to
+parameters. A number or string is itself in JSON; all else is an object whose first key says what it
+is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 
 from quorate.errors import CheckpointError
+from quorate.services.checkpoints import tensor_file
 
+MOST_NAME = 512  # characters of a tensor's name, but for its number
 MOST_DEEP = 8  # of a tree: a level takes up to three of the record's ``MOST_DEPTH`` brackets
 _NUMBERS: Mapping[str, float] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -30,13 +33,16 @@ class Encoder:
     def __init__(self, parameters: Mapping[int, str]) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._named = parameters
-        self._keys: dict[int, str] = {}  # of tensors by id: one that is there twice is saved once
+        # By the ``id`` of a tensor or an array, the object and its tree: one that is there twice is
+        # saved once. The object is kept: else its id could become another one's.
+        self._encoded: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Any:
         """Return a tree for JSON.
 
         Args:
-            path: where it is: a tensor gets its name from it, and an error message.
+            path: where the value is: for the name of a tensor, and for an error message. Two
+                values may have the same path.
 
         Raises:
             CheckpointError: there is something in it that is no such value.
@@ -50,7 +56,9 @@ class Encoder:
         if id(value) in self._named:
             return {"parameter": self._named[id(value)]}
         if isinstance(value, torch.Tensor):
-            return self._tensor(value, path)
+            return self._once(value, lambda: self._tensor(value, path))
+        if isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap):
+            return self._once(value, lambda: self._numpy(value, path))
 
         def inner(item: Any, name: object) -> Any:
             return self.encode(item, f"{path}.{name}", depth + 1)
@@ -64,8 +72,6 @@ class Encoder:
             return {"dict": [[inner(key, "key"), inner(value[key], name)] for name, key in named]}
         if isinstance(value, complex):
             return {"complex": [inner(value.real, "real"), inner(value.imag, "imag")]}
-        if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufc":
-            return {"numpy": self._tensor(torch.from_numpy(np.array(value)), path)}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         kind = type(value).__name__
@@ -74,16 +80,55 @@ class Encoder:
             "of these are saved; keep such, use another optimizer, or no run_dir"
         )
 
-    def _tensor(self, value: torch.Tensor, path: str) -> Any:
-        if value.layout is not torch.strided:
+    def _once(self, value: object, encode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the tree of a tensor or an array, the same one each time."""
+        if id(value) not in self._encoded:
+            self._encoded[id(value)] = value, encode()
+        return self._encoded[id(value)][1]
+
+    def _tensor(self, value: torch.Tensor, path: str) -> dict[str, Any]:
+        plain = value.detach()
+        if value.layout is not torch.strided or value.is_quantized:
+            kind = "quantized" if value.is_quantized else f"of layout {value.layout}"
             raise CheckpointError(
-                f"{path} is a tensor of layout {value.layout}, and only dense ones are saved; use "
-                "another optimizer, or no run_dir"
+                f"{path} is a tensor {kind}, and only dense ones are saved; use another optimizer, "
+                "or no run_dir"
             )
-        key = self._keys.setdefault(id(value), path)
-        self.tensors[key] = value.detach()
-        dense = value.is_contiguous() or value.numel() != _span(value)
-        return {"tensor": key} if dense else {"tensor": key, "stride": list(value.stride())}
+        # What is complex lies in memory as it is, and not as its conjugate.
+        plain = plain.resolve_conj().resolve_neg()
+        dense = plain.is_contiguous() or plain.numel() != _span(plain)
+        strides: dict[str, Any] = {} if dense else {"stride": list(plain.stride())}
+        dtype = str(plain.dtype).removeprefix("torch.")
+        if dtype not in tensor_file.DTYPES:
+            # Files of tensors have no such elements: those of complex128 are saved as pairs.
+            if plain.dtype is not torch.complex128:
+                raise CheckpointError(f"{path} is a tensor of {dtype}, which no checkpoint holds")
+            plain, strides = torch.view_as_real(plain), {**strides, "dtype": dtype}
+        key = self._name(path)
+        self.tensors[key] = plain
+        return {"tensor": key, **strides}
+
+    def _numpy(self, value: Any, path: str) -> dict[str, Any]:
+        copy = np.array(value)
+        copy = copy.astype(copy.dtype.newbyteorder("="), copy=False)
+        try:
+            tensor = torch.from_numpy(copy)
+        except TypeError:
+            raise CheckpointError(
+                f"{path} is a NumPy value of dtype {copy.dtype}, and only numbers of dtypes that "
+                "torch has are saved; keep such"
+            ) from None
+        # Without dimensions, an array and a number are two things.
+        is_array = {"is_array": True} if isinstance(value, np.ndarray) and not copy.ndim else {}
+        return {"numpy": self._tensor(tensor, path), **is_array}
+
+    def _name(self, path: str) -> str:
+        """Return a name for a tensor that no other has: its path, and a number where needed."""
+        name = start = path.encode(errors="backslashreplace").decode()[:MOST_NAME]
+        number = len(self.tensors)
+        while name in self.tensors:
+            name, number = f"{start}#{number}", number + 1
+        return name
 
 
 class Decoder:
@@ -100,6 +145,7 @@ class Decoder:
         self._tensors = tensors
         self._named = parameters
         self._made: dict[str, torch.Tensor] = {}
+        self._arrays: dict[str, Any] = {}  # NumPy's, by the names of their tensors
 
     def decode(self, tree: Any, depth: int = 0) -> Any:
         """Return what ``encode`` was given.
@@ -130,6 +176,10 @@ class Decoder:
     def _tensor(self, tree: dict[str, Any], key: str) -> torch.Tensor:
         if key not in self._made:
             value = self._tensors[key]
+            if tree.get("dtype") is not None:
+                if self._dtype(tree["dtype"]) is not torch.complex128:
+                    raise CheckpointError(f"tensor {key!r}: no pairs are {tree['dtype']!r:.80}")
+                value = torch.view_as_complex(value)
             made = value.clone()
             if (stride := tree.get("stride")) is not None:
                 made = torch.empty_strided(value.shape, stride, dtype=value.dtype)
@@ -140,8 +190,11 @@ class Decoder:
         return self._made[key]
 
     def _numpy(self, tree: dict[str, Any], depth: int) -> Any:
-        array = self.decode(tree, depth).numpy()
-        return array[()] if array.ndim == 0 else array
+        inner = tree["numpy"]
+        array = self.decode(inner, depth).numpy()
+        if array.ndim == 0 and not tree.get("is_array", False):
+            return array[()]
+        return self._arrays.setdefault(inner["tensor"], array)
 
     def _dtype(self, name: str) -> torch.dtype:
         dtype = getattr(torch, name)
@@ -160,7 +213,7 @@ _KINDS: Mapping[str, Callable[[Decoder, dict[str, Any], Any, int], Any]] = {
     "frozenset": lambda d, _tree, content, depth: frozenset(d._items(content, depth)),
     "dict": lambda d, _tree, content, depth: d._dict(content, depth),
     "complex": lambda d, _tree, content, depth: complex(*d._items(content, depth)),
-    "numpy": lambda d, _tree, content, depth: d._numpy(content, depth),
+    "numpy": lambda d, tree, _, depth: d._numpy(tree, depth),
     "dtype": lambda d, _tree, name, _: d._dtype(name),
 }
 

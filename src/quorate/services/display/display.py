@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol, TextIO, cast
 
 from rich.console import Console
@@ -156,7 +157,8 @@ class Bar:
         what = numbers(report, metrics)
         self._view.update(position(report), what, eta, report.global_step, report.last_step)
         if not self._live.is_started:
-            self._live.start()
+            with suppress(RuntimeError):  # no thread can be started: it is drawn at each update
+                self._live.start()
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
         """Show what all workers are at, and name those that are slow."""

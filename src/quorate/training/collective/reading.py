@@ -17,9 +17,10 @@ import torch
 
 from quorate.errors import CheckpointError
 from quorate.machine.regular_file import open_regular
+from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Section
 from quorate.services.checkpoints import tensor_file
-from quorate.services.checkpoints.tensor_bytes import flat_bytes, read_at
+from quorate.services.checkpoints.tensor_bytes import read_at
 from quorate.training.collective.rows import Part, Row, chunks, in_turns, parts
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.runs import Run, is_by_rows

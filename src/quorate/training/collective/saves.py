@@ -167,7 +167,11 @@ class Saves:
                 return
             # A disk that hangs does not hold up the end of the process.
             name = "quorate-checkpoints"
-            threading.Thread(target=self._flush, args=(file,), name=name, daemon=True).start()
+            flushing = threading.Thread(target=self._flush, args=(file,), name=name, daemon=True)
+            try:
+                flushing.start()
+            except RuntimeError:  # the system starts none at present
+                self._flush(file)
 
     def _flush(self, file: File) -> None:
         error: Exception | None

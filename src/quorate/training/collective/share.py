@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quorate.replica.beside.values import NO_VALUES, Values
+from quorate.replica.digest import flat_bytes
 from quorate.services.checkpoints.draft import Contents
 from quorate.training.saved_state import Loadable, load
 from quorate.training.state import State
@@ -210,7 +211,7 @@ def _is_plain(value: object) -> bool:
 
 def _sums(value: torch.Tensor) -> bytes:
     """Return a sum for each row of memory, in which each word has a weight of its own."""
-    plain = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    plain = flat_bytes(value.detach())
     if plain.data_ptr() % 4:
         plain = plain.clone()
     rest = torch.zeros(4 * _ROW, dtype=torch.uint8, device=plain.device)

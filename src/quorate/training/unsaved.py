@@ -1,0 +1,107 @@
+"""What callbacks keep and no checkpoint has: a resume would lose it, and nobody would notice.
+
+A callback with a ``state_dict`` says itself what is saved. Of all others the attributes are
+compared as training goes on, by bounded hashes: a scheduler in an attribute that moves on begins
+anew after a resume.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+
+from quorate.replica.witness.kept import Attribute, kept_in
+from quorate.training.callbacks import Callback, defines
+from quorate.training.optimizing.attributes import optimizers
+from quorate.training.optimizing.by_phase import PhaseUpdates
+from quorate.training.state import State
+
+_CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.monotonic, time.perf_counter)
+
+
+class UnsavedAttributes:
+    """Finds attributes of callbacks that change and are not saved, and notes each once.
+
+    Args:
+        callbacks: of the run.
+        state: that is trained.
+    """
+
+    def __init__(self, callbacks: Iterable[Callback], state: State) -> None:
+        self._callbacks = [each for each in callbacks if not defines(each, "state_dict")]
+        self._state = state
+        self._begun = [clock() for clock in _CLOCKS]
+        self._updates = 0
+        self._known: Mapping[str, Attribute] = {}
+
+    def updated(self, *, is_last: bool) -> None:
+        """Compare attributes, after all callbacks took notice of an update.
+
+        The first update is left out: callbacks set up what they need. Then the second, the fourth,
+        the eighth, ... and the last are looked at: looks are few, and the first one is soon.
+        """
+        self._updates += 1
+        if not self._callbacks or not (self._updates & (self._updates - 1) == 0 or is_last):
+            return
+        now: dict[str, Attribute] = {}
+        for callback in self._callbacks:
+            kind = type(callback).__name__
+            attributes = {
+                f"{kind}.{name}": value
+                for name, value in vars(callback).items()
+                if not (self._is_time(value) or self._is_global_step(callback, value))
+            }
+            now |= kept_in(attributes, self._state.model, self._carried())
+        if self._updates > 1:
+            for name in [each for each in now if each in self._known]:  # new ones are made late
+                before, after = self._known[name], now[name]
+                if before.hashed != after.hashed:
+                    self._note(name, is_doubt=before.states != after.states)
+        self._known = now
+
+    def _note(self, name: str, *, is_doubt: bool) -> None:
+        kind = name.partition(".")[0]
+        line = (
+            f"{name} of a callback changes as training goes on and is not saved: after a resume it "
+            f"is as the script makes it; give {kind} a state_dict() and a load_state_dict()"
+        )
+        if is_doubt:  # a schedule, a generator: training goes by it
+            self._state.notes.doubt(line)
+        else:
+            self._state.notes.add(line)
+
+    def _carried(self) -> dict[int, str]:
+        """Return what checkpoints have already, by ``id``."""
+        carried: dict[int, str] = {}
+        state = self._state
+        if isinstance(state.update, PhaseUpdates):
+            updates = [own.update for own in state.update.by_name.values()]
+        else:
+            updates = [state.update]
+        carried |= {id(each.scheduler): "a schedule" for each in updates if each.scheduler}
+        for optimizer in (one for each in updates for one in optimizers(each.optimizer.inner)):
+            carried[id(optimizer)] = "an optimizer"
+            carried |= {id(optimizer.state): "its state", id(optimizer.param_groups): "groups"}
+            carried |= {id(group): "a group" for group in optimizer.param_groups}
+        return carried
+
+    def _is_time(self, value: object) -> bool:
+        """Return whether a value is what a clock said in this run: nobody needs that later."""
+        return isinstance(value, float) and any(
+            begun <= value <= clock() for begun, clock in zip(self._begun, _CLOCKS, strict=True)
+        )
+
+    def _is_global_step(self, callback: Callback, value: object) -> bool:
+        """Return whether a value follows ``global_step``, and does not count updates by itself."""
+        return type(value) is int and value == self._state.global_step and _names_step(callback)
+
+
+def _names_step(callback: Callback) -> bool:
+    """Return whether the methods of a callback read ``global_step`` of a report or the trainer."""
+    methods = [method for kind in type(callback).__mro__ for method in vars(kind).values()]
+    return any(
+        "global_step" in method.__code__.co_names
+        for method in methods
+        if isinstance(method, FunctionType)
+    )

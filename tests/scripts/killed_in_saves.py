@@ -1,0 +1,99 @@
+"""A run that is killed inside its saves, at one system call after another, and resumed each time.
+
+    PYTHONPATH=tests python tests/scripts/killed_in_saves.py FOLDER KILLS
+
+Each step is saved twice, as the best one and as a due one, and one checkpoint is kept. Every run is
+a fork of this process, which has imported torch. A run counts what its saves ask the system for
+(``rename``, ``mkdir``, ``write``, ``fsync``, ...), and sends itself SIGKILL before a call of some
+number. KILLS numbers are spread over all calls; 0: one kill at each.
+
+Prints a line of JSON: how many calls there were, and of each kill its call, the newest sound step,
+what is wrong with other checkpoints, and whether the resumed run ended with the undisturbed digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import torch._dynamo  # torch imports it with the first optimizer: 2 s in each process
+from support.system_calls import forked
+from torch import nn
+
+import quorate
+from quorate.services.checkpoints import files
+
+STEPS = 4
+ROWS = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+SAVER = "quorate-checkpoints"  # the thread that saves
+
+
+def train(run_dir: Path) -> None:
+    def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        return (model(rows) - 1).square().mean()  # falls at each step: each is the best
+
+    quorate.Trainer(
+        lambda: nn.Linear(4, 1),
+        loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5),
+        batch_size=12,
+        shards=2,
+        devices="cpu",
+        workers=quorate.Workers(1, engine="towers"),
+        run_dir=quorate.RunDir(run_dir, keep=1, save_every_steps=1, summary_every_s=None),
+    ).fit(ROWS, steps=STEPS, validation=quorate.Validation(ROWS, every_steps=1, best="min:loss"))
+
+
+def in_a_fork(run_dir: Path, last: int = 0) -> tuple[int, int]:
+    """Train to the end, or to a call of the thread that saves; see ``forked``."""
+
+    def quietly() -> None:
+        said = os.open(run_dir.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        train(run_dir)
+
+    return forked(quietly, SAVER, last)
+
+
+def digest_of(run_dir: Path) -> str:
+    found = files.find(run_dir)
+    assert found is not None
+    assert found.record["global_step"] == STEPS
+    return files.digest_of(found.path, "model.safetensors", found.record["order"])
+
+
+def main(folder: Path, kills: int) -> None:
+    code, calls = in_a_fork(folder / "alone")
+    assert code == 0, (folder / "said").read_text()
+    undisturbed = digest_of(folder / "alone")
+    numbers = range(1, calls + 1)
+    if kills:
+        numbers = sorted({1 + number * calls // kills for number in range(kills)})
+    found = []
+    for number in numbers:
+        run_dir = folder / str(number)
+        code, _ = in_a_fork(run_dir, number)
+        listed = files.listing(run_dir)
+        sound = [one.global_step for one in listed if one.wrong is None]
+        again, _ = in_a_fork(run_dir)
+        found.append(
+            {
+                "call": number,
+                "code": code,
+                "sound": max(sound, default=0),
+                "wrong": [one.wrong for one in listed if one.wrong is not None],
+                "is_same": again == 0 and digest_of(run_dir) == undisturbed,
+                "left": sorted(path.name for path in (run_dir / "checkpoints").iterdir()),
+            }
+        )
+        shutil.rmtree(run_dir)
+    print(json.dumps({"calls": calls, "kills": found}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
