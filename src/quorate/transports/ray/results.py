@@ -68,12 +68,12 @@ class Results:
     def ordered(self, worker: Worker, order: Order) -> None:
         """Note that a worker computes a shard."""
         if order.shards > 1:
-            self._sums.ordered(_where(worker, order), order.shard, order.shards)
+            self._sums.ordered(_where(worker, order), order.shard, order.shards, worker)
 
     def lost(self, worker: Worker, order: Order) -> None:
         """Note that it will not have computed it."""
         if order.shards > 1:
-            self._sums.lost(_where(worker, order), order.shard)
+            self._sums.lost(_where(worker, order), order.shard, worker)
 
     def done(self, worker: Worker, order: Order, message: Message, ref: Ref) -> None:
         """Have the worker take its answer when the result is here. Called by who listens to it.
@@ -85,7 +85,7 @@ class Results:
         own = _Result(worker, message, order.slot, ref)
         group = {order.shard: own}
         if order.shards > 1:
-            group = self._sums.done(_where(worker, order), order.shard, own)
+            group = self._sums.done(_where(worker, order), order.shard, own, worker)
         if len(group) > 1:
             try:
                 refs = {shard: result.ref for shard, result in group.items()}
