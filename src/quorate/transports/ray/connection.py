@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 import sys
@@ -12,8 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray._private import ray_constants, worker
 
 from quorate.errors import SettingError, UserError
+
+# What Ray prints when a raylet has ended: the last lines of its log, and a guess.
+OF_A_LOST_RAYLET = re.compile(
+    "Raylet is terminated|The node with node id|The raylet exited immediately because"
+)
 
 CONNECT_S = 5.0  # how long whoever is at an address may take to answer
 
@@ -93,3 +100,43 @@ def hooks_kept() -> Iterator[None]:
     finally:
         sys.excepthook = hook
         log.setLevel(level)
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Within the block a cluster that is started listens on the loopback interface alone.
+
+    Ray takes a loopback address for a node where clusters of several machines are switched off, as
+    on macOS and Windows. The switch is a private name of Ray's; without it Ray would listen on all
+    interfaces. ``test_ray_private.py`` looks at the ports of a cluster.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def no_raylet_logs() -> Iterator[None]:
+    """Within the block Ray prints no page of a raylet's log when the raylet ends.
+
+    quorate says in a line who is lost. Where Ray has no function of this private name any more, the
+    page is printed.
+    """
+    shown = getattr(worker, "print_to_stdstream", None)
+    if shown is None:
+        yield
+        return
+
+    def show(data: dict[str, Any], *arguments: Any, **named: Any) -> None:
+        lines = data.get("lines", ())
+        if data.get("pid") != "raylet" or not any(map(OF_A_LOST_RAYLET.search, lines)):
+            shown(data, *arguments, **named)
+
+    worker.print_to_stdstream = show
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = shown

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
-from quorate.errors import cut
+from quorate.errors import UserError, cut
 from quorate.machine import this_host
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
@@ -27,6 +27,7 @@ from quorate.transports.processes.site import Hand
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.near import Door, Near
 from quorate.transports.ray.open_job import OpenJob
+from quorate.transports.ray.own_node import OwnNode
 from quorate.transports.ray.published import Given, Published, image_in
 from quorate.transports.ray.relayed import (
     Part,
@@ -61,6 +62,7 @@ class RayHand(Hand):
         results: what they have computed.
         threads: intra-op threads of the worker.
         door: where agents of this node hand over their worker, if there is one.
+        own_node: the coordinator's own.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class RayHand(Hand):
         results: Results,
         threads: int,
         door: Door | None,
+        own_node: OwnNode,
     ) -> None:
         super().__init__(number)
         self.is_placed = False
@@ -98,6 +101,7 @@ class RayHand(Hand):
         self._is_closed = False
         self._bell: Alarm | None = None
         self._door = door
+        self._own_node = own_node
         self._key = secrets.token_hex(16)  # of this life of the worker, at the door
         self._near: Near | None = None  # set by the listener
         self._actor = actor.remote(number)
@@ -235,7 +239,7 @@ class RayHand(Hand):
                 self._jobs[message["job"]] = OpenJob.of(message)
                 if fds:
                     parts = [*parts, Part.START]
-                    refs = [*refs, ray.put(image_in(fds[0]))]
+                    refs = [*refs, self._own_node.put(image_in(fds[0]))]
             case "close":
                 self._jobs.pop(message["job"], None)
             case "compute":
@@ -266,7 +270,7 @@ class RayHand(Hand):
             self._is_closed = True  # whatever comes is too late
             if self._near is not None:
                 self._near.kill()
-            self._ending = Ending(1, node=self._node, lost="the Ray cluster")
+            self._ending = self._out_of_reach()
             self._ring()
 
     def cancel(self, ticket: int) -> None:
@@ -295,7 +299,7 @@ class RayHand(Hand):
             for ref in news:
                 if self._is_closed:
                     return
-                told = unpacked(ray.get(ref))
+                told = unpacked(self._own_node.get(ref))
                 image = next(news) if told["has_image"] else None
                 if told["doing"] is not None:
                     self._note(Doing(*told["doing"]), told["ahead"])
@@ -310,6 +314,8 @@ class RayHand(Hand):
             ending = Ending(-signal.SIGKILL, is_out_of_memory=True, node=self._node)
         except RayError as error:
             ending = self._lost(error)
+        except UserError:
+            ending = self._out_of_reach()
         except Exception as error:  # the edge of the thread
             ending = Ending(1, f"{type(error).__name__}: {error}", node=self._node)
         self._forget_orders()
@@ -379,8 +385,14 @@ class RayHand(Hand):
         self._arena.take_doing(self.number, here)
         self._arena.loads_ahead(self.number, None if ahead is None else (ahead[0], ahead[1]))
 
+    def _out_of_reach(self) -> Ending:
+        """Return the ending of a worker that neither Ray nor anybody else reaches."""
+        return Ending(1, node=self._node, lost="the Ray cluster")
+
     def _lost(self, error: RayError) -> Ending:
         """Return the ending of a worker whose agent ended otherwise than by itself."""
+        if self._own_node.gone is not None:  # its agent ended with the raylet
+            return self._out_of_reach()
         if isinstance(error, ActorDiedError) and error.actor_init_failed:
             return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))
         lost = "its actor"

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import ray
 from ray.exceptions import RayError
 
+from quorate.errors import UserError
 from quorate.transports.processes.arena import Arena, Image
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.node_sums import NodeSums, Where
+from quorate.transports.ray.own_node import OwnNode
 from quorate.transports.ray.relayed import Part, Ref, image_of
 
 
@@ -59,10 +60,12 @@ class Results:
 
     Args:
         arena: the coordinator's.
+        node: the coordinator's own.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, node: OwnNode) -> None:
         self._arena = arena
+        self._node = node
         self._sums = NodeSums[_Result]()
 
     def ordered(self, worker: Worker, order: Order) -> None:
@@ -103,7 +106,7 @@ class Results:
             worker.take(message)
 
     def _fetch(self, ref: Ref, slot: int, part: Part = Part.RESULT) -> None:
-        image_of(self._arena, part, slot)[:] = ray.get(ref)
+        image_of(self._arena, part, slot)[:] = self._node.get(ref)
 
     def _apart(self, results: list[_Result]) -> None:
         """Have each worker take its own result after all. Does not block."""
@@ -112,8 +115,8 @@ class Results:
     def _alone(self, results: list[_Result]) -> None:
         for worker, message, slot, ref in results:
             try:
-                image: Image = ray.get(ref)
-            except RayError:
+                image: Image = self._node.get(ref)
+            except (RayError, UserError):
                 worker.kill()
             else:
                 worker.take(message, slot, image)
