@@ -4,7 +4,7 @@
     python tests/scripts/ray_ends.py 10 --own-node raylet "dashboard agent"
 
 Arguments: kills of each kind, then the kinds, see ``PROCESSES`` in ``support/ray_ends.py``. A run
-is on a local cluster of its own; with --own-node on a node of a cluster of two that is there before.
+is on a local cluster of its own; with --own-node on a node of a cluster of two that was there.
 """
 
 from __future__ import annotations
