@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from support.clusters import RayCluster, ray_cluster
 from support.heard import Heard, heard
-from support.runs import command, processes_of, started
+from support.runs import TOWER, command, last_json, processes_of, run, started
 
 LASTS = """
 import sys, time, torch, quorate
@@ -38,7 +38,7 @@ PROCESSES = {
     "runtime agent": "^ray::RuntimeEnvAgent",
     "server": "^ray::quorate server|^ray::Server",
 }
-LOST = r"quorate: (Ray's (raylet|head process)|server 0 of 1|the Ray cluster at)"
+SAYS = r"quorate: (Ray's (raylet|head process, gcs_server,) on this machine|server 0 of 1 on)"
 
 
 class End(NamedTuple):
@@ -76,6 +76,32 @@ def on_own_node(folder: Path, who: str, chance: random.Random) -> End:
             code, seconds = _killed(said, chance, kill)
             left = _left(lambda: [*cluster.processes("AgentOfRay|dies_with").values()])
             return _end(said, code, seconds, left)
+
+
+def nodes_of_one_run(folder: Path, count: int, chance: random.Random) -> End:
+    """Run a script on a cluster, kill the node of a worker again and again, and return the end.
+
+    ``seconds`` are the longest from a kill to the end of the update under way.
+    """
+    stop = folder / "stop"
+    with ray_cluster(folder, 1, 1) as cluster:
+        options = (*cluster.options(1)[:-1], "1:2")
+        with heard(command("ray_nodes.py", str(stop), "0", options=options), cluster.env) as said:
+            at = said.wait_for("2 take part")
+            for node in range(1, count + 1):
+                time.sleep(chance.uniform(0.0, 2.0))
+                cluster.kill(node)
+                at = said.wait_for("1 take part", at)
+                cluster.add(1)
+                at = said.wait_for("2 take part", at)
+            stop.touch()
+            code = said.ended()
+        left = _left(lambda: [*cluster.processes("AgentOfRay|dies_with").values()])
+    found = last_json(said.all)
+    alike = run(command("ray_kills.py", "none", str(found["updates"]), "0", options=TOWER))
+    same = last_json(alike.out)["digest"] == found["digest"]
+    last = f"quorate: {count} nodes, {found['updates']} updates, {'same' if same else 'OTHER'} bits"
+    return End(code, found["recovered_s"], False, last, said.all, left)
 
 
 def _of_first_node(cluster: RayCluster, who: str) -> dict[int, str]:

@@ -98,7 +98,7 @@ class Cluster:
 
     def _start(self, demand: Demand, store_bytes: int) -> Callable[[str], None]:
         mark, count = secrets.token_hex(16), demand.of_one_machine
-        folder = self._closing.enter_context(_own_folder())
+        folder = self._closing.enter_context(session_folder())
         say = self._closing.enter_context(_swept(mark, folder))
         with (
             signals_kept(),
@@ -134,7 +134,7 @@ class Cluster:
 
 
 @contextmanager
-def _own_folder() -> Iterator[str]:
+def session_folder() -> Iterator[str]:
     """Yield a new folder for the files of a local cluster, which is removed after the block.
 
     Ray lets everybody write to its folders; the mode of this one (0700) keeps others out.

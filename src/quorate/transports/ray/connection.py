@@ -108,7 +108,7 @@ def on_loopback() -> Iterator[None]:
 
     Ray takes a loopback address for a node where clusters of several machines are switched off, as
     on macOS and Windows. The switch is a private name of Ray's; without it Ray would listen on all
-    interfaces. ``test_ray_private.py`` looks at the ports of a cluster.
+    interfaces. ``test_nothing_is_left`` in ``tests/end_to_end/test_ray.py`` looks at the ports.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False

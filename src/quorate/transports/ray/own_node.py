@@ -37,16 +37,18 @@ class OwnNode:
         own = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
         self.raylet: str = own["RayletSocketName"]
         self._again = "" if is_local else ", once Ray runs here again"
-        self._lives = {"raylet": _Life(self.raylet)}
+        self._processes = {"raylet": ProcessConnection(self.raylet)}
         if is_local:
             host, _, port = context.gcs_address.rpartition(":")
-            self._lives["head process, gcs_server,"] = _Life((host.strip("[]"), int(port)))
+            self._processes["head process, gcs_server,"] = ProcessConnection(
+                (host.strip("[]"), int(port))
+            )
 
     @property
     def gone(self) -> str | None:
         """Why Ray cannot be called any more; None: it can. Does not block."""
-        for name, life in self._lives.items():
-            if life.has_ended():
+        for name, process in self._processes.items():
+            if process.has_ended():
                 return (
                     f"Ray's {name} on this machine has ended: it was killed, or a process that it "
                     f"depends on was; the same command resumes{self._again}"
@@ -79,11 +81,11 @@ class OwnNode:
 
     def close(self) -> None:
         """Close the connections."""
-        for life in self._lives.values():
-            life.close()
+        for process in self._processes.values():
+            process.close()
 
 
-class _Life:
+class ProcessConnection:
     """A connection to a process, which is cut when the process ends.
 
     Args:
