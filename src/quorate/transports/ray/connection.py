@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import ray
@@ -17,9 +18,10 @@ from ray._private import ray_constants, worker
 
 from quorate.errors import SettingError, UserError
 
-# What Ray prints when a raylet has ended: the last lines of its log, and a guess.
+# How begins what Ray prints when a raylet has ended: pages of its log, guesses, a worker's stack.
 OF_A_LOST_RAYLET = re.compile(
     "Raylet is terminated|The node with node id|The raylet exited immediately because"
+    "|Check failed: raylet_ipc_client_"
 )
 
 CONNECT_S = 5.0  # how long whoever is at an address may take to answer
@@ -120,10 +122,10 @@ def on_loopback() -> Iterator[None]:
 
 @contextmanager
 def no_raylet_logs() -> Iterator[None]:
-    """Within the block Ray prints no page of a raylet's log when the raylet ends.
+    """Within the block Ray prints no pages when a raylet ends.
 
-    quorate says in a line who is lost. Where Ray has no function of this private name any more, the
-    page is printed.
+    quorate says in a line who is lost. Where Ray has no function of this private name any more,
+    the pages are printed.
     """
     shown = getattr(worker, "print_to_stdstream", None)
     if shown is None:
@@ -131,9 +133,10 @@ def no_raylet_logs() -> Iterator[None]:
         return
 
     def show(data: dict[str, Any], *arguments: Any, **named: Any) -> None:
-        lines = data.get("lines", ())
-        if data.get("pid") != "raylet" or not any(map(OF_A_LOST_RAYLET.search, lines)):
-            shown(data, *arguments, **named)
+        lines = data.get("lines", [])
+        before = [*takewhile(lambda line: not OF_A_LOST_RAYLET.search(line), lines)]
+        if before or not lines:
+            shown({**data, "lines": before}, *arguments, **named)
 
     worker.print_to_stdstream = show
     try:

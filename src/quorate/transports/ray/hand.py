@@ -45,6 +45,7 @@ NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an agent
 
 END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
 LOST_S = 1.0  # that an agent may take to end without Ray
+LOOK_S = 0.5  # how often a listener that hears nothing looks whether it is to end
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
 
 
@@ -99,6 +100,7 @@ class RayHand(Hand):
         # Answers, and images that go to a slot before they are passed on.
         self._inbox: deque[tuple[Message, int | None, Any]] = deque()
         self._is_closed = False
+        self._hears = True  # whether the listener goes on
         self._bell: Alarm | None = None
         self._door = door
         self._own_node = own_node
@@ -208,8 +210,11 @@ class RayHand(Hand):
         else:
             self.kill()
             self._listener.join(END_S)
-        # After this nobody may call Ray for it: once it is shut down, a call would start another.
+        # After this nobody may call Ray for it: once it is shut down, a call would start another,
+        # and Ray ends a process in which a thread waits for Ray then.
         self._is_closed = True
+        self._hears = False
+        self._listener.join(END_S)
         self._forget_orders()
         if self._near is not None:
             self._near.close()
@@ -296,7 +301,12 @@ class RayHand(Hand):
     def _listen(self, news: Any) -> None:
         ending = Ending(1, "its agent ended without a word")
         try:
-            for ref in news:
+            while self._hears:
+                if not ray.wait([news], timeout=LOOK_S, fetch_local=False)[0]:
+                    self._own_node.require()
+                    continue
+                if (ref := next(news, None)) is None:
+                    break
                 if self._is_closed:
                     return
                 told = unpacked(self._own_node.get(ref))
@@ -314,8 +324,8 @@ class RayHand(Hand):
             ending = Ending(-signal.SIGKILL, is_out_of_memory=True, node=self._node)
         except RayError as error:
             ending = self._lost(error)
-        except UserError:
-            ending = self._out_of_reach()
+        except UserError:  # Ray cannot be called any more
+            self.lose()
         except Exception as error:  # the edge of the thread
             ending = Ending(1, f"{type(error).__name__}: {error}", node=self._node)
         self._forget_orders()

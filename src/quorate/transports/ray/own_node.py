@@ -20,6 +20,7 @@ import ray
 from quorate.errors import UserError
 from quorate.transports.ray.relayed import Ref
 
+LOOK_S = 1.0  # how often a thread that waits for Ray looks whether Ray is there
 CONNECT_S = 1.0  # a process of this machine that lives accepts at once
 
 Address = str | tuple[str, int]  # the path of a Unix socket; host and port
@@ -79,6 +80,17 @@ class OwnNode:
         self.require()
         return ray.get(ref)
 
+    def wait(self, refs: list[Ref]) -> None:
+        """Wait until all values are there, or lost. Blocks.
+
+        Raises:
+            UserError: Ray cannot be called any more.
+        """
+        missing = refs
+        while missing:
+            self.require()
+            missing = ray.wait(refs, num_returns=len(refs), timeout=LOOK_S)[1]
+
     def close(self) -> None:
         """Close the connections."""
         for process in self._processes.values():
@@ -95,7 +107,7 @@ class ProcessConnection:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._lock = threading.Lock()
-        self._has_ended = False
+        self._was_there = self._has_ended = False
         self._socket: socket.socket | None = None
         self._poll = select.poll()  # select() itself takes no descriptor above 1023
         self._connect()
@@ -103,34 +115,52 @@ class ProcessConnection:
     def has_ended(self) -> bool:
         """Return whether nobody listens at the address any more. Does not block for long."""
         with self._lock:
-            if self._socket is not None and self._poll.poll(0):
-                # A process may close a connection on which nobody says anything. So ask again.
+            is_cut = self._socket is None or bool(self._poll.poll(0))
+            if self._was_there and not self._has_ended and is_cut:
+                # A process may close a connection on which nobody says anything. So connect anew.
                 self._disconnect()
                 self._connect()
-                self._has_ended = self._socket is None
             return self._has_ended
 
     def close(self) -> None:
         """Close the connection; what is known stays."""
         with self._lock:
+            self._was_there = False
             self._disconnect()
 
     def _connect(self) -> None:
-        family = socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET
-        if not isinstance(self._address, str) and ":" in self._address[0]:
-            family = socket.AF_INET6
-        connection = socket.socket(family, socket.SOCK_STREAM)
         try:
-            connection.settimeout(CONNECT_S)
-            connection.connect(self._address)
-        except OSError:  # nobody listens there, or it cannot be reached from this container
-            connection.close()
+            self._socket = _connected(self._address)
+        except ConnectionRefusedError:
+            self._has_ended = True
+        except FileNotFoundError:  # its folder was removed, or it is in another container
+            self._has_ended = self._was_there
+        except OSError:  # it is busy, or this process has too few descriptors: look again
             return
-        self._socket = connection
-        self._poll.register(connection, select.POLLIN)
+        else:
+            self._was_there = True
+            self._poll.register(self._socket, select.POLLIN)
 
     def _disconnect(self) -> None:
         if self._socket is not None:
             self._poll.unregister(self._socket)
             self._socket.close()
             self._socket = None
+
+
+def _connected(address: Address) -> socket.socket:
+    """Return a connection.
+
+    Raises:
+        OSError: nobody listens at the address.
+    """
+    if not isinstance(address, str):
+        return socket.create_connection(address, CONNECT_S)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(CONNECT_S)
+        connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

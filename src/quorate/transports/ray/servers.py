@@ -104,6 +104,7 @@ class RayServers:
     def _meet(self) -> None:
         """Wait until all are there, and refuse one that would compute something else."""
         hellos = [actor.hello.options(concurrency_group=WORK).remote() for actor in self.actors]
+        self._node.wait(hellos)
         here, where = same_packages(), []
         for number, hello in enumerate(hellos):
             try:
@@ -126,9 +127,7 @@ class RayServers:
 
     def _got(self, refs: Sequence[Ref]) -> list[Any]:
         """Return what servers have answered, by their number."""
-        if len(refs) > 1:
-            self._node.require()
-            ray.wait(list(refs), num_returns=len(refs))  # they come side by side
+        self._node.wait(list(refs))  # they come side by side
         found = []
         for number, ref in enumerate(refs):
             try:
