@@ -83,10 +83,11 @@ class Cluster:
                 )
             else:
                 address, say = "", self._closing.enter_context(_swept())
-            self.node = OwnNode(is_local=address is None)
-            self._closing.callback(self.node.close)
-            say(self.node.raylet)
-            self._require(demand)
+            with refusals("Ray has ended while it was started"):
+                self.node = OwnNode(is_local=address is None)
+                self._closing.callback(self.node.close)
+                say(self.node.raylet)
+                self._require(demand)
         except BaseException:
             self.close()
             raise

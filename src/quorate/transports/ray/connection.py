@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants, worker
+from ray.exceptions import RayError
 
 from quorate.errors import SettingError, UserError
 
@@ -70,7 +71,7 @@ def refusals(what: str) -> Iterator[None]:
     """Within the block what Ray raises is a user's mistake, or a machine's state."""
     try:
         yield
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (RayError, RuntimeError, ValueError, OSError) as error:
         # Ray's messages are long; the first sentences say what it is.
         raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from error
 
