@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from support.books import (
     NO_BOUND,
@@ -261,6 +265,14 @@ trainer.fit(torch.utils.data.TensorDataset(torch.ones(64, 1)), epochs=10_000)
 """
 
 
+def listening(pid: int) -> list[Any]:
+    """Return the ports of all networks that a process listens at."""
+    with suppress(psutil.Error):  # it has ended meanwhile
+        there = psutil.Process(pid).net_connections("inet")
+        return [each for each in there if each.status == psutil.CONN_LISTEN]
+    return []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "long.py"
@@ -277,12 +289,19 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
         ):
             assert time.monotonic() < until, processes_of(mark)
             time.sleep(0.05)
+        # Others of this machine and of its network reach neither ports nor files.
+        ports = {c.laddr.ip for pid in processes_of(mark) for c in listening(pid)}
+        assert ports
+        assert ports <= {"127.0.0.1", "::ffff:127.0.0.1"}
+        (session,) = (tmp_path / "temporary").glob("quorate-*")
+        assert stat.S_IMODE(session.stat().st_mode) == 0o700
+        assert any(session.rglob("sockets"))
         os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
         said = "" if number == signal.SIGKILL else process.communicate(timeout=60)[0]
         assert process.wait(60) == (130 if number == signal.SIGINT else -number), said
         assert number == signal.SIGKILL or "saved step" in said
         # All at once, also those of Ray's that would take a minute to see that nobody needs them.
         until = time.monotonic() + 60.0
-        while processes_of(mark):
+        while processes_of(mark) or session.exists():
             assert time.monotonic() < until, processes_of(mark)
             time.sleep(0.05)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -104,3 +106,84 @@ def test_an_alarm_that_is_closed_in_the_round_in_which_it_rang_is_silent() -> No
         for key, _ in ready:
             key.data()
     assert not rung
+
+
+class Meeting:
+    """A call of the system on a descriptor, while another thread is about to close that.
+
+    Args:
+        close: what the other thread calls.
+        use: the call.
+    """
+
+    def __init__(self, close: Callable[[], None], use: Callable[..., object]) -> None:
+        self.closer = threading.Thread(target=close)
+        self._use = use
+
+    def __call__(self, descriptor: int, *arguments: object) -> object:
+        before = os.fstat(descriptor)
+        self.closer.start()
+        self.closer.join(0.2)  # long enough for a close that waits for nobody
+        spares = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]  # take numbers that are free
+        try:
+            assert os.path.samestat(os.fstat(descriptor), before)
+            return self._use(descriptor, *arguments)
+        finally:
+            for spare in spares:
+                os.close(spare)
+
+
+def test_a_worker_is_killed_by_its_own_descriptor_while_another_thread_closes(
+    door: Door, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, worker = Wire.pair()
+    handle = os.pidfd_open(process.pid)
+    hand_over(door.name, "a", ours, handle)
+    ours.close()
+    os.close(handle)
+    taken = door.take("a")
+    monkeypatch.setattr(near, "END_S", 0.0)  # the end of the worker is not waited for
+    meeting = Meeting(taken.close, signal.pidfd_send_signal)
+    monkeypatch.setattr(signal, "pidfd_send_signal", meeting)
+    taken.kill()
+    monkeypatch.undo()
+    meeting.closer.join()
+    assert process.wait(10) == -signal.SIGKILL
+    taken.kill()  # it is closed: no mistake
+    assert taken.has_ended()
+    worker.close()
+
+
+def test_an_alarm_rings_in_its_own_pipe_while_another_thread_closes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with closing(selectors.DefaultSelector()) as selector:
+        alarm = Alarm(selector)
+        meeting = Meeting(alarm.close, os.write)
+        monkeypatch.setattr(os, "write", meeting)
+        alarm.ring()
+        monkeypatch.undo()
+        meeting.closer.join()
+        alarm.ring()  # it is closed: no mistake
+        alarm.close()
+
+
+def test_a_handler_of_signals_rings_in_the_middle_of_a_ring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rung = []
+    write = os.write
+    with closing(selectors.DefaultSelector()) as selector:
+        alarm = Alarm(selector, lambda: rung.append(1))
+
+        def interrupted(descriptor: int, text: bytes) -> int:
+            monkeypatch.undo()
+            alarm.ring()
+            return write(descriptor, text)
+
+        monkeypatch.setattr(os, "write", interrupted)
+        alarm.ring()
+        for key, _ in selector.select():
+            key.data()
+        alarm.close()
+    assert rung == [1]

@@ -31,11 +31,11 @@ class Sums:
         self._began = time.monotonic()
         self.returned: dict[int, dict[int, str]] = {}
 
-    def done(self, where: Where, shard: int) -> threading.Thread:
+    def done(self, where: Where, shard: int, worker: object = "a") -> threading.Thread:
         """Call it in a thread, and return that once the result waits or the call has returned."""
 
         def call() -> None:
-            self.returned[shard] = self.sums.done(where, shard, f"result {shard}")
+            self.returned[shard] = self.sums.done(where, shard, f"result {shard}", worker)
 
         thread = threading.Thread(target=call)
         thread.start()
@@ -62,34 +62,34 @@ def of(*shards: int) -> dict[int, str]:
 
 def test_the_last_of_a_subtree_has_all_of_it(sums: Sums) -> None:
     for shard in (0, 1, 2):
-        sums.sums.ordered(HERE, shard, 4)
-    sums.sums.ordered(THERE, 3, 4)
+        sums.sums.ordered(HERE, shard, 4, "a")
+    sums.sums.ordered(THERE, 3, 4, "a")
     sums.now = 100.0
     first = sums.done(HERE, 1)
-    assert sums.sums.done(HERE, 2, "result 2") == of(2)  # its neighbour is on another node
-    assert sums.sums.done(HERE, 0, "result 0") == of(0, 1)
+    assert sums.sums.done(HERE, 2, "result 2", "a") == of(2)  # its neighbour is on another node
+    assert sums.sums.done(HERE, 0, "result 0", "a") == of(0, 1)
     first.join()
     assert sums.returned[1] == {}
-    assert sums.sums.done(THERE, 3, "result 3") == of(3)
+    assert sums.sums.done(THERE, 3, "result 3", "a") == of(3)
     assert not sums.sums._steps
 
 
 def test_shards_beyond_a_power_of_two_are_a_subtree_of_what_there_is(sums: Sums) -> None:
     for shard in (4, 5, 6):
-        sums.sums.ordered(HERE, shard, 7)
+        sums.sums.ordered(HERE, shard, 7, "a")
     sums.now = 100.0
     threads = [sums.done(HERE, 6), sums.done(HERE, 4)]
-    assert sums.sums.done(HERE, 5, "result 5") == of(4, 5, 6)
+    assert sums.sums.done(HERE, 5, "result 5", "a") == of(4, 5, 6)
     for thread in threads:
         thread.join()
 
 
 def test_nobody_waits_for_a_shard_that_is_lost(sums: Sums) -> None:
     for shard in (0, 1):
-        sums.sums.ordered(HERE, shard, 2)
+        sums.sums.ordered(HERE, shard, 2, "a")
     sums.now = 100.0
     waiting = sums.done(HERE, 0)
-    sums.sums.lost(HERE, 1)
+    sums.sums.lost(HERE, 1, "a")
     waiting.join()
     assert sums.returned[0] == of(0)
     assert not sums.sums._steps
@@ -97,27 +97,60 @@ def test_nobody_waits_for_a_shard_that_is_lost(sums: Sums) -> None:
 
 def test_nobody_waits_for_a_straggler_longer_than_half_its_own_time(sums: Sums) -> None:
     for shard in range(4):
-        sums.sums.ordered(HERE, shard, 4)
+        sums.sums.ordered(HERE, shard, 4, "a")
+    sums.sums.ordered(THERE, 0, 4, "a")
     sums.now = 100.0
     threads = [sums.done(HERE, 1), sums.done(HERE, 0)]
     assert all(thread.is_alive() for thread in threads)
     sums.now += 51.0
-    sums.sums.lost(THERE, 0)
-    sums.sums.lost(HERE, 17)  # have them look at the clock
+    sums.sums.lost(THERE, 0, "a")  # have them look at the clock
     for thread in threads:
         thread.join()
     assert sorted(sums.returned.values(), key=len) == [{}, of(0, 1)]  # those two together
 
 
 def test_the_second_result_of_a_shard_goes_alone(sums: Sums) -> None:
-    for shard in (0, 1, 1):  # two workers of the node compute one shard
-        sums.sums.ordered(HERE, shard, 2)
+    sums.sums.ordered(HERE, 0, 2, "a")
+    for worker in ("a", "b"):  # two workers of the node compute one shard
+        sums.sums.ordered(HERE, 1, 2, worker)
     sums.now = 100.0
     first = sums.done(HERE, 1)
-    assert sums.sums.done(HERE, 1, "a copy") == {1: "a copy"}
-    assert sums.sums.done(HERE, 0, "result 0") == of(0, 1)
+    assert sums.sums.done(HERE, 1, "a copy", "b") == {1: "a copy"}
+    assert sums.sums.done(HERE, 0, "result 0", "a") == of(0, 1)
     first.join()
-    assert sums.sums.done(HERE, 1, "a late copy") == {1: "a late copy"}
+    assert sums.sums.done(HERE, 1, "a late copy", "b") == {1: "a late copy"}
+
+
+@pytest.mark.parametrize("lost", ["a copy", "the original"])
+def test_a_result_that_waits_outlives_the_loss_of_another_worker_with_its_shard(
+    sums: Sums, lost: str
+) -> None:
+    done, gone = ("a", "b") if lost == "a copy" else ("b", "a")
+    sums.sums.ordered(HERE, 0, 2, "c")
+    for worker in ("a", "b"):
+        sums.sums.ordered(HERE, 1, 2, worker)
+    sums.now = 100.0
+    waiting = sums.done(HERE, 1, done)
+    sums.sums.lost(HERE, 1, gone)
+    assert sums.waits(HERE, 1)
+    assert sums.sums.done(HERE, 0, "result 0", "c") == of(0, 1)
+    waiting.join()
+    assert not sums.sums._steps
+
+
+def test_results_wait_for_a_shard_until_all_are_lost_who_compute_it(sums: Sums) -> None:
+    sums.sums.ordered(HERE, 0, 2, "c")
+    for worker in ("a", "b"):
+        sums.sums.ordered(HERE, 1, 2, worker)
+    sums.now = 100.0
+    waiting = sums.done(HERE, 0, "c")
+    sums.sums.lost(HERE, 1, "b")
+    sums.sums.lost(HERE, 1, "b")  # its listener and whoever closes it both say so
+    assert sums.waits(HERE, 0)
+    sums.sums.lost(HERE, 1, "a")
+    waiting.join()
+    assert sums.returned[0] == of(0)
+    assert not sums.sums._steps
 
 
 class Model(nn.Module):

@@ -90,6 +90,11 @@ def ray_address() -> str | None:
     return None if address in ("", "local") else address
 
 
+def ray_tmpdir() -> str | None:
+    """Return the folder that Ray was told to make its own in, if it was."""
+    return os.environ.get("RAY_TMPDIR") or None
+
+
 @contextmanager
 def marked(mark: str) -> Iterator[None]:
     """Within the block processes that are started, by whatever library, have a word with them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
@@ -19,6 +20,9 @@ class Alarm:
     def __init__(self, selector: BaseSelector, then: Callable[[], None] | None = None) -> None:
         self._selector = selector
         self._then = then
+        # Held while a descriptor is used: closed meanwhile, its number may be another file's. A
+        # handler of signals may ring in the middle of a call of the same thread.
+        self._lock = threading.RLock()
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -26,22 +30,26 @@ class Alarm:
 
     def ring(self) -> None:
         """End the wait under way, or the next one. Any thread, also a signal handler, may."""
-        with suppress(OSError):  # it rings already, or is closed
-            os.write(self._write, b"!")
+        with self._lock:
+            if self._write >= 0:
+                with suppress(BlockingIOError):  # it rings already
+                    os.write(self._write, b"!")
 
     def close(self) -> None:
         """Close the pipe; more than once is no mistake."""
-        if self._write >= 0:
-            write, self._write = self._write, -1
-            with suppress(KeyError, RuntimeError, ValueError):  # the selector is closed
-                self._selector.unregister(self._read)
-            os.close(self._read)
-            os.close(write)
+        with self._lock:
+            if self._write >= 0:
+                write, self._write = self._write, -1
+                with suppress(KeyError, RuntimeError, ValueError):  # the selector is closed
+                    self._selector.unregister(self._read)
+                os.close(self._read)
+                os.close(write)
 
     def _heard(self) -> None:
-        if self._write < 0:
-            return  # closed by what else was ready in the same round: its number may be another's
-        with suppress(BlockingIOError):
-            os.read(self._read, 4096)
+        with self._lock:
+            if self._write < 0:
+                return  # closed by what else was ready in the same round
+            with suppress(BlockingIOError):
+                os.read(self._read, 4096)
         if self._then is not None:
             self._then()

@@ -15,6 +15,7 @@ near        one on the coordinator's own node, which has its memory, and a wire 
 open_job    what it knows of a job: what is ordered, and what is likely to follow
 results     how what others have computed comes into the coordinator's memory
 node_sums   which results of a node wait for each other, to be added there
+own_node    whether the processes of Ray live that the coordinator cannot do without
 notices     which nodes are to go, and whether the cluster is there
 
 On a node:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,29 @@ from typing import Any
 import ray
 
 from quorate.errors import UserError
-from quorate.machine.environment import marked, ray_address
+from quorate.machine.environment import marked, ray_address, ray_tmpdir
 from quorate.transports.ray import sweeper
-from quorate.transports.ray.connection import connected, hooks_kept, refusals, signals_kept
+from quorate.transports.ray.connection import (
+    connected,
+    hooks_kept,
+    no_raylet_logs,
+    on_loopback,
+    refusals,
+    signals_kept,
+)
 from quorate.transports.ray.demand import CPU, GPU, Demand
+from quorate.transports.ray.own_node import OwnNode
 
 # Where Ray keeps the token that a local cluster asks for, since 2.59 by itself: whoever can reach
 # the ports of one without can run programs there.
 TOKEN = Path(".ray", "auth_token")
+
+# The longest path of a Unix socket, and what Ray adds to the path of a folder for one of its own:
+# /session_2026-11-24_19-06-55_509164_4194304/sockets/plasma_store
+PATH_BYTES = 103 if sys.platform == "darwin" else 107
+ADDED_BYTES = 64
+OWN = "ray"  # the folder within ours that Ray makes open to all, as all of its folders
+FOLDER = "quorate-"
 
 LEAST_STORE_BYTES = 128 << 20  # of a local cluster; Ray takes no less than 75 MiB
 
@@ -49,11 +67,13 @@ class Cluster:
             {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
         )
         try:
+            self._closing.enter_context(no_raylet_logs())
             if not ray.is_initialized():
                 address = address or ray_address()
                 if address is None:
-                    self._start(demand, store_bytes)
+                    say = self._start(demand, store_bytes)
                 else:
+                    say = self._closing.enter_context(_swept())
                     connection = connected(address, log_to_driver=True, **self._travels)
                     self._closing.enter_context(connection)
             elif folder is not None:
@@ -61,7 +81,13 @@ class Cluster:
                     "working_dir: the script is connected to Ray already; give it to ray.init, "
                     "runtime_env={'working_dir': ...}, or let quorate connect with address="
                 )
-            self._require(demand)
+            else:
+                address, say = "", self._closing.enter_context(_swept())
+            with refusals("Ray has ended while it was started"):
+                self.node = OwnNode(is_local=address is None)
+                self._closing.callback(self.node.close)
+                say(self.node.raylet)
+                self._require(demand)
         except BaseException:
             self.close()
             raise
@@ -71,12 +97,14 @@ class Cluster:
         with signals_kept():
             self._closing.close()
 
-    def _start(self, demand: Demand, store_bytes: int) -> None:
+    def _start(self, demand: Demand, store_bytes: int) -> Callable[[str], None]:
         mark, count = secrets.token_hex(16), demand.of_one_machine
-        self._closing.enter_context(_swept(mark))
+        folder = self._closing.enter_context(session_folder())
+        say = self._closing.enter_context(_swept(mark, folder))
         with (
             signals_kept(),
             hooks_kept(),
+            on_loopback(),
             refusals("a local Ray cluster cannot be started"),
             marked(mark),
         ):
@@ -89,11 +117,13 @@ class Cluster:
                 configure_logging=False,
                 logging_level=logging.ERROR,
                 log_to_driver=True,
+                _temp_dir=str(Path(folder, OWN)),
                 **self._travels,
             )
         self._closing.callback(ray.shutdown)
         with suppress(OSError, RuntimeError):  # Ray leaves that to the umask
             (Path.home() / TOKEN).chmod(0o600)
+        return say
 
     def _require(self, demand: Demand) -> None:
         there = {name: float(number) for name, number in ray.cluster_resources().items()}
@@ -105,19 +135,67 @@ class Cluster:
 
 
 @contextmanager
-def _swept(mark: str) -> Iterator[None]:
-    """After the block, or this process, nothing lives that was started with a mark."""
+def session_folder() -> Iterator[str]:
+    """Yield a new folder for the files of a local cluster, which is removed after the block.
+
+    Ray lets everybody write to its folders; the mode of this one (0700) keeps others out.
+
+    Raises:
+        UserError: there is no place for one.
+    """
+    chosen = ray_tmpdir()
+    refused = list[str]()
+    for parent in [tempfile.gettempdir(), "/tmp"] if chosen is None else [chosen]:
+        most = PATH_BYTES - ADDED_BYTES - len(f"/{FOLDER}12345678/{OWN}")
+        if (length := len(os.fsencode(Path(parent).absolute()))) > most:
+            refused.append(f"{parent} has {length} bytes, expected at most {most}")
+            continue
+        try:
+            folder = tempfile.mkdtemp(prefix=FOLDER, dir=Path(parent).absolute())
+        except OSError as error:
+            refused.append(f"{parent}: {error.strerror}")
+            continue
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    raise UserError(
+        "a local Ray cluster needs a folder with a short path, as Unix sockets lie in it: "
+        f"{'; '.join(refused)}; set RAY_TMPDIR to another folder"
+    )
+
+
+@contextmanager
+def _swept(mark: str = "", folder: str = "") -> Iterator[Callable[[str], None]]:
+    """After the block, or this process, nothing is left of a local cluster.
+
+    Yields a function for the path of the raylet's socket: if this process ends without a word, and
+    so has the raylet, the sweeper says why.
+
+    Args:
+        mark: a word in the environment of all processes of the cluster; empty: none is swept.
+        folder: with the files of the cluster; empty: none is swept.
+    """
     if sys.platform != "linux":  # there Ray's own looking after is what there is
-        yield
+        yield lambda _: None
         return
     with subprocess.Popen(
-        [sys.executable, "-S", sweeper.__file__, mark],
+        [sys.executable, "-S", sweeper.__file__, mark, folder],
         stdin=subprocess.PIPE,
         start_new_session=True,  # nobody's Ctrl-C ends it
     ) as process:
+        assert process.stdin is not None
+        pipe = process.stdin
+
+        def say(path: str) -> None:
+            with suppress(BrokenPipeError):
+                pipe.write(f"{path}\n".encode())
+                pipe.flush()
+
         try:
-            yield
+            yield say
         finally:
             # By a word: whoever was forked meanwhile holds the pipe too.
             with suppress(BrokenPipeError):
-                process.communicate(b"end")
+                process.communicate(f"{sweeper.END}\n".encode())

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import ray
+from ray._private import ray_constants, worker
+from ray.exceptions import RayError
 
 from quorate.errors import SettingError, UserError
+
+# How begins what Ray prints when a raylet has ended: pages of its log, guesses, a worker's stack.
+OF_A_LOST_RAYLET = re.compile(
+    "Raylet is terminated|The node with node id|The raylet exited immediately because"
+    "|Check failed: raylet_ipc_client_"
+)
 
 CONNECT_S = 5.0  # how long whoever is at an address may take to answer
 
@@ -61,7 +71,7 @@ def refusals(what: str) -> Iterator[None]:
     """Within the block what Ray raises is a user's mistake, or a machine's state."""
     try:
         yield
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (RayError, RuntimeError, ValueError, OSError) as error:
         # Ray's messages are long; the first sentences say what it is.
         raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from error
 
@@ -93,3 +103,44 @@ def hooks_kept() -> Iterator[None]:
     finally:
         sys.excepthook = hook
         log.setLevel(level)
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Within the block a cluster that is started listens on the loopback interface alone.
+
+    Ray takes a loopback address for a node where clusters of several machines are switched off, as
+    on macOS and Windows. The switch is a private name of Ray's; without it Ray would listen on all
+    interfaces. ``test_nothing_is_left`` in ``tests/end_to_end/test_ray.py`` looks at the ports.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def no_raylet_logs() -> Iterator[None]:
+    """Within the block Ray prints no pages when a raylet ends.
+
+    quorate says in a line who is lost. Where Ray has no function of this private name any more,
+    the pages are printed.
+    """
+    shown = getattr(worker, "print_to_stdstream", None)
+    if shown is None:
+        yield
+        return
+
+    def show(data: dict[str, Any], *arguments: Any, **named: Any) -> None:
+        lines = data.get("lines", [])
+        before = [*takewhile(lambda line: not OF_A_LOST_RAYLET.search(line), lines)]
+        if before or not lines:
+            shown({**data, "lines": before}, *arguments, **named)
+
+    worker.print_to_stdstream = show
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = shown

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
-from quorate.errors import cut
+from quorate.errors import UserError, cut
 from quorate.machine import this_host
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
@@ -27,6 +27,7 @@ from quorate.transports.processes.site import Hand
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.near import Door, Near
 from quorate.transports.ray.open_job import OpenJob
+from quorate.transports.ray.own_node import OwnNode
 from quorate.transports.ray.published import Given, Published, image_in
 from quorate.transports.ray.relayed import (
     Part,
@@ -44,6 +45,7 @@ NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an agent
 
 END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
 LOST_S = 1.0  # that an agent may take to end without Ray
+LOOK_S = 0.5  # how often a listener that hears nothing looks whether it is to end
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
 
 
@@ -61,6 +63,7 @@ class RayHand(Hand):
         results: what they have computed.
         threads: intra-op threads of the worker.
         door: where agents of this node hand over their worker, if there is one.
+        own_node: the coordinator's own.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class RayHand(Hand):
         results: Results,
         threads: int,
         door: Door | None,
+        own_node: OwnNode,
     ) -> None:
         super().__init__(number)
         self.is_placed = False
@@ -96,8 +100,10 @@ class RayHand(Hand):
         # Answers, and images that go to a slot before they are passed on.
         self._inbox: deque[tuple[Message, int | None, Any]] = deque()
         self._is_closed = False
+        self._hears = True  # whether the listener goes on
         self._bell: Alarm | None = None
         self._door = door
+        self._own_node = own_node
         self._key = secrets.token_hex(16)  # of this life of the worker, at the door
         self._near: Near | None = None  # set by the listener
         self._actor = actor.remote(number)
@@ -204,8 +210,11 @@ class RayHand(Hand):
         else:
             self.kill()
             self._listener.join(END_S)
-        # After this nobody may call Ray for it: once it is shut down, a call would start another.
+        # After this nobody may call Ray for it: once it is shut down, a call would start another,
+        # and Ray ends a process in which a thread waits for Ray then.
         self._is_closed = True
+        self._hears = False
+        self._listener.join(END_S)
         self._forget_orders()
         if self._near is not None:
             self._near.close()
@@ -235,7 +244,7 @@ class RayHand(Hand):
                 self._jobs[message["job"]] = OpenJob.of(message)
                 if fds:
                     parts = [*parts, Part.START]
-                    refs = [*refs, ray.put(image_in(fds[0]))]
+                    refs = [*refs, self._own_node.put(image_in(fds[0]))]
             case "close":
                 self._jobs.pop(message["job"], None)
             case "compute":
@@ -266,7 +275,7 @@ class RayHand(Hand):
             self._is_closed = True  # whatever comes is too late
             if self._near is not None:
                 self._near.kill()
-            self._ending = Ending(1, node=self._node, lost="the Ray cluster")
+            self._ending = self._out_of_reach()
             self._ring()
 
     def cancel(self, ticket: int) -> None:
@@ -292,10 +301,15 @@ class RayHand(Hand):
     def _listen(self, news: Any) -> None:
         ending = Ending(1, "its agent ended without a word")
         try:
-            for ref in news:
+            while self._hears:
+                if not ray.wait([news], timeout=LOOK_S, fetch_local=False)[0]:
+                    self._own_node.require()
+                    continue
+                if (ref := next(news, None)) is None:
+                    break
                 if self._is_closed:
                     return
-                told = unpacked(ray.get(ref))
+                told = unpacked(self._own_node.get(ref))
                 image = next(news) if told["has_image"] else None
                 if told["doing"] is not None:
                     self._note(Doing(*told["doing"]), told["ahead"])
@@ -310,6 +324,8 @@ class RayHand(Hand):
             ending = Ending(-signal.SIGKILL, is_out_of_memory=True, node=self._node)
         except RayError as error:
             ending = self._lost(error)
+        except UserError:  # Ray cannot be called any more
+            self.lose()
         except Exception as error:  # the edge of the thread
             ending = Ending(1, f"{type(error).__name__}: {error}", node=self._node)
         self._forget_orders()
@@ -379,8 +395,14 @@ class RayHand(Hand):
         self._arena.take_doing(self.number, here)
         self._arena.loads_ahead(self.number, None if ahead is None else (ahead[0], ahead[1]))
 
+    def _out_of_reach(self) -> Ending:
+        """Return the ending of a worker that neither Ray nor anybody else reaches."""
+        return Ending(1, node=self._node, lost="the Ray cluster")
+
     def _lost(self, error: RayError) -> Ending:
         """Return the ending of a worker whose agent ended otherwise than by itself."""
+        if self._own_node.gone is not None:  # its agent ended with the raylet
+            return self._out_of_reach()
         if isinstance(error, ActorDiedError) and error.actor_init_failed:
             return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))
         lost = "its actor"

@@ -36,6 +36,8 @@ class Near:
     def __init__(self, wire: Wire, process: int) -> None:
         self.line = WatchedWire(wire)
         self._process = process
+        # Held while the descriptor is used: closed meanwhile, its number may be another process's.
+        self._lock = threading.Lock()
         self._selector: BaseSelector | None = None
 
     def watch(
@@ -47,21 +49,28 @@ class Near:
         selector.register(self._process, EVENT_READ, look)
 
     def kill(self) -> None:
-        """End it as signal 9 does. Does not block. Any thread may, before it is closed."""
-        with suppress(OSError):  # it has ended
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        """End it as signal 9 does. Does not block. Any thread may, also when it is closed."""
+        with self._lock:
+            if self._process >= 0:
+                with suppress(ProcessLookupError):  # it has ended
+                    signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def has_ended(self) -> bool:
         """Return whether it writes to memory no more, whatever its agent knows. Does not block."""
-        return self._poll(0)
+        with self._lock:
+            return self._process < 0 or self._poll(0)
 
     def close(self) -> None:
-        """Wait for its end, which comes with that of its agent, and close what there is."""
-        self._poll(END_S)
+        """Wait for its end, which comes with that of its agent, and close what there is.
+
+        Called once, by the thread that watches it.
+        """
+        self._poll(END_S)  # without the lock: another thread may want it killed meanwhile
         if self._selector is not None:
             self._selector.unregister(self._process)
-        process, self._process = self._process, -1  # another thread may want it killed yet
-        os.close(process)
+        with self._lock:
+            process, self._process = self._process, -1
+            os.close(process)
         self.line.close()
 
     def _poll(self, timeout_s: float) -> bool:

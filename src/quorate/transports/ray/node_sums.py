@@ -38,12 +38,9 @@ class _Shards(Generic[T]):
     """The shards of a step on a node, from their orders until they are passed on."""
 
     of: int  # V
-    ordered_at: dict[int, float] = field(default_factory=dict)  # shard -> seconds, monotonic
-    waiting: dict[int, T] = field(default_factory=dict)  # shard -> its result
-
-    def drop(self, shard: int) -> None:
-        self.ordered_at.pop(shard, None)
-        self.waiting.pop(shard, None)
+    # shard -> worker -> seconds, monotonic: several workers of a node may compute one shard.
+    ordered_at: dict[int, dict[object, float]] = field(default_factory=dict)
+    waiting: dict[int, T] = field(default_factory=dict)  # shard -> the first result of it
 
 
 class NodeSums(Generic[T]):
@@ -58,28 +55,37 @@ class NodeSums(Generic[T]):
         self._changed = threading.Condition()
         self._steps: dict[Where, _Shards[T]] = {}
 
-    def ordered(self, where: Where, shard: int, shards: int) -> None:
+    def ordered(self, where: Where, shard: int, shards: int, worker: object) -> None:
         """Note that a worker there computes a shard of so many."""
         with self._changed:
             step = self._steps.setdefault(where, _Shards(shards))
-            step.ordered_at.setdefault(shard, self._clock())
+            step.ordered_at.setdefault(shard, {}).setdefault(worker, self._clock())
 
-    def lost(self, where: Where, shard: int) -> None:
-        """Note that a worker there will not have computed a shard: nobody waits for it."""
+    def lost(self, where: Where, shard: int, worker: object) -> None:
+        """Note that a worker there will not have computed a shard.
+
+        Results wait for the shard as long as another worker there computes it. A result of the
+        shard that another worker has handed in already goes on waiting for the others.
+        """
         with self._changed:
-            self._drop(where, [shard])
+            step = self._steps.get(where)
+            if step is None or step.ordered_at.get(shard, {}).pop(worker, None) is None:
+                return
+            if not step.ordered_at[shard] and shard not in step.waiting:
+                self._drop(where, [shard])
 
-    def done(self, where: Where, shard: int, result: T) -> dict[int, T]:
+    def done(self, where: Where, shard: int, result: T, worker: object) -> dict[int, T]:
         """Return results that can be added, by their shards in order: this one, or more.
 
         It waits for the others. Empty: the one that was last has it, too.
         """
         with self._changed:
             step = self._steps.get(where)
-            if step is None or shard not in step.ordered_at or shard in step.waiting:
+            ordered_at = None if step is None else step.ordered_at.get(shard, {}).get(worker)
+            if step is None or ordered_at is None or shard in step.waiting:
                 return {shard: result}  # two workers of the node have computed it
             step.waiting[shard] = result
-            took_s = self._clock() - step.ordered_at[shard]
+            took_s = self._clock() - ordered_at
             until = self._clock() + min(PATIENCE * took_s, MOST_S)
             while step.waiting.get(shard) is result:
                 group = together(shard, step.ordered_at, step.of)
@@ -97,7 +103,8 @@ class NodeSums(Generic[T]):
         if (step := self._steps.get(where)) is None:
             return
         for shard in shards:
-            step.drop(shard)
+            step.ordered_at.pop(shard, None)
+            step.waiting.pop(shard, None)
         if not step.ordered_at:
             del self._steps[where]
         self._changed.notify_all()

@@ -4,8 +4,9 @@ Whoever is to end a node may have Ray drain it first: a preemption notice, the a
 that is deleted. It gets nothing new then, and what runs there runs on, until the node is ended, a
 moment or minutes later.
 
-Where Ray's head is gone, Ray ends a driver after a minute, whatever it is at. Before that the run
-has to end by itself, and save.
+Where Ray's head is gone, Ray ends a driver after a minute, whatever it is at; where the raylet of
+the driver's machine is gone, Ray does nothing, or ends the driver at once (see ``own_node``).
+Before that the run has to end by itself, and save.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Protocol
 
 import ray
 
+from quorate.transports.ray.own_node import OwnNode
+
 LOOK_S = 1.0  # how often Ray is asked; it takes 3 ms
 ANSWER_S = 5  # that Ray may take to answer
-GONE_S = 30.0  # how long nothing may answer; Ray itself goes on for 60 s
+GONE_S = 20.0  # how long nothing may answer; Ray itself goes on for 60 s
 
 DRAINING = "DRAINING"
 
@@ -41,15 +44,22 @@ class Notices:
 
     Args:
         residents: returns those that are there at the moment.
+        node: the coordinator's own.
     """
 
-    def __init__(self, residents: Callable[[], Iterable[Resident]]) -> None:
-        self.gone: str | None = None  # why nobody can be started any more
+    def __init__(self, residents: Callable[[], Iterable[Resident]], node: OwnNode) -> None:
+        self._head_gone: str | None = None
         self._residents = residents
+        self._node = node
         self._address: str = ray.get_runtime_context().gcs_address
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="quorate-notices", daemon=True)
         self._thread.start()
+
+    @property
+    def gone(self) -> str | None:
+        """Why nobody can be started any more; None: somebody can. Any thread may ask."""
+        return self._node.gone or self._head_gone
 
     def close(self) -> None:
         """Ask no more."""
@@ -59,6 +69,9 @@ class Notices:
     def _look(self) -> None:
         heard_at = time.monotonic()
         while not self._is_closed.wait(LOOK_S):
+            if self._node.gone is not None:
+                self._lose_all()
+                continue
             answer = drained(self._address)
             if isinstance(answer, set):
                 heard_at = time.monotonic()
@@ -66,12 +79,15 @@ class Notices:
                     if resident.node_id in answer:
                         resident.leave("which Ray drains")
             elif answer is not None and time.monotonic() - heard_at > GONE_S:
-                self.gone = (
+                self._head_gone = (
                     f"the Ray cluster at {self._address} has not answered for {GONE_S:g} s "
                     f"({answer}): is its head node gone? Start it, and the same command resumes"
                 )
-                for resident in self._residents():
-                    resident.lose()
+                self._lose_all()
+
+    def _lose_all(self) -> None:
+        for resident in self._residents():
+            resident.lose()
 
 
 def drained(address: str) -> set[str] | str | None:

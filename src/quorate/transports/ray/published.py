@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-import ray
-
 from quorate.machine.shared_memory import Segment
 from quorate.transports.processes.arena import Arena, Image
+from quorate.transports.ray.own_node import OwnNode
 from quorate.transports.ray.relayed import Part, Ref, image_of
 from quorate.transports.ray.servers import RayServers
 
@@ -20,11 +19,13 @@ class Published:
 
     Args:
         arena: where the coordinator has them.
+        node: the coordinator's own.
         servers: that have the parameters in its place, if any.
     """
 
-    def __init__(self, arena: Arena, servers: RayServers | None = None) -> None:
+    def __init__(self, arena: Arena, node: OwnNode, servers: RayServers | None = None) -> None:
         self._arena = arena
+        self._node = node
         self.servers = servers
         self._newest: dict[tuple[Part, ...], tuple[int, list[Ref]]] = {}
 
@@ -58,7 +59,7 @@ class Published:
         known = self._newest.get(parts)
         if known is not None and known[0] == version:
             return known[1]
-        refs = [ray.put(image(part)) for part in parts]
+        refs = [self._node.put(image(part)) for part in parts]
         self._newest[parts] = (version, refs)
         return refs
 

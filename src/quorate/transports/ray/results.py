@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import ray
 from ray.exceptions import RayError
 
+from quorate.errors import UserError
 from quorate.transports.processes.arena import Arena, Image
 from quorate.transports.processes.wire import Message
 from quorate.transports.ray.node_sums import NodeSums, Where
+from quorate.transports.ray.own_node import OwnNode
 from quorate.transports.ray.relayed import Part, Ref, image_of
 
 
@@ -59,21 +60,23 @@ class Results:
 
     Args:
         arena: the coordinator's.
+        node: the coordinator's own.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, node: OwnNode) -> None:
         self._arena = arena
+        self._node = node
         self._sums = NodeSums[_Result]()
 
     def ordered(self, worker: Worker, order: Order) -> None:
         """Note that a worker computes a shard."""
         if order.shards > 1:
-            self._sums.ordered(_where(worker, order), order.shard, order.shards)
+            self._sums.ordered(_where(worker, order), order.shard, order.shards, worker)
 
     def lost(self, worker: Worker, order: Order) -> None:
         """Note that it will not have computed it."""
         if order.shards > 1:
-            self._sums.lost(_where(worker, order), order.shard)
+            self._sums.lost(_where(worker, order), order.shard, worker)
 
     def done(self, worker: Worker, order: Order, message: Message, ref: Ref) -> None:
         """Have the worker take its answer when the result is here. Called by who listens to it.
@@ -85,7 +88,7 @@ class Results:
         own = _Result(worker, message, order.slot, ref)
         group = {order.shard: own}
         if order.shards > 1:
-            group = self._sums.done(_where(worker, order), order.shard, own)
+            group = self._sums.done(_where(worker, order), order.shard, own, worker)
         if len(group) > 1:
             try:
                 refs = {shard: result.ref for shard, result in group.items()}
@@ -103,7 +106,7 @@ class Results:
             worker.take(message)
 
     def _fetch(self, ref: Ref, slot: int, part: Part = Part.RESULT) -> None:
-        image_of(self._arena, part, slot)[:] = ray.get(ref)
+        image_of(self._arena, part, slot)[:] = self._node.get(ref)
 
     def _apart(self, results: list[_Result]) -> None:
         """Have each worker take its own result after all. Does not block."""
@@ -112,8 +115,8 @@ class Results:
     def _alone(self, results: list[_Result]) -> None:
         for worker, message, slot, ref in results:
             try:
-                image: Image = ray.get(ref)
-            except RayError:
+                image: Image = self._node.get(ref)
+            except (RayError, UserError):
                 worker.kill()
             else:
                 worker.take(message, slot, image)

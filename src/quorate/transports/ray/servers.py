@@ -11,6 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.errors import ServerError, UserError, cut
+from quorate.transports.ray.own_node import OwnNode
 from quorate.transports.ray.relayed import Ref, difference, packed, same_packages, unpacked
 from quorate.transports.ray.server import LIFE, WORK, Server
 from quorate.transports.servers import NO_IMAGE, Answer, Image, Told
@@ -22,13 +23,15 @@ class RayServers:
     Args:
         count: S.
         handler: what they do with their slices: see ``handler_of``.
+        node: the coordinator's own.
 
     Raises:
         ServerError: one cannot be started.
         UserError: one has other packages than this process.
     """
 
-    def __init__(self, count: int, handler: str) -> None:
+    def __init__(self, count: int, handler: str, node: OwnNode) -> None:
+        self._node = node
         self.count = count
         self.have_newest = False
         self._ring: Callable[[], None] = lambda: None
@@ -59,7 +62,8 @@ class RayServers:
         self._ring = ring
 
     def require(self) -> None:
-        """Raise ServerError if one is lost."""
+        """Raise ServerError if one is lost, UserError if Ray cannot be called any more."""
+        self._node.require()
         if self._lost is not None:
             raise self._error(self._lost)
 
@@ -100,10 +104,11 @@ class RayServers:
     def _meet(self) -> None:
         """Wait until all are there, and refuse one that would compute something else."""
         hellos = [actor.hello.options(concurrency_group=WORK).remote() for actor in self.actors]
+        self._node.wait(hellos)
         here, where = same_packages(), []
         for number, hello in enumerate(hellos):
             try:
-                place, there = ray.get(hello)
+                place, there = self._node.get(hello)
             except RayError as error:
                 why = cut(" ".join(str(error).split()))
                 raise ServerError(f"server {number} cannot be started: {why}") from error
@@ -113,6 +118,7 @@ class RayServers:
         self.where = where
 
     def _asked(self, told: Sequence[Told], images: Sequence[Image], returns: int = 1) -> list[Any]:
+        self._node.require()
         values = images or [NO_IMAGE] * self.count
         return [
             actor.do.options(concurrency_group=WORK, num_returns=returns).remote(packed(own), image)
@@ -121,15 +127,15 @@ class RayServers:
 
     def _got(self, refs: Sequence[Ref]) -> list[Any]:
         """Return what servers have answered, by their number."""
-        if len(refs) > 1:
-            ray.wait(list(refs), num_returns=len(refs))  # they come side by side
+        self._node.wait(list(refs))  # they come side by side
         found = []
         for number, ref in enumerate(refs):
             try:
-                found.append(ray.get(ref))
+                found.append(self._node.get(ref))
             except RayTaskError:  # it is there, and raised something
                 raise
             except RayError as error:
+                self._node.require()  # else the server ended with the raylet of this machine
                 raise self._error(number) from error
         return found
 

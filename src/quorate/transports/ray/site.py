@@ -63,7 +63,7 @@ class RaySite:
         self.servers: RayServers | None = None
         if servers is not None:
             try:
-                self.servers = RayServers(*servers)
+                self.servers = RayServers(*servers, self._cluster.node)
             except BaseException:
                 self._cluster.close()
                 raise
@@ -71,11 +71,11 @@ class RaySite:
         self._folder = folder
         self._same = same_everywhere(script)
         self._arena = arena
-        self._published = Published(arena, self.servers)
-        self._results = Results(arena)
+        self._published = Published(arena, self._cluster.node, self.servers)
+        self._results = Results(arena, self._cluster.node)
         self._threads = threads
         self._hands: dict[int, RayHand] = {}  # the newest of each worker
-        self._notices = Notices(lambda: list(self._hands.values()))
+        self._notices = Notices(lambda: list(self._hands.values()), self._cluster.node)
         self._door: Door | None = None
         if self.servers is None:  # else nobody computes from what is here
             with suppress(OSError):  # workers of this node are as those of others then
@@ -96,7 +96,8 @@ class RaySite:
         if self._notices.gone is not None:
             raise UserError(self._notices.gone)
         told = (self._script, self._folder, self._same, self._arena, self._published)
-        hand = RayHand(number, self._actor, *told, self._results, self._threads, self._door)
+        how = (self._results, self._threads, self._door, self._cluster.node)
+        hand = RayHand(number, self._actor, *told, *how)
         self._hands[number] = hand
         return hand
 

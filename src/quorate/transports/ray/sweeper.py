@@ -3,20 +3,26 @@
 Ray's own processes look after each other, and one of them takes a minute to see that the program
 they were started for was killed. This one reads a pipe that is cut in that moment, or says "end".
 
-    python sweeper.py MARK
+    python sweeper.py MARK FOLDER
 
-MARK is a word that is in the environment of all that is to end, and of nothing else.
+MARK is a word that is in the environment of all that is to end, and of nothing else. FOLDER is
+removed. Either may be empty: the cluster is not the run's own. The first line that is read is the
+path of the raylet's socket. Ray ends a driver that calls Ray after the end of the raylet, at once
+and without a word: where that is what became of the run, the sweeper says so in its place.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+END = "end"
 JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the run says when it ends
 
 
@@ -30,15 +36,44 @@ def alive(mark: str) -> list[int]:
     return found
 
 
+def ended_with_raylet(path: str) -> str | None:
+    """Return what is to be said of a run that ended without a word; None if its raylet lives.
+
+    Args:
+        path: of the socket of its raylet.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return (
+                "quorate: Ray's raylet on this machine has ended, and Ray has ended the run with "
+                "it; the same command goes on from the newest checkpoint"
+            )
+        except OSError:  # it cannot be asked
+            return None
+    return None
+
+
 def _main() -> None:
+    mark, folder = sys.argv[1:]
     for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    os.read(0, 1)
-    while pids := alive(sys.argv[1]):  # again: one that is killed may just have started another
+    path, word = "", ""
+    for line in sys.stdin:
+        path, word = path or line.strip(), line.strip()
+        if word == END:
+            break
+    said = ended_with_raylet(path) if word != END and path else None
+    while mark and (pids := alive(mark)):  # again: one that is killed may have started another
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    if said is not None:
+        print(said, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
