@@ -20,9 +20,8 @@ from quorate.commands.verify.differences import RESTORED, Difference, first_diff
 from quorate.commands.verify.recorder import Kill, RecordedChannel
 from quorate.commands.verify.records import EndRecord, Recording, UpdateRecord
 from quorate.commands.verify.verdict import Run, Way, verdict
-from quorate.coordination.protocol import Compute, Discard, Done, Joined, Left
+from quorate.coordination.protocol import Compute, Discard, Done, Joined, Left, Replace
 from quorate.coordination.protocol import Event as ProtocolEvent
-from quorate.transports.worker_status import WorkerStatus
 
 SCRIPTS = Path(__file__).parents[1]
 SCRIPT = SCRIPTS / "scripts" / "verified.py"
@@ -128,24 +127,22 @@ class Nothing:
         pass
 
 
-def test_others_wait_for_the_one_in_the_place_of_the_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    status = [WorkerStatus(n, "cpu", 70 + n, None, "waiting", 0, 0, 0.0, {}, 0) for n in (0, 1)]
+def test_others_wait_for_the_one_in_the_place_of_the_killed() -> None:
     left = Left(0, "killed")
-    events = [Done(1, 3, 1), left, None, Joined(0), None, Done(0, 3, 0)]
-    kill = Kill(lambda: status, 3)
-    channel: Any = RecordedChannel(Scripted(events), Nothing(), kill)  # type: ignore[arg-type]
+    inner = Scripted([Done(1, 3, 1), left, None, Joined(0), None, Done(0, 3, 0)])
+    channel: Any = RecordedChannel(inner, Nothing(), Kill(3))  # type: ignore[arg-type]
     channel.send(Compute(0, 2, 0, "home shard", (0, 3), None))
-    assert killed == []  # too early
+    assert ended(inner) == []  # too early
     for worker in (0, 1):
         channel.send(Compute(worker, 3, worker, "home shard", (worker, 3), None))
-    assert killed == [70]  # once
+    assert ended(inner) == [0]  # once, by the transport, which knows the process
     assert [channel.receive(None) for _ in range(2)] == [left, Joined(0)]
     channel.send(Compute(0, 3, 0, "home shard", (0, 3), None))
     assert [channel.receive(1.0) for _ in range(3)] == [None, Done(0, 3, 0), Done(1, 3, 1)]
+
+
+def ended(inner: Scripted) -> list[int]:
+    return [effect.worker for effect in inner.sent if isinstance(effect, Replace)]
 
 
 def test_the_answer_of_a_worker_that_has_ended_is_forgotten() -> None:
@@ -157,6 +154,16 @@ def test_the_answer_of_a_worker_that_has_ended_is_forgotten() -> None:
     # The coordinator has its shard computed by another: two results it would not bear.
     assert [channel.receive(None) for _ in range(2)] == [left, Done(1, 0, 1)]
     assert inner.sent[2:] == [Discard(0, 0, 0)]
+
+
+def test_of_a_run_of_shards_all_answers_are_forgotten() -> None:
+    left = Left(0, "killed")
+    inner = Scripted([Done(0, 0, 0), left])
+    channel: Any = RecordedChannel(inner, Nothing())  # type: ignore[arg-type]
+    channel.send(Compute(0, 0, 0, "home shard", (0, 2), None, count=3))
+    channel.send(Compute(1, 0, 3, "home shard", (1, 2), None))
+    assert channel.receive(None) == left
+    assert inner.sent[2:] == [Discard(0, 0, 0, 3)]
 
 
 # --- real runs ------------------------------------------------------------------------------------

@@ -183,7 +183,10 @@ def _parting_call(first: Run, second: Run, difference: Difference) -> CallRecord
     """Return the operator that two runs part at, if both traced the shard in the first step."""
     if difference.update != 1 or difference.cause in (ROWS, ROW, BATCH):
         return None
-    traced = [{(t.step, t.shard): t for t in run.recording.twice} for run in (first, second)]
+    traced = [
+        {(t.step, t.shard): t for t in run.recording.twice if not t.in_stages}
+        for run in (first, second)
+    ]
     for ticket in sorted(traced[0].keys() & traced[1].keys()):
         a, b = (by_ticket[ticket] for by_ticket in traced)
         if a.shard == difference.shard and not (a.differs or b.differs):
@@ -207,6 +210,7 @@ def _not_repeatable(runs: Sequence[Run]) -> list[str]:
                 bool(record.differs),
                 call,
                 record.device,
+                bool(record.in_stages),
             )
             if any(what[:3]):
                 texts.setdefault(what, words.twice(record))
@@ -218,10 +222,13 @@ def _computed_twice(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         for record in run.recording.twice:
             operators[record.device] = max(operators.get(record.device, 0), record.operators)
-    return [
+    lines = [
         f"one shard computed twice on {device}: same bits, {_count(number, 'operator')}"
         for device, number in operators.items()
     ]
+    if any(run.recording.facts.get("pipeline") is not None for run in runs):
+        lines.append("each shard computed through the stages and in one piece: same bits")
+    return lines
 
 
 def _notes(reference: Run, others: Sequence[Run], *, is_same: bool) -> list[str]:
