@@ -143,7 +143,7 @@ def test_runs_that_fail() -> None:
     said = verdict([run("1 worker", recording()), run("2 workers", ended, 1, "no worker is left")])
     assert not said.is_same
     assert said.lines[:2] == [
-        "2 workers failed after 2 updates, 1 worker did not:",
+        "same bits: no: 2 workers failed after 2 updates, 1 worker did not:",
         "  no worker is left",
     ]
     mistaken = run("2 workers", Recording(), 2, "loss: got 5")

@@ -67,6 +67,11 @@ class TwiceRecord:
     # 0: both computations were in one piece.
     in_stages: int = 0
 
+    @property
+    def is_finding(self) -> bool:
+        """Whether something was another the second time."""
+        return bool(self.rows or self.batch_differs or self.differs)
+
 
 @dataclass(frozen=True)
 class EndRecord:

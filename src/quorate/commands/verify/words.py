@@ -153,9 +153,23 @@ def shows_only(way: str) -> str:
     return f"  it shows {way} only: {reasons[way]}"
 
 
+def hashes(labels: tuple[str, str]) -> str:
+    """Say that hashes are to blame: runs differ, and are the same under one hash seed."""
+    return (
+        f"PYTHONHASHSEED decides: {labels[1]} and {labels[0]} are the same under one hash seed and "
+        "differ under two. The script goes over a set of strings in whatever order it has, or uses "
+        "hash() of a string: sort the set (sorted(...)), or take hashlib"
+    )
+
+
 def doubt(text: str, labels: Sequence[str]) -> str:
     """Say what runs themselves doubt."""
-    return f"same bits: no, because {text} (so {_listed(labels)})"
+    return f"  because {text} (so {_listed(labels)})"
+
+
+def no(line: str) -> str:
+    """Return the first line of a verdict that bits are not the same."""
+    return f"same bits: no: {line}"
 
 
 def _listed(labels: Sequence[str]) -> str:

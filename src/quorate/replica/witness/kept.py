@@ -31,7 +31,7 @@ from quorate.replica.digest import content
 from quorate.replica.nested import parts
 from quorate.replica.placement.call_site import LIBRARIES
 
-Kept = dict[str, str]  # by name: a hash
+Kept = dict[str, str]  # by name: a hash, behind a word for what is no value (see ``GENERATOR``)
 
 MOST_DEEP = 6
 MOST_ITEMS = 512  # of a container, from its front and its back
@@ -46,6 +46,11 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
+GENERATOR, ITERATOR = "generator ", "iterator "  # what the hash of such a value begins with
+_NO_TENSORS: dict[str, tuple[type, ...]] = {  # what no buffer can hold
+    GENERATOR: (torch.Generator, np.random.Generator, np.random.RandomState, random.Random),
+    ITERATOR: (Iterator,),
+}
 _NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
@@ -156,8 +161,11 @@ class _Look:
         return self._found
 
     def _note(self, name: str, value: Any) -> None:
+        kind = next(
+            (kind for kind, types_of in _NO_TENSORS.items() if isinstance(value, types_of)), ""
+        )
         try:
-            self._found[name] = self._hash(value, 0).hex()
+            self._found[name] = kind + self._hash(value, 0).hex()
         except Exception:  # another thread changes it just now, or an attribute of it raises
             self._found[name] = ""
 
