@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
+from quorate.machine.devices import worker_devices
 
 NUMBERS = torch.arange(1.0, 7.0)
 SUM = torch.tensor([[44.0, 56.0], [98.0, 128.0]])
@@ -26,7 +27,7 @@ SUM = torch.tensor([[44.0, 56.0], [98.0, 128.0]])
 class Product(nn.Module):
     """A (2, 3) matrix on one device, times a batch of (3, 2) matrices."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.zeros(2, 3, device=device))
 
@@ -37,7 +38,7 @@ class Product(nn.Module):
 class Sum(nn.Module):
     """The sum of products, on the CPU."""
 
-    def __init__(self, devices: list[str]) -> None:
+    def __init__(self, devices: list[torch.device]) -> None:
         super().__init__()
         self.products = nn.ModuleList(Product(device) for device in devices)
 
@@ -57,16 +58,18 @@ def main() -> None:
     parser.add_argument("--devices", help="two of torch's names, with a comma between them")
     options = parser.parse_args()
     gpus = torch.cuda.device_count() > 1
-    names = (options.devices or ("cuda:0,cuda:1" if gpus else "cpu,cpu")).split(",")
+    names = options.devices or ("cuda:0,cuda:1" if gpus else "cpu,cpu")
+    # As ``devices=`` reads names (TensorFlow's too): a device that does not exist is refused.
+    devices = [device for group in worker_devices(names, workers=None) for device in group]
 
     matrices = torch.randn(480, 3, 2, generator=torch.Generator().manual_seed(0))
     trainer = quorate.Trainer(
-        Sum(names),
+        Sum(devices),
         loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.4),
         batch_size=24,
         shards=2,
-        devices="+".join(dict.fromkeys(names)),
+        devices="+".join(dict.fromkeys(map(str, devices))),
         compute=quorate.Compute(log_placement=True),
     )
     trainer.fit(TensorDataset(matrices, 2 * NUMBERS.view(2, 3) @ matrices))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from quorate.commands.bench.contenders import Contender
 from quorate.commands.bench.costs import costs, saves_in
 from quorate.commands.bench.lost_worker import LostWorker
 from quorate.commands.bench.runs import Program, run
-from quorate.coordination.protocol import Done, Joined, Left
+from quorate.coordination.protocol import Done, Joined, Left, Replace
 from quorate.transports.worker_status import PHASES, WorkerStatus
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "measured.py"
@@ -29,10 +28,15 @@ def status(number: int, pid: int | None, thread: int | None = None) -> WorkerSta
 
 
 def test_the_worker_that_is_killed_is_the_one_that_is_waited_for() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with process:
-        lost = LostWorker([status(0, os.getpid()), status(1, process.pid), status(2, None)])
-        assert process.wait() == -signal.SIGKILL
+    """By its transport: a process that has the number of a worker may be a stranger's."""
+    sent: list[Replace] = []
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with stranger:
+        workers = [status(0, os.getpid()), status(1, stranger.pid), status(2, None)]
+        lost = LostWorker(workers, sent.append)
+        assert [effect.worker for effect in sent] == [1]
+        time.sleep(0.1)
+        assert stranger.poll() is None
     assert not lost.is_over
     lost.heard(Done(1, 0, 0), 0.0)  # it was on its way already
     lost.heard(Left(0, "killed"), 0.0)
@@ -53,7 +57,9 @@ def test_the_worker_that_is_killed_is_the_one_that_is_waited_for() -> None:
 
 
 def test_towers_are_not_killed() -> None:
-    assert LostWorker([status(0, os.getpid(), thread=7)]).is_over
+    sent: list[Replace] = []
+    assert LostWorker([status(0, os.getpid(), thread=7)], sent.append).is_over
+    assert sent == []
 
 
 def test_saves_are_seen_in_what_a_run_kept(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from quorate.commands.bench.results import results, to_json
 from quorate.commands.main import main
 from quorate.commands.plan.advice import bound
 from quorate.commands.plan.measurements import read_bench, read_shard_times
+from quorate.commands.plan.table import three_digits
 from quorate.errors import DataError
 from quorate.simulation.inputs import Failures, Network, ShardTimes, Stragglers
 from quorate.simulation.simulate import simulate
@@ -117,6 +119,55 @@ def test_the_table_and_the_files(bench: Path, capsys: pytest.CaptureFixture[str]
     text = page.read_text()
     assert "<svg" in text
     assert text.count("<tr>") == 11
+
+
+@pytest.mark.parametrize("rule", ["quorum", "quorum:3", "sync", "async", "bounded:2"])
+def test_a_bench_with_costs_is_planned_from_under_each_rule(
+    rule: str, bench: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads(bench.read_text())
+    by_shard = found["contenders"][0] | {"runs": [asdict(measured(1)) | {"update": "async"}]}
+    bench.write_text(json.dumps(found | {"costs": {"by_shard": by_shard}}))
+    words = ["plan", str(bench), "--workers", "4", "--update", rule, "--steps", "10"]
+    assert main(words) == 0
+    name = "quorum:4" if rule == "quorum" else rule
+    assert f" {name} " in capsys.readouterr().out
+
+
+def test_nothing_is_predicted_from_a_run_whose_replay_is_far_off(
+    bench: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads(bench.read_text())
+    one, two = found["contenders"]
+    two["examples_per_s"] *= 1.3
+    bench.write_text(json.dumps(found))
+    words = ["plan", str(bench), "--workers", "4", "--steps", "10"]
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert re.search(r"a run on 2 workers whose replay is -2\d% off \(\d+ examples/s, meas", line)
+    assert "or --from-workers 1, whose replay is close enough" in line
+    assert main([*words, "--from-workers", "1"]) == 0
+    one["examples_per_s"] *= 1.3
+    bench.write_text(json.dumps(found))
+    assert main(words) == 2
+    assert "--from-workers" not in the_line(capsys)
+
+
+def test_what_is_assumed_of_other_runs_does_not_count_against_the_measured_one(
+    bench: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", str(bench), "--workers", "4", "--steps", "20", "--held-up", "0.5:10"]
+    assert main([*words, "--gradient-mib", "500", "--gbit-s", "0.1"]) == 0
+    assert re.search(r"measured 133 \([+-]\d\.\d%\)", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("value", [0.012345, 2.4149, 63.71, 999.6, 14161.0, 1234567.0])
+def test_a_figure_has_three_digits(value: float) -> None:
+    shown = three_digits(value)
+    assert float(shown.replace(",", "")) == pytest.approx(value, rel=5e-3)
+    assert len(shown.replace(",", "").replace(".", "").strip("0")) <= 3
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,26 @@ def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="stages are for Linux")
+def test_stages_are_compared_with_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both runs compute the same, and not what one piece computes."""
+    monkeypatch.setenv("VERIFIED_FOLDER", str(tmp_path))
+    options = ("--devices", "cpu+cpu", "--split", "noise", "--workers", "1")
+    late = recorded(tmp_path / "late", "stage", *options)
+    said = verdict([late, late])
+    assert not said.is_same
+    found = "\n".join(said.lines)
+    assert "done by worker 0 on cpu+cpu (step 2, shards 0-3)" in found
+    assert "another gradient of first.weight through the stages" in found
+    sound = recorded(tmp_path / "sound", "clean", *options)
+    said = verdict([sound, recorded(tmp_path / "whole", "clean", *TOWERS, "1")])
+    assert said.is_same, said.lines
+    assert "each shard computed through the stages and in one piece: same bits" in said.lines
+
+
+@pytest.mark.slow
 def test_a_row_that_depends_on_the_worker_is_named(tmp_path: Path) -> None:
     """The workers' data is not the coordinator's, which without a recording is refused."""
     runs = [

@@ -77,6 +77,10 @@ def test_weights_updates_and_lengths() -> None:
     assert first_difference(recording(), other) == Difference(
         differences.UPDATE, 1, parameter="first.weight", parameters=1
     )
+    staged = TwiceRecord(0, "cpu+cpu", other.updates[1].step, 0, [], 0, ["x"], None, in_stages=2)
+    found = first_difference(replace(recording(), twice=[staged]), other)
+    assert found is not None
+    assert (found.cause, found.parameter) == (differences.STAGES, "first.weight")
     other = recording()
     other.updates[0] = replace(other.updates[0], lr=0.2)
     assert first_difference(recording(), other) == Difference(differences.RATE, 0, rates=(0.1, 0.2))
@@ -139,7 +143,7 @@ def test_runs_that_fail() -> None:
     said = verdict([run("1 worker", recording()), run("2 workers", ended, 1, "no worker is left")])
     assert not said.is_same
     assert said.lines[:2] == [
-        "2 workers failed after 2 updates, 1 worker did not:",
+        "same bits: no: 2 workers failed after 2 updates, 1 worker did not:",
         "  no worker is left",
     ]
     mistaken = run("2 workers", Recording(), 2, "loss: got 5")

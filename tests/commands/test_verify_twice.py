@@ -232,9 +232,9 @@ def test_the_operator_that_two_processes_part_at() -> None:
         made.twice = [replace(traced, step=0, shard=1)]
         pair.append(run(f"{len(pair) + 1} workers", made))
     said = verdict(pair).lines
-    assert "0.5 on the one, 0.7 on the other, which no operator made" in said[2]
-    assert said[3] == "    in module 'noise' (Noise)"
-    assert said[4].endswith("return x * self.number")
+    assert "0.5 on the one, 0.7 on the other, which no operator made" in said[1]
+    assert said[2] == "    in module 'noise' (Noise)"
+    assert said[3].endswith("return x * self.number")
 
 
 class Lottery(torch.autograd.Function):

@@ -18,11 +18,11 @@ from quorate.commands.main import main
 from quorate.commands.verify import runs as verify_runs
 from quorate.commands.verify.differences import RESTORED, Difference, first_difference
 from quorate.commands.verify.recorder import Kill, RecordedChannel
-from quorate.commands.verify.records import EndRecord, Recording, UpdateRecord
+from quorate.commands.verify.records import EndRecord, Recording, TwiceRecord, UpdateRecord
 from quorate.commands.verify.verdict import Run, Way, verdict
-from quorate.coordination.protocol import Compute, Discard, Done, Joined, Left
+from quorate.coordination.protocol import Compute, Discard, Done, Joined, Left, Replace
 from quorate.coordination.protocol import Event as ProtocolEvent
-from quorate.transports.worker_status import WorkerStatus
+from quorate.replica.witness.calls import CallRecord
 
 SCRIPTS = Path(__file__).parents[1]
 SCRIPT = SCRIPTS / "scripts" / "verified.py"
@@ -77,7 +77,7 @@ def test_what_a_checkpoint_does_not_hold() -> None:
 def test_a_difference_before_the_stop_is_not_blamed_on_the_resume() -> None:
     said = verdict([PLAIN, stopped("a", "b", "o"), resumed("o", "p", "q")])
     assert not said.is_same
-    assert said.lines[0] == "1 worker and 3 towers part in update 2:"
+    assert said.lines[0] == "same bits: no: 1 worker and 3 towers part in update 2:"
     assert "it shows on towers only" in said.lines[2]
     assert not any("after a resume" in line for line in said.lines)
 
@@ -85,7 +85,7 @@ def test_a_difference_before_the_stop_is_not_blamed_on_the_resume() -> None:
 def test_a_resumed_run_that_ends_early() -> None:
     said = verdict([PLAIN, stopped("a", "b", "c"), resumed("c", "d")])
     assert said.lines[:2] == [
-        "1 worker and 2 workers resumed part in update 4:",
+        "same bits: no: 1 worker and 2 workers resumed part in update 4:",
         "  one of them has no such update: it ended before",
     ]
 
@@ -102,8 +102,39 @@ def test_a_doubt_is_a_verdict_also_where_digests_are_equal() -> None:
     doubted = replace(PLAIN.recording, end=EndRecord(4, "", ["the clock"]))
     said = verdict([PLAIN, run("2 workers", doubted), run("3 workers", doubted)])
     assert not said.is_same
-    assert said.lines[0] == "same bits: no, because the clock (so 2 workers and 3 workers)"
-    assert said.lines[1].startswith("digests are the same in all of these runs")
+    assert said.lines[0] == (
+        "same bits: no: digests are the same in all of these runs, and may not be in others:"
+    )
+    assert said.lines[1] == "  because the clock (so 2 workers and 3 workers)"
+
+
+def test_the_cause_comes_before_what_follows_from_it() -> None:
+    """A shard that is another the second time is named first, and the verdict stands once."""
+    names = ("number", "aten.mul.Tensor", "", "", "", "", "")
+    call = CallRecord(*names, ("1", "2"), is_random=False, own_generator=False, in_backward=False)
+    twice = TwiceRecord(0, "cpu", 0, 0, [], 9, ["loss"], call)
+    other = replace(recording("a", "b", "o", "p", "q", doubts=["the clock"]), twice=[twice])
+    said = verdict([PLAIN, run("2 workers", other)])
+    assert said.lines[0].startswith("same bits: no: computing is not repeatable: done twice by")
+    assert "aten.mul.Tensor was given 1, then 2" in said.lines[1]
+    assert [line.startswith("same bits") for line in said.lines].count(True) == 1
+    places = [
+        next(n for n, line in enumerate(said.lines) if words in line)
+        for words in ("part in update 2", "runs themselves doubt", "because the clock")
+    ]
+    assert places == sorted(places)
+
+
+def test_what_is_the_same_under_one_hash_seed_is_blamed_on_hashes() -> None:
+    other = run("2 workers", recording("a", "b", "o", "p", "q"))
+    alike = PLAIN._replace(label="2 workers under one hash seed", way=Way.HASHED)
+    said = verdict([PLAIN, other, alike])
+    assert not said.is_same
+    assert said.lines[0].startswith("same bits: no: PYTHONHASHSEED decides")
+    assert "sorted(" in said.lines[0]
+    assert not any(alike.label in line for line in said.lines[1:])
+    said = verdict([PLAIN, other, other._replace(way=Way.HASHED)])
+    assert not any("PYTHONHASHSEED" in line for line in said.lines)
 
 
 # --- the kill -------------------------------------------------------------------------------------
@@ -128,24 +159,22 @@ class Nothing:
         pass
 
 
-def test_others_wait_for_the_one_in_the_place_of_the_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    status = [WorkerStatus(n, "cpu", 70 + n, None, "waiting", 0, 0, 0.0, {}, 0) for n in (0, 1)]
+def test_others_wait_for_the_one_in_the_place_of_the_killed() -> None:
     left = Left(0, "killed")
-    events = [Done(1, 3, 1), left, None, Joined(0), None, Done(0, 3, 0)]
-    kill = Kill(lambda: status, 3)
-    channel: Any = RecordedChannel(Scripted(events), Nothing(), kill)  # type: ignore[arg-type]
+    inner = Scripted([Done(1, 3, 1), left, None, Joined(0), None, Done(0, 3, 0)])
+    channel: Any = RecordedChannel(inner, Nothing(), Kill(3))  # type: ignore[arg-type]
     channel.send(Compute(0, 2, 0, "home shard", (0, 3), None))
-    assert killed == []  # too early
+    assert ended(inner) == []  # too early
     for worker in (0, 1):
         channel.send(Compute(worker, 3, worker, "home shard", (worker, 3), None))
-    assert killed == [70]  # once
+    assert ended(inner) == [0]  # once, by the transport, which knows the process
     assert [channel.receive(None) for _ in range(2)] == [left, Joined(0)]
     channel.send(Compute(0, 3, 0, "home shard", (0, 3), None))
     assert [channel.receive(1.0) for _ in range(3)] == [None, Done(0, 3, 0), Done(1, 3, 1)]
+
+
+def ended(inner: Scripted) -> list[int]:
+    return [effect.worker for effect in inner.sent if isinstance(effect, Replace)]
 
 
 def test_the_answer_of_a_worker_that_has_ended_is_forgotten() -> None:
@@ -157,6 +186,16 @@ def test_the_answer_of_a_worker_that_has_ended_is_forgotten() -> None:
     # The coordinator has its shard computed by another: two results it would not bear.
     assert [channel.receive(None) for _ in range(2)] == [left, Done(1, 0, 1)]
     assert inner.sent[2:] == [Discard(0, 0, 0)]
+
+
+def test_of_a_run_of_shards_all_answers_are_forgotten() -> None:
+    left = Left(0, "killed")
+    inner = Scripted([Done(0, 0, 0), left])
+    channel: Any = RecordedChannel(inner, Nothing())  # type: ignore[arg-type]
+    channel.send(Compute(0, 0, 0, "home shard", (0, 2), None, count=3))
+    channel.send(Compute(1, 0, 3, "home shard", (1, 2), None))
+    assert channel.receive(None) == left
+    assert inner.sent[2:] == [Discard(0, 0, 0, 3)]
 
 
 # --- real runs ------------------------------------------------------------------------------------

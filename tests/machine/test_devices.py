@@ -67,6 +67,10 @@ def test_names(names: Any, workers: int | None, found: list[str], two_gpus: None
         ("/job:worker/gpu:0", "expected cpu, cuda, cuda:N"),
         ("gpu+cuda:0", "single devices around a +"),
         ("/cpu:1", "there is one CPU"),
+        ("cpu:256", "there is one CPU"),
+        ("cuda:256", "got 'cuda:256', expected cuda:0 to cuda:1; name one that exists"),
+        ("cuda:128", "got 'cuda:128', expected cuda:0 to cuda:1; name one that exists"),
+        (f"cuda:{10**30}", "build; name one that exists"),
     ],
 )
 def test_names_that_are_refused(name: str, said: str, two_gpus: None) -> None:

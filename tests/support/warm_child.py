@@ -25,10 +25,11 @@ def child_run(limit_s: Callable[[Mapping[str, Any]], float]) -> Callable[..., in
         arguments: Sequence[str],
         output: IO[bytes],
         is_done: Callable[[], bool],
+        environment: Mapping[str, str],
     ) -> int:
         assert module is None
         line = ["run", *as_typed(options), "--", script, *arguments]
-        code, out, err = WARM.run(line, dict(os.environ), limit_s(options))
+        code, out, err = WARM.run(line, {**os.environ, **environment}, limit_s(options))
         output.write((out + err).encode())
         assert code or is_done()
         return code

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -373,3 +374,30 @@ def test_what_workers_do_not_see_is_doubted(
     _after_two(change)
     out = caplog.text
     assert said in out if said is not None else "same bits: no" not in out
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_that_begins_to_draw_late_is_no_draw_between_shards(workers: int) -> None:
+    def late(model: nn.Module, batch: list[torch.Tensor], at: Any) -> torch.Tensor:
+        noise = np.random.normal() + random.random() if at.step >= 3 else 0.0
+        return (model(batch[0]) + noise).square().mean()
+
+    trainer = quorate.Trainer(
+        lambda: nn.Linear(3, 1),
+        late,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        batch_size=8,
+        shards=4,
+        devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"),
+    )
+    rows = torch.utils.data.TensorDataset(torch.ones(8, 3))
+    doubts: list[str] = []
+    for update in trainer.updates(rows, steps=8):
+        doubts += update.doubts
+        if update.global_step == 6:
+            random.random()  # a draw between shards is noticed as ever
+        elif update.global_step < 6:
+            assert doubts == []
+    (doubt,) = doubts
+    assert "is drawn from between shards" in doubt

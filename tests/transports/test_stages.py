@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from multiprocessing import active_children, current_process
+from pathlib import Path
 from threading import current_thread
 from typing import Any
 
@@ -23,6 +24,7 @@ from support.digests import digest_of
 from support.everything import EVERYTHING
 from support.references import References
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.errors import ExitError, QuorateError, SettingError, UserError
@@ -376,3 +378,42 @@ def test_what_cannot_be_is_refused_before_the_first_update(
     split = options.pop("split", ("lstm",))
     with pytest.raises(UserError, match=line):
         trained(*split, **options)
+
+
+class Late(nn.Module):
+    """Computes otherwise in the process of a stage, once ``mark`` is there."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        is_late = current_process().name.startswith("quorate-stage") and self.mark.exists()
+        return values * (1.01 if is_late else 1.0)
+
+
+def spot_checked(mark: Path, *, is_made: bool) -> list[str]:
+    torch.manual_seed(3)
+    trainer = quorate.Trainer(
+        nn.Sequential(nn.Linear(4, 4), Late(mark), nn.Linear(4, 1)),
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        batch_size=8,
+        shards=2,
+        devices="cpu+cpu",
+        workers=quorate.Workers(1, engine="towers"),
+        compute=quorate.Compute(split=["2"], spot_check_every=1),
+    )
+    rows = TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)))
+    doubts = []
+    for report in trainer.updates(rows, epochs=1):
+        doubts += report.doubts
+        if is_made and report.global_step == 2:
+            mark.touch()
+    return doubts
+
+
+def test_a_spot_check_goes_through_the_stages(tmp_path: Path) -> None:
+    assert spot_checked(tmp_path / "none", is_made=False) == []
+    (doubt,) = spot_checked(tmp_path / "mark", is_made=True)
+    assert "another result through the stages than in one piece" in doubt

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import IO, Any
 
 from quorate.commands.options import as_typed
+from quorate.machine.environment import child_environment
 
 GRACE_S = 5.0  # how long a program may take to end when it has done its part, or is told to end
 LOOK_EVERY_S = 0.05
@@ -30,6 +31,7 @@ def child_run(
     arguments: Sequence[str],
     output: IO[bytes],
     is_done: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run a script to its end, and return its exit code, -n after signal n. Blocks.
 
@@ -41,6 +43,7 @@ def child_run(
         output: where all that it prints is written.
         is_done: whether it has done its part. If it goes on it is told to end, then killed; so it
             is where this raises.
+        environment: what it has instead of this process's.
 
     Raises:
         OSError: no process can be started.
@@ -56,6 +59,7 @@ def child_run(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
+        env=child_environment({}, environment),
         start_new_session=True,
     )
     done_at: float | None = None

@@ -125,9 +125,13 @@ def _named(name: str) -> list[torch.device]:
         meant = nearest(kind, KINDS)
         index = f"{colon}{index}" if index.isdecimal() and meant != "cpu" else ""
         fix = "check the spelling" if meant is None else f"did you mean {meant}{index}?"
+        if f"{meant}{index}" == torch_name:  # more digits than torch reads
+            fix = "name one that exists"
         raise SettingError("devices", name, known, fix) from None
+    # Not ``device.index``, which torch keeps in eight bits: cuda:256 would be cuda:0.
+    number = int(torch_name.partition(":")[2] or 0)
     if device.type == "cpu":
-        if device.index:
+        if number:
             raise SettingError("devices", name, "cpu", "there is one CPU; see --workers")
         return [torch.device("cpu")]
     try:
@@ -138,7 +142,7 @@ def _named(name: str) -> list[torch.device]:
         raise SettingError("devices", name, known, _why_none(device.type))
     if ":" not in torch_name:
         return [torch.device(device.type, index) for index in range(count)]
-    if device.index >= count:
+    if number >= count:
         raise SettingError(
             "devices", name, f"{device.type}:0 to {device.type}:{count - 1}", "name one that exists"
         )

@@ -136,6 +136,12 @@ def become(environment: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
+def hash_seed() -> str | None:
+    """Return PYTHONHASHSEED; None where each process hashes strings by a number of its own."""
+    seed = os.environ.get("PYTHONHASHSEED", "")
+    return None if seed in ("", "random") else seed
+
+
 def cache_dir() -> Path:
     """Return where downloaded data is cached: QUORATE_DATA, else the user's cache directory."""
     if chosen := os.environ.get("QUORATE_DATA"):

@@ -252,5 +252,10 @@ def drawn_outside() -> object:
     return _turn.shared_mark()
 
 
+def disturbances() -> int:
+    """Return how many runs, so far, drew outside of a turn: each was found out, and made again."""
+    return _turn.disturbed
+
+
 def leave_alone(_seed: Seed) -> None:
     """Seed nothing: nobody draws from what a process has once."""

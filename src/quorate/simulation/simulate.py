@@ -40,6 +40,20 @@ from quorate.simulation.virtual_run import TIMEOUT_S, Failure, Update, VirtualRu
 SHARDS_PLAYED = 8_000  # in a run, about, if nobody says how many steps
 WARM_UP = 3  # rounds: until the coordinator knows how long a shard usually takes
 RARE = 1e-4  # share of the time: what is rarer is not played
+BACKUP = "quorum"  # without a number: spares are backups, and a shard per worker is enough
+
+
+def rule_for(update: str, workers: int) -> Rule:
+    """Return the rule that ``update`` names; ``quorum`` without a number waits for N shards.
+
+    Args:
+        update: ``sync``, ``quorum``, ``quorum:R``, ``async`` or ``bounded:K``.
+        workers: N, without spares.
+
+    Raises:
+        SettingError: there is no such rule.
+    """
+    return parse(f"{BACKUP}:{workers}" if update == BACKUP else update)
 
 
 def simulate(
@@ -88,10 +102,9 @@ def simulate(
     whole("workers", workers, least=1, most=1_000_000)
     whole("spares", spares, least=0, most=1_000_000)
     whole("per_host", per_host, least=1)
-    is_backup = update == "quorum"
-    v = shards if shards is not None else workers + spares * is_backup
+    v = shards if shards is not None else workers + spares * (update == BACKUP)
     whole("shards", v, least=1, most=2_000_000)
-    rule = parse(f"quorum:{workers}" if is_backup else update)
+    rule = rule_for(update, workers)
     if rule.least_shards > v:
         raise SettingError("update", rule.name, f"at most the {v} shards", "choose more shards")
     network = network or Network()

@@ -19,7 +19,7 @@ from quorate.replica.beside.values import Newest
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
-from quorate.replica.turns import drawn_outside
+from quorate.replica.turns import disturbances, drawn_outside
 from quorate.replica.witness.attributes import Attributes
 from quorate.replica.witness.structure import Tables, built
 from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
@@ -102,6 +102,7 @@ class UserChanges:
         self._objects = Attributes([module for _, module in self._modules], but=_INTERNAL)
         self.settle()
         self._drawn = drawn_outside()
+        self._disturbances = disturbances()
 
     # --- around loops -----------------------------------------------------------------------------
 
@@ -233,7 +234,10 @@ class UserChanges:
             first: there is no last look.
         """
         before, self._drawn = self._drawn, drawn_outside()
-        if self._drawn != before and not first:
+        # A shard that draws for the first time moves the generators before it is found out.
+        by_shards, self._disturbances = self._disturbances, disturbances()
+        is_of_a_shard = by_shards != self._disturbances
+        if self._drawn != before and not (first or is_of_a_shard):
             self._notes.doubt(
                 "Python's random or NumPy is drawn from between shards, by the optimizer, a "
                 "callback or a loop's body: after a resume its numbers are others; draw from "

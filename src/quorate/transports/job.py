@@ -322,6 +322,7 @@ class Training(Job):
 
     name = "training"
     augments = True
+    in_one_piece = False  # whether a replica in stages computes shards without them, too
 
     def has_gradients(self, step: int) -> bool:  # noqa: ARG002
         """Return True: of each shard."""
@@ -331,10 +332,20 @@ class Training(Job):
         self, replica: Replica, stream: Stream, feed: Feed, tasks: Sequence[Task], **how: Any
     ) -> list[ShardSum]:
         """Compute shards of one step, at once if the replica is in stages."""
-        if not isinstance(replica, Pipelined) or type(self)._work is not Training._work:
+        if not isinstance(replica, Pipelined) or self.in_one_piece:
             return super().compute_run(replica, stream, feed, tasks, **how)
         batches = [self._fetched(replica, feed, task) for task in tasks]
         self._pulled(replica, tasks[0], how["snapshot"])
+        return self._in_stages(replica, stream, tasks, batches)
+
+    def _in_stages(
+        self, replica: Pipelined, stream: Stream, tasks: Sequence[Task], batches: Sequence[Batch]
+    ) -> list[ShardSum]:
+        """Have the shards of a run flow through the stages; the replica has the parameters.
+
+        Returns:
+            What ``Pipelined.gradients`` returns.
+        """
         step, given = tasks[0].step, []
         for b, t in zip(batches, tasks, strict=True):
             replica.called.place(self.plan, step, b.rows)

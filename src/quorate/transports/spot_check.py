@@ -1,5 +1,8 @@
 """A spot check: every worker computes one and the same shard, twice; all results have to be equal.
 
+A replica in stages computes the shard twice through its stages, as in training, and twice in one
+piece: all four results have to be equal, too.
+
 It is a job of its own between two updates, from the parameters as they are. What it computes is
 thrown away. What a worker has found goes to the coordinator as a text, in the place of totals.
 """
@@ -7,7 +10,8 @@ thrown away. What a worker has found goes to the coordinator as a text, in the p
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +33,8 @@ from quorate.replica.witness.kept import Kept, kept
 from quorate.replica.witness.module_trace import Event, ModuleTrace
 from quorate.replica.witness.values import tensor_text
 from quorate.transports.job import Job, Task, shard_seed
+from quorate.transports.stages.given import Given, Rows
+from quorate.transports.stages.pipelined import Pipelined
 
 _TEXT = "spot check"  # among totals
 
@@ -117,7 +123,10 @@ class SpotCheck(Job):
         snapshot: Snapshot | None = None,  # noqa: ARG002
         is_only: bool = False,  # noqa: ARG002
     ) -> ShardSum:
-        """Load and compute the shard twice. Blocks; called by the worker's own thread."""
+        """Load and compute the shard twice, through stages too if there are any.
+
+        Blocks; called by the worker's own thread.
+        """
         task.at("fetching")
         first, again = (self.source.load(self._ticket) for _ in range(2))
         found = [fingerprint(batch.data) for batch in (first, again)]
@@ -129,13 +138,37 @@ class SpotCheck(Job):
             return self._answer(Answer(found[0], "", [text]))
         seed = shard_seed(self.plan, *self._ticket)
         shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
+        # Stages first: their processes have copies of the rows, which user code may write.
+        through = self._through(replica, stream, (first, again), task)
         # Memory of its own, which is free again: a worker process needs none but the slot's.
         into = self.parameters.layout.gradients.new(CPU) if replica.device == CPU else None
         once, twice = (_computed(replica, shard, task, into) for shard in shards)
         answer = Answer(found[0], twice.result, doubts(replica, once, twice, shards[0]))
+        if through:
+            answer = _answer_in_stages(answer, twice, through)
         if self._closer:
             answer = self._looked_closer(replica, shards[0], answer)
         return self._answer(answer)
+
+    def _through(
+        self, replica: Replica, stream: Stream, batches: Sequence[Batch], task: Task
+    ) -> list[str]:
+        """Return what the shard gives each time that it flows through the stages; [] without any.
+
+        Training computes its shards so, and not in one piece.
+        """
+        if not isinstance(replica, Pipelined):
+            return []
+        step, shard = self._ticket
+        seed = shard_seed(self.plan, step, shard)
+        results = []
+        for batch in batches:
+            rows = Rows(batch.data, replica.called.at)
+            given = Given(shard, rows, len(batch.rows), seed, None, task.at, task.waits_for)
+            (computed,) = replica.gradients([given], stream, self.plan.shards_of(step))
+            results.append(result_of(computed))
+            replica.recycle(computed)
+        return results
 
     def ticket(self, step: int, shard: int) -> Ticket:  # noqa: ARG002
         """Return step and shard of the rows that all compute."""
@@ -200,6 +233,28 @@ class SpotCheck(Job):
             f"{who} other values {when} (rows {rows}): it draws from a generator of its own, reads "
             "the clock, counts how often it is asked, or changes what it holds"
         )
+
+
+def _answer_in_stages(answer: Answer, whole: Computed, through: Sequence[str]) -> Answer:
+    """Return the answer of a replica in stages: what they gave is what counts.
+
+    Args:
+        answer: of the shard in one piece.
+        whole: what the shard gave in one piece.
+        through: what it gave each time that it flowed through the stages.
+    """
+    found = list(answer.doubts)
+    if len({*through}) > 1:
+        found.append(
+            "the same shard gives other results each time it flows through the stages: the clock, "
+            "or a state of the process or the thread of a stage, which no checkpoint has"
+        )
+    elif not found and through[-1] != whole.result:
+        found.append(
+            "the same shard gives another result through the stages than in one piece: what a "
+            "module or the loss computes depends on the process or the thread that computes it"
+        )
+    return replace(answer, result=through[-1], doubts=found)
 
 
 def _computed(replica: Replica, shard: Shard, task: Task, into: Flat | None) -> Computed:

@@ -131,7 +131,7 @@ class _Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
-        self._lock = threading.Lock()  # a number that was waited for may be another's
+        self._lock = threading.RLock()  # a number that was waited for may be another's
 
     def poll(self) -> int | None:
         return self._waited(os.WNOHANG)
@@ -142,8 +142,9 @@ class _Child:
         return code
 
     def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        with self._lock:  # or another thread waits for it between the two
+            if self.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
 
     def _waited(self, options: int) -> int | None:
         with self._lock:

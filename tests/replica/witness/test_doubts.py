@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from support.references import References
 from support.runs import SCRIPTS, command, inspected, last_json, run
 
 import quorate
 from quorate.replica.digest import digest
+from quorate.replica.witness.again import advice
+from quorate.replica.witness.kept import kept
 
 sys.path.insert(0, str(SCRIPTS))
 import unshared
@@ -109,3 +115,23 @@ def test_a_worker_that_is_stopped_in_a_spot_check_is_not_waited_for(tmp_path: Pa
     assert time.monotonic() - began < 60
     found = inspected(tmp_path)
     assert (found["doubts"], found["digest"]) == ([], doubts("plain", 1)[1])
+
+
+def test_what_to_do_depends_on_what_holds_the_state() -> None:
+    model = torch.nn.Module()
+    model.calls, model.own = 1, torch.Generator()
+    model.random, model.count = random.Random(1), itertools.count()
+    counter, numbers = {"n": 0}, np.random.default_rng(0)
+
+    def loss(_model: torch.nn.Module, _batch: Any) -> float:
+        counter["n"] += 1
+        return float(numbers.uniform())
+
+    found = kept(model, loss)
+    texts = {name: advice(name, found) for name in found}
+    assert texts["calls (Module)"] == "make it a buffer (register_buffer)"
+    closed = "that the loss function closes over"
+    for name in ("own (Module)", "random (Module)", f"'numbers' {closed}"):
+        assert texts[name].startswith("draw without a generator of your own"), name
+    for name in ("count (Module)", f"'counter' {closed}"):
+        assert texts[name].startswith("compute it from at.step"), name

@@ -39,6 +39,19 @@ def numpy_drawn_seldom() -> Case:
     return Case(mlp(), loss, vectors(), plain=False, outcomes=ANY)
 
 
+@case
+def numpy_late_alone() -> Case:
+    """NumPy draws from an update on, and nothing else does."""
+
+    def loss(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
+        x, y = batch
+        if at.step >= 8:
+            x = x + torch.from_numpy(np.random.normal(size=x.shape).astype(np.float32))
+        return cross_entropy(model, (x, y))
+
+    return Case(mlp(), loss, vectors(), plain=False)
+
+
 class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
-from quorate.coordination.protocol import Done, Event, Joined, Left
+from quorate.coordination.protocol import Done, Event, Joined, Left, Replace
 from quorate.transports.worker_status import WorkerStatus
 
 MOST_S = 60.0  # that are waited for it
@@ -17,12 +15,16 @@ MOST_S = 60.0  # that are waited for it
 class LostWorker:
     """The worker that is killed, and when what happened to it.
 
+    The transport kills it, which knows for certain which process the worker is: a process number
+    may be that of another process by now.
+
     Args:
         workers: of the run; the last one that has a process of its own here is killed. Without one
             there is nothing to wait for.
+        send: takes the effect that ends the worker.
     """
 
-    def __init__(self, workers: Sequence[WorkerStatus]) -> None:
+    def __init__(self, workers: Sequence[WorkerStatus], send: Callable[[Replace], None]) -> None:
         self.detection_s: float | None = None
         self.restart_s: float | None = None  # until its first answer, without what that took
         self._killed_at = time.monotonic()
@@ -32,11 +34,9 @@ class LostWorker:
         for worker in workers:
             is_own = worker.thread is None and worker.pid not in (None, os.getpid())
             if is_own and not worker.is_elsewhere:
-                self._number, pid = worker.number, worker.pid
+                self._number = worker.number
         if self._number is not None:
-            assert pid is not None
-            with suppress(ProcessLookupError):  # it ended by itself, which is as good
-                os.kill(pid, signal.SIGKILL)
+            send(Replace(self._number, "killed, to see how long it is away"))
 
     def heard(self, event: Event | None, shard_s: float) -> None:
         """Note what the coordinator is told.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,7 +100,7 @@ class TrainingChannel(WrappedChannel):
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         """Pass on an effect; the caller is done with its report."""
-        self._clock.goes_on()
+        self._clock.goes_on(super().send)
         if isinstance(effect, Keep):
             for shard in range(effect.shard, effect.shard + effect.count):
                 self._clock.kept(effect.step, shard)
@@ -108,7 +108,7 @@ class TrainingChannel(WrappedChannel):
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Wait for an event; the caller is done with its report."""
-        self._clock.goes_on()
+        self._clock.goes_on(super().send)
         event = super().receive(timeout_s)
         self._clock.heard(event)
         return event
@@ -219,8 +219,11 @@ class Clock:
         self._updates += 1
         self._is_held = True
 
-    def goes_on(self) -> None:
+    def goes_on(self, send: Callable[[Replace], None]) -> None:
         """End the time that the caller had the report of the last update, if it had one.
+
+        Args:
+            send: takes the effect that ends a worker, when all else is measured.
 
         Raises:
             SystemExit: all is measured, and written.
@@ -252,7 +255,7 @@ class Clock:
             if not self._kills:
                 self._write(now)
                 raise SystemExit(0)
-            self._lost = LostWorker(self._transport.status())
+            self._lost = LostWorker(self._transport.status(), send)
 
     def heard(self, event: Event | None) -> None:
         """Look what becomes of a worker that was killed.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from quorate.commands.plan.assumptions import Assumptions
 from quorate.commands.plan.measurements import WORK, Measurement, read_bench
+from quorate.commands.plan.table import three_digits
 from quorate.commands.plan.trace import Line, read_trace
 from quorate.coordination.rules import parse
 from quorate.errors import CheckpointError, DataError
@@ -327,7 +328,7 @@ def _shown(value: float | None, unit: str) -> str:
         return "not known"
     if unit == "s":
         return duration(value)
-    return f"{value:.1%}" if unit == "%" else f"{value:,.4g}"
+    return f"{value:.1%}" if unit == "%" else three_digits(value)
 
 
 def _remarks(figures: Sequence[Figure]) -> list[str]:

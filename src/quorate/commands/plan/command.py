@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import click
 
 from quorate.commands.command import Command
 from quorate.commands.help_text import GroupedOption
-from quorate.errors import SettingError
+from quorate.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     from quorate.commands.plan.measurements import Measurement
@@ -24,6 +24,8 @@ FILE is the results.json that quorate bench wrote. Shards have as many rows as t
 has one per worker. The coordinator of quorate run is played in virtual time; docs/plan.md says what
 is measured, what is assumed, and what this cannot tell. With --check FILE may be left out.
 """
+
+MOST_OFF = 0.15  # of what was measured: from a run that cannot be replayed none is predicted
 
 # By a heading: option, type, metavar, default, help.
 OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
@@ -75,13 +77,16 @@ OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
 }
 
 
+def _name(flag: str) -> str:
+    return "as_json" if flag == "--json" else flag[2:].replace("-", "_")
+
+
 def _options(function: Callable[..., int]) -> Callable[..., int]:
     for group, rows in reversed(OPTIONS.items()):
         for flag, kind, metavar, default, text in reversed(rows):
-            name = "as_json" if flag == "--json" else flag[2:].replace("-", "_")
             function = click.option(
                 flag,
-                name,
+                _name(flag),
                 cls=GroupedOption,
                 group=group,
                 type=kind,
@@ -100,7 +105,7 @@ def command(file: Path | None, **asked: Any) -> int:
 
     Raises:
         SettingError: an option cannot work.
-        DataError: a file is not what it should be.
+        DataError: a file is not what it should be, or the replay of the measured run is far off.
     """
     from quorate.commands.plan.assumptions import Assumptions
     from quorate.commands.plan.measurements import read_bench
@@ -122,8 +127,11 @@ def command(file: Path | None, **asked: Any) -> int:
     workers = _whole_numbers("workers", asked["workers"], least=1)
     spares = _whole_numbers("spares", asked["spares"], least=0)
     picture = _picture(asked["plot"])
-    measured = _one_of(read_bench(file), asked["from_workers"])
+    listed = read_bench(file)
+    measured = _one_of(listed, asked["from_workers"])
     rules = [word.strip() for word in (asked["update"] or measured.rule).split(",")]
+    of_itself = _replayed(measured, asked)
+    _require_close(file, measured, of_itself, listed, asked)
     # 2. What comes of it.
     rows = [
         simulate(
@@ -137,7 +145,6 @@ def command(file: Path | None, **asked: Any) -> int:
         for number, rule, spare in _compared(workers, rules, spares)
     ]
     common = assumptions.about(measured, measured.rule)
-    of_itself = simulate(measured.workers, update=measured.rule, shards=measured.shards, **common)
     # 3. Said, and written.
     print(_known(file, measured, of_itself))
     print(f"assumed: {assumptions.words(measured)}\n\n{table(rows)}\n")
@@ -183,16 +190,72 @@ def _one_of(measured: list[Measurement], workers: int | None) -> Measurement:
     return known[workers]
 
 
-def _known(file: Path, measured: Measurement, of_itself: Prediction) -> str:
-    off = of_itself.running_examples_per_s / measured.examples_per_s - 1
-    many = f"{measured.workers} worker{'s' if measured.workers > 1 else ''}"
-    return (
-        f"from {file}, {many}, {measured.engine}: shards of {measured.rows_per_shard:,.4g} rows "
-        f"take {measured.shard_s * 1e3:,.4g} ms, an update {measured.update_s * 1e3:,.3g} ms, "
-        f"{measured.vector_s * 1e3:,.3g} ms per worker's sums; played again: "
-        f"{of_itself.running_examples_per_s:,.4g} examples/s, measured "
-        f"{measured.examples_per_s:,.4g} ({off:+.1%})"
+def _replayed(measured: Measurement, asked: Mapping[str, Any]) -> Prediction:
+    """Replay the measured run, under no assumption that was asked for: these are of other runs."""
+    from quorate.commands.plan.assumptions import Assumptions
+    from quorate.simulation.simulate import simulate
+
+    defaults = {
+        _name(flag): default for rows in OPTIONS.values() for flag, _, _, default, _ in rows
+    }
+    replay = Assumptions({**defaults, "steps": asked["steps"], "seed": asked["seed"]})
+    about = replay.about(measured, measured.rule)
+    return simulate(measured.workers, update=measured.rule, shards=measured.shards, **about)
+
+
+def _require_close(
+    file: Path,
+    measured: Measurement,
+    of_itself: Prediction,
+    listed: list[Measurement],
+    asked: Mapping[str, Any],
+) -> None:
+    """Refuse to predict from a measurement whose own replay is too far off.
+
+    Raises:
+        DataError: the replay is more than ``MOST_OFF`` off.
+    """
+    from quorate.commands.plan.table import three_digits
+
+    if abs(off := _off(measured, of_itself)) <= MOST_OFF:
+        return
+    close = [
+        other.workers
+        for other in listed
+        if other is not measured and abs(_off(other, _replayed(other, asked))) <= MOST_OFF
+    ]
+    other = f", or --from-workers {close[-1]}, whose replay is close enough" if close else ""
+    raise DataError(
+        file,
+        got=f"a run on {_workers(measured)} whose replay is {off:+.0%} off "
+        f"({three_digits(of_itself.running_examples_per_s)} examples/s, measured "
+        f"{three_digits(measured.examples_per_s)})",
+        expected=f"at most {MOST_OFF:.0%}, to predict other runs from it",
+        fix="run quorate bench again on a machine that nobody else uses, with longer runs "
+        f"(--seconds){other}",
     )
+
+
+def _off(measured: Measurement, of_itself: Prediction) -> float:
+    return of_itself.running_examples_per_s / measured.examples_per_s - 1
+
+
+def _known(file: Path, measured: Measurement, of_itself: Prediction) -> str:
+    from quorate.commands.plan.table import three_digits
+
+    return (
+        f"from {file}, {_workers(measured)}, {measured.engine}: shards of "
+        f"{three_digits(measured.rows_per_shard)} rows "
+        f"take {three_digits(measured.shard_s * 1e3)} ms, "
+        f"an update {three_digits(measured.update_s * 1e3)} ms, "
+        f"{three_digits(measured.vector_s * 1e3)} ms per worker's sums; played again: "
+        f"{three_digits(of_itself.running_examples_per_s)} examples/s, measured "
+        f"{three_digits(measured.examples_per_s)} ({_off(measured, of_itself):+.1%})"
+    )
+
+
+def _workers(measured: Measurement) -> str:
+    return f"{measured.workers} worker{'s' if measured.workers > 1 else ''}"
 
 
 def _whole_numbers(name: str, text: str, least: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from quorate.coordination.rules import parse
 from quorate.errors import DataError, SettingError, cure
 from quorate.simulation.inputs import ENGINES, MOST
+from quorate.simulation.simulate import rule_for
 
 WORK = ("fetching", "forward", "backward", "pushing")  # phases that a shard goes through
 KINDS = ("towers", *ENGINES)
@@ -47,7 +48,10 @@ class Measurement(NamedTuple):
 
     def under(self, rule: str) -> Measurement:
         """Return what was measured under a rule of this kind, if it was."""
-        if self.by_shard is None or parse(rule).by_shard == parse(self.rule).by_shard:
+        if self.by_shard is None:
+            return self
+        is_by_shard = rule_for(rule, self.workers).by_shard
+        if is_by_shard == parse(self.rule).by_shard:
             return self
         return self.by_shard
 

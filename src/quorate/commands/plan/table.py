@@ -18,21 +18,29 @@ HEADS = (
 RIGHT = [column for column, head in enumerate(HEADS) if head != "update"]
 
 
+def three_digits(value: float) -> str:
+    """Return a number with the three digits that a prediction is worth: ``14,200``, ``2.41``."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
+
+
 def cells(told: Prediction) -> tuple[str, ...]:
     """Return a row of the table."""
-    cost, per_s = told.dollars_per_million, told.examples_per_s
+    cost = told.dollars_per_million
     return (
         f"{told.workers:,}",
         f"{told.spares:,}",
         told.update,
-        f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:,.4g}",
+        three_digits(told.examples_per_s),
         duration(told.step_s),
         duration(told.step_p99_s),
         f"{told.efficiency:.1%}",
-        f"{told.goodput:.2%}",
+        f"{told.goodput:.1%}",
         f"{told.dropped:.1%}",
-        f"{told.staleness_mean:,.1f}",
-        f"{cost:,.3g}" if cost else "",
+        f"{told.staleness_mean:,.0f}"
+        if told.staleness_mean >= 100
+        else f"{told.staleness_mean:.1f}",
+        three_digits(cost) if cost else "",
     )
 
 

@@ -50,7 +50,8 @@ after -- all is.
 )
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 @setting_options(
-    *("devices", "shards", "engine", "threads", "address", "worker_resources"),
+    *("devices", "split", "pipeline", "shards", "engine", "threads", "address"),
+    "worker_resources",
     *("update", "seed", "precision", "kernels", "memory_fraction", "compile", "soft_placement"),
 )
 def command(

@@ -28,6 +28,7 @@ LOSS = "loss"  # the loss or a metric, though all modules returned the same
 BACKWARD = "backward"  # the gradient on its way back
 GRADIENT = "gradient"  # the gradient of a parameter, though it was the same up to there
 BUFFERS = "buffers"  # what a module keeps
+STAGES = "stages"  # what stages made of shards, though all are the same in one piece
 UPDATE = "update"  # the update, though all gradients are the same
 RATE = "rate"  # the learning rate of the next update, though all before it is the same
 LENGTH = "length"  # one run made fewer updates
@@ -78,7 +79,8 @@ def first_difference(first: Recording, second: Recording) -> Difference | None:
         if in_shards is None and not names:
             return Difference(RATE, a.number, rates=rates)
         if in_shards is None:
-            return Difference(UPDATE, a.number, parameter=names[0], parameters=len(names))
+            cause = STAGES if _is_of_stages(first, second, a.step) else UPDATE
+            return Difference(cause, a.number, parameter=names[0], parameters=len(names))
         return in_shards
     if len(first.updates) != len(second.updates):
         shorter = min(first.updates, second.updates, key=len)
@@ -109,6 +111,11 @@ def alike(run: Recording) -> list[tuple[Sighting, Sighting]]:
             if before.row != row:
                 pairs.append((before, here))
     return pairs
+
+
+def _is_of_stages(first: Recording, second: Recording, step: int) -> bool:
+    """Return whether stages computed a shard of a step otherwise than one piece, in either run."""
+    return any(t.in_stages and t.step == step for run in (first, second) for t in run.twice)
 
 
 def _loss_differs(first: Recording, second: Recording, step: int) -> bool:

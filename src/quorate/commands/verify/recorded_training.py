@@ -1,5 +1,8 @@
 """Training that is recorded: of each shard its rows, what modules return, and its gradient.
 
+A replica in stages trains through its stages. Its shards are computed in one piece too: these are
+recorded, and what comes through the stages has to be the same.
+
 A worker's shards of the first step are computed twice before, so that what is not repeatable is
 found. Of each later step one is loaded twice: rows may have been repeatable as long as none came
 for the second time.
@@ -9,11 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quorate.commands.verify.records import ShardRecord, note
+from quorate.commands.verify.records import ShardRecord, TwiceRecord, note
 from quorate.commands.verify.twice import loaded_again, twice
+from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.data.source import Batch, Source
 from quorate.replica.fingerprint import fingerprint
@@ -25,6 +31,7 @@ from quorate.replica.witness.module_trace import ModuleTrace
 from quorate.replica.witness.values import tensor_text, value_hash
 from quorate.training.whole_batch.jobs import BackThrough, Representing
 from quorate.transports.job import Task, Training, shard_seed
+from quorate.transports.stages.pipelined import Pipelined, other_gradient, other_outcome
 
 WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more
 MOST_TWICE = 4  # shards of a worker that are computed twice: each takes as long as some updates
@@ -54,7 +61,60 @@ class RecordedTraining(Training):
         """Return what a worker process needs to make the same job, the folder among it."""
         return {**super().options(), "folder": str(self._folder)}
 
+    def _in_stages(
+        self, replica: Pipelined, stream: Stream, tasks: Sequence[Task], batches: Sequence[Batch]
+    ) -> list[ShardSum]:
+        """Train through the stages, and compute the same shards in one piece, which is recorded.
+
+        What the stages compute otherwise is noted. Both see the same parameters, unless an update
+        was made meanwhile, as another worker was faster with these shards.
+        """
+        loaded = [fingerprint(batch.data) for batch in batches]
+        before = value_hash(self.parameters.vectors)
+        results = super()._in_stages(replica, stream, tasks, batches)
+        try:
+            outcomes, gradients = [], []
+            tree = TreeSum[ShardSum](self.plan.shards_of(tasks[0].step), ShardSum.add)
+            for task, batch, text, through in zip(tasks, batches, loaded, results, strict=True):
+                replica.called.place(self.plan, task.step, batch.rows)
+                alone, anew = task._replace(into=None), batch._replace(data=self._reloaded(task))
+                whole = self._recorded(replica, anew, stream, alone, text)
+                if other := other_outcome(whole, through):
+                    outcomes.append(other)
+                tree.put((0, task.shard), whole)
+            for (level, index), whole in tree.parts.items():
+                summed = results[(index << level) - tasks[0].shard]
+                assert whole.gradient is not None
+                assert summed.gradient is not None
+                if other := other_gradient(whole.gradient, summed.gradient):
+                    gradients.append(other)
+            differs = [*dict.fromkeys(gradients + outcomes)]
+            if differs and value_hash(self.parameters.vectors) == before:
+                worker, step, shard = tasks[0][:3]
+                found = TwiceRecord(worker, str(replica.group), step, shard, [], 0, differs, None)
+                note(self._folder, f"worker-{worker}", replace(found, in_stages=len(tasks)))
+        except BaseException:
+            for result in results:
+                replica.recycle(result)
+            raise
+        return results
+
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
+        return self._recorded(replica, batch, stream, task)
+
+    def _recorded(
+        self,
+        replica: Replica,
+        batch: Batch,
+        stream: Stream,
+        task: Task,
+        loaded: str | None = None,
+    ) -> ShardSum:
+        """Compute a shard, and note what it gave.
+
+        Args:
+            loaded: a hash of the batch as it was loaded first; None: of this one.
+        """
         worker, step, shard, into, at, *_ = task
         writer = f"worker-{worker}"
         if step == self._twice_in and self._tried[id(replica)] < MOST_TWICE:
@@ -70,7 +130,7 @@ class RecordedTraining(Training):
                 time.sleep(WORD_S)
             at("forward")
             note(self._folder, writer, twice_record)
-        loaded = fingerprint(batch.data)  # before user code writes it
+        loaded = loaded or fingerprint(batch.data)  # before user code writes it
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
             result = super()._work(replica, batch, stream, task)
         if replica.is_compiled:  # modules are looked at without, and the bits are of training

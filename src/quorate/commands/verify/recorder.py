@@ -7,12 +7,10 @@ nothing that the script does after that is of interest.
 from __future__ import annotations
 
 import math
-import os
-import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +42,6 @@ from quorate.training.whole_batch.jobs import BackThrough, Representing
 from quorate.transports import Channel, Transport
 from quorate.transports.job import Job, Training
 from quorate.transports.processes.script import current
-from quorate.transports.worker_status import WorkerStatus
 from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 if TYPE_CHECKING:
@@ -77,36 +74,40 @@ def recording(folder: Path, updates: int, kill_in: int | None = None) -> Observe
                 "a rule whose bits do not depend on timing, to compare bits",
                 "verify the script with --update sync",
             )
-        kill = None if kill_in is None else Kill(transport.status, state.global_step + kill_in - 1)
+        kill = None
+        if kill_in is not None and transport.can_replace:  # else no worker is a process
+            kill = Kill(state.global_step + kill_in - 1)
         return Recorded(transport, _Recorder(state, facts, folder, updates), kill)
 
     return observe
 
 
 class Kill:
-    """The end of one worker process, by SIGKILL, while it computes.
+    """The end of one worker process, by signal 9, while it computes.
+
+    The transport ends the process: only the transport knows for certain which one is the worker. A
+    process number may be that of another process by now, or of a process of another host.
 
     Args:
-        status: of all workers.
         step: in which, of the plan.
     """
 
-    def __init__(self, status: Callable[[], Sequence[WorkerStatus]], step: int) -> None:
-        self._status = status
+    def __init__(self, step: int) -> None:
         self._step = step
         self._awaited: int | None = None  # the worker whose place is empty
         self._until = math.inf
         self._is_done = False
 
-    def sent(self, effect: Compute) -> None:
-        """Hear that a worker was given a shard: the first one of the step is killed."""
+    def sent(self, effect: Compute) -> Replace | None:
+        """Hear that a worker was given a shard; return the effect that ends it, if it is time.
+
+        The first worker of the step is the one.
+        """
         if self._is_done or effect.step < self._step:
-            return
-        pid = next((w.pid for w in self._status() if w.number == effect.worker), None)
-        if pid is not None and pid != os.getpid():
-            self._is_done, self._awaited = True, effect.worker
-            self._until = time.monotonic() + REPLACED_S
-            os.kill(pid, signal.SIGKILL)
+            return None
+        self._is_done, self._awaited = True, effect.worker
+        self._until = time.monotonic() + REPLACED_S
+        return Replace(effect.worker, "killed, to see what follows")
 
     def heard(self, event: Event | None) -> None:
         """Hear what has happened."""
@@ -124,6 +125,7 @@ class Recorded(WrappedTransport):
 
     def __init__(self, inner: Transport, recorder: _Recorder, kill: Kill | None = None) -> None:
         super().__init__(inner)
+        self.takes_runs = inner.takes_runs and recorder.has_stages  # which shards flow through
         self._recorder = recorder
         self._kill = kill
         self._first = 0  # step of the training
@@ -163,17 +165,19 @@ class RecordedChannel(WrappedChannel):
         super().__init__(inner)
         self._recorder = recorder
         self._kill = kill
-        self._computing: set[int] = set()  # workers
-        self._held: list[_Answer] = []
+        self._computing: dict[int, int] = {}  # shards that a worker was given, by worker
+        self._held: list[tuple[_Answer, int]] = []  # and of how many shards
         self._due: deque[_Answer] = deque()
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         """Pass on an effect."""
         if isinstance(effect, Compute):
-            self._computing.add(effect.worker)
+            self._computing[effect.worker] = effect.count
         super().send(effect)
         if isinstance(effect, Compute) and self._kill is not None:
-            self._kill.sent(effect)
+            end = self._kill.sent(effect)
+            if end is not None:
+                super().send(end)
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Wait for an event; the caller is done with its report.
@@ -186,7 +190,8 @@ class RecordedChannel(WrappedChannel):
         while True:
             is_awaited = self._kill is not None and self._kill.is_awaited
             if not self._computing and not is_awaited:
-                self._due.extend(sorted(self._held, key=lambda answer: answer.worker))
+                answers = [answer for answer, _ in self._held]
+                self._due.extend(sorted(answers, key=lambda answer: answer.worker))
                 self._held.clear()
             if self._due:
                 return self._due.popleft()
@@ -198,18 +203,18 @@ class RecordedChannel(WrappedChannel):
                 continue
             if not isinstance(event, _Answer | Left):
                 return event
-            self._computing.discard(event.worker)
+            count = self._computing.pop(event.worker, 1)
             if isinstance(event, Left):  # at once, or it would be given another shard
                 self._forget(event.worker)
                 return event
-            self._held.append(event)
+            self._held.append((event, count))
 
     def _forget(self, worker: int) -> None:
         """Forget the answer of a worker that has ended, as if it had done so before it answered."""
-        for answer in self._held:
+        for answer, count in self._held:
             if answer.worker == worker and isinstance(answer, Done):
-                super().send(Discard(worker, answer.step, answer.shard))
-        self._held = [answer for answer in self._held if answer.worker != worker]
+                super().send(Discard(worker, answer.step, answer.shard, count))
+        self._held = [held for held in self._held if held[0].worker != worker]
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Collect the gradients of a step, and note who computed them."""
@@ -252,6 +257,7 @@ class _Recorder:
         self._updates = 0
         self._step = -1
         self._computed_by: dict[int, int] = {}  # shard -> worker, of the last update
+        self.has_stages = facts.get("pipeline") is not None
         self._has_ended = False
         self._is_due = False  # whether the state is to be noted
 

@@ -50,7 +50,7 @@ class UpdateRecord:
 
 @dataclass(frozen=True)
 class TwiceRecord:
-    """One shard, loaded and computed twice by the same worker."""
+    """One shard, loaded and computed twice by the same worker; or shards, in stages and without."""
 
     worker: int
     device: str
@@ -63,6 +63,14 @@ class TwiceRecord:
     batch_differs: bool = False  # though its rows had the same content twice
     calls: list[Call] = field(default_factory=list)  # of the first computation, in order
     results: dict[str, str] = field(default_factory=dict)  # of it, by name
+    # Shards from ``shard`` on that stages and one piece computed otherwise: ``differs`` says what.
+    # 0: both computations were in one piece.
+    in_stages: int = 0
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether something was another the second time."""
+        return bool(self.rows or self.batch_differs or self.differs)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from quorate.commands.child_run import NO_SAVES_S, child_run, last_error
 from quorate.commands.verify import records
 from quorate.commands.verify.verdict import Run, Way, verdict
 from quorate.errors import UserError
+from quorate.machine.environment import hash_seed
 from quorate.services.checkpoints.files import checkpoint_of
 from quorate.transports.engines import PROCESSES, TOWERS
 
@@ -59,6 +60,11 @@ class Program(NamedTuple):
     ways: frozenset[Way]  # beside the plain one
     limit: Limit
     say: Callable[[str], None]  # how it goes
+    hash_seed: str | None = None  # PYTHONHASHSEED of a run; None: as it is
+
+    def hashing(self, seed: str | None) -> Program:
+        """Return the program with another hash seed, unless the user has fixed one."""
+        return self._replace(hash_seed=seed) if hash_seed() is None else self
 
 
 class Done(NamedTuple):
@@ -79,12 +85,15 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
     # as workers, and all others get that number.
     order = sorted(range(len(counts)), key=lambda n: -counts[n])
     plain: dict[int, Run] = {}
+    # Hash seeds of their own: the order of a set of strings is then another one, and the same when
+    # the script is verified again.
+    hashing = {n: program.hashing(str(number)) for number, n in enumerate(order, 1)}
     for n in order:
         again = sum(counts[before] == counts[n] for before in plain) > 0
         label = f"{_workers(counts[n])}{' again' if again else ''}"
         try:
             with _folder() as folder:
-                run = _run(program, folder, {"workers": counts[n], "shards": shards}, label)
+                run = _run(hashing[n], folder, {"workers": counts[n], "shards": shards}, label)
         except OverLimitError:
             if len(plain) < 2:
                 raise _nothing_compared(program.limit, label) from None
@@ -94,10 +103,16 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
         plain[n] = run
     runs = [plain[n] for n in range(len(counts))]
     sound = [run for run in runs if not run.failed and run.updates]
-    if not sound or not program.ways:
+    if not sound:
         return Done(runs, [])
+    # What runs alone differ in that follow is not to be a matter of hashes.
+    program = hashing[runs.index(sound[0])]
     if not verdict(runs).is_same:
-        return Done(runs, ["note: resumes, kills and towers are compared when this is mended"])
+        runs += _under_one_hash_seed(program, sound, shards)
+        note = "note: resumes, kills and towers are compared when this is mended"
+        return Done(runs, [note] if program.ways else [])
+    if not program.ways:
+        return Done(runs, [])
     updates = min(run.updates for run in sound)
     further = _Further(program._replace(updates=updates), sound, shards, runs, [], [])
     try:
@@ -106,6 +121,26 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
     except OverLimitError:
         return Done(runs, further.notes, further.begun[-1])
     return Done(runs, further.notes)
+
+
+def _under_one_hash_seed(program: Program, sound: Sequence[Run], shards: int | None) -> list[Run]:
+    """Run once more what differs, with the hash seed of what it is compared with.
+
+    Returns:
+        The run; [] if nothing differs, hashes are not to blame, or the time is over.
+    """
+    reference, *others = sound
+    parted = [run for run in others if run.parted(reference) is not None]
+    is_repeatable = not any(t.is_finding for run in sound for t in run.recording.twice)
+    if not parted or not is_repeatable or program.hash_seed is None:
+        return []
+    label = f"{parted[0].label} with the hash seed of {reference.label}"
+    options = {"workers": parted[0].workers, "shards": shards}
+    try:
+        with _folder() as folder:
+            return [_run(program, folder, options, label, Way.HASHED)]
+    except OverLimitError:
+        return []
 
 
 def _nothing_compared(limit: Limit, label: str) -> UserError:
@@ -235,7 +270,8 @@ def _run(
         saves = checkpoint_of(folder / "run", saved) if saved else None
         is_done = _recorded(into, saves, program.limit)
         words = program.script, program.module, program.arguments
-        code = child_run(options, *words, file, is_done)
+        seed = {} if program.hash_seed is None else {"PYTHONHASHSEED": program.hash_seed}
+        code = child_run(options, *words, file, is_done, seed)
     text = output.read_text(encoding="utf-8", errors="replace")
     workers = options["workers"]
     run = Run(label, workers, records.read(into), code, last_error(text), way)

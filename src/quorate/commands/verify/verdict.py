@@ -28,6 +28,7 @@ class Way(Enum):
     TOWERS = "on towers"  # threads of one process; perhaps to be stopped
     RESUMED = "after a resume"
     KILLED = "after a worker was killed"
+    HASHED = "with another hash seed"  # of the process: that of the run it is compared with
 
 
 class Run(NamedTuple):
@@ -108,6 +109,8 @@ def verdict(runs: Sequence[Run]) -> Verdict:
         UserError: the script fails on any number of workers, makes no update, or was changed
             between two runs.
     """
+    hashed = [run for run in runs if run.way is Way.HASHED]
+    runs = [run for run in runs if run.way is not Way.HASHED]
     sound = [run for run in runs if not run.failed]
     whole = [run for run in sound if not run.is_part]
     for run in runs:
@@ -120,38 +123,52 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     for run in others:
         if changed := _changed(reference, run):
             raise UserError(f"{changed} was changed between two runs: verify the script once more")
+    # 1. What failed; what one worker computed twice with another result, which names the cause.
     lines: list[str] = []
     for run in runs:
         if run.failed:
             after = _count(run.updates, "update")
             lines.append(f"{run.label} failed after {after}, {reference.label} did not:")
             lines.append(f"  {run.why}")
+    repeated = _not_repeatable(runs)
+    lines += repeated
+    # 2. Where runs part.
     compared = [(run, run.parted(reference)) for run in others if run.way is not Way.RESUMED]
     if not any(run.is_part and parting is not None for run, parting in compared):
         compared += [(run, run.parted(reference)) for run in others if run.way is Way.RESUMED]
     differing = [(run, difference) for run, difference in compared if difference is not None]
     parted = sorted(differing, key=lambda pair: pair[1].update)
+    is_of_hashes = any(not run.failed and run.parted(reference) is None for run in hashed)
+    if parted and is_of_hashes:
+        lines.append(words.hashes((reference.label, parted[0][0].label)))
     if parted:
         run, difference = parted[0]
-        lines += words.difference(difference, (reference.label, run.label))
+        where, *why = words.difference(difference, (reference.label, run.label))
+        lines.append(where)
         if (call := _parting_call(reference, run, difference)) is not None:
             lines += words.operator(call)
+        lines += why
         plain = [run for run, _ in differing if run.way is Way.PLAIN]
         if run.way is not Way.PLAIN and not plain and difference.update >= run.first:
             lines.append(words.shows_only(run.way.value))
         lines += [_also(run, difference) for run, difference in parted[1:]]
-    repeated = _not_repeatable(runs)
-    lines += repeated
+    # 3. What runs themselves doubt.
     doubts = _doubts(runs)
-    lines += [words.doubt(text, labels) for text, labels in doubts.items()]
+    if doubts:
+        lines.append(
+            "runs themselves doubt that their bits are the same elsewhere:"
+            if lines
+            else "digests are the same in all of these runs, and may not be in others:"
+        )
+        lines += [words.doubt(text, labels) for text, labels in doubts.items()]
     is_same = not lines
-    if doubts and not (parted or repeated or len(sound) < len(runs)):
-        lines.append("digests are the same in all of these runs; in others they may not be")
     if is_same:
         names = f"{', '.join(run.label for run in sound[:-1])} and {sound[-1].label}"
         lines.append(f"same bits on {names}, after each of {_count(reference.updates, 'update')}")
         lines += _computed_twice(runs)
-    elif not repeated and any(
+    else:
+        lines[0] = words.no(lines[0])
+    if not (is_same or repeated or is_of_hashes) and any(
         difference.shard is not None for run, difference in parted if run.way is Way.PLAIN
     ):
         lines.append(
@@ -183,7 +200,10 @@ def _parting_call(first: Run, second: Run, difference: Difference) -> CallRecord
     """Return the operator that two runs part at, if both traced the shard in the first step."""
     if difference.update != 1 or difference.cause in (ROWS, ROW, BATCH):
         return None
-    traced = [{(t.step, t.shard): t for t in run.recording.twice} for run in (first, second)]
+    traced = [
+        {(t.step, t.shard): t for t in run.recording.twice if not t.in_stages}
+        for run in (first, second)
+    ]
     for ticket in sorted(traced[0].keys() & traced[1].keys()):
         a, b = (by_ticket[ticket] for by_ticket in traced)
         if a.shard == difference.shard and not (a.differs or b.differs):
@@ -207,6 +227,7 @@ def _not_repeatable(runs: Sequence[Run]) -> list[str]:
                 bool(record.differs),
                 call,
                 record.device,
+                bool(record.in_stages),
             )
             if any(what[:3]):
                 texts.setdefault(what, words.twice(record))
@@ -218,10 +239,13 @@ def _computed_twice(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         for record in run.recording.twice:
             operators[record.device] = max(operators.get(record.device, 0), record.operators)
-    return [
+    lines = [
         f"one shard computed twice on {device}: same bits, {_count(number, 'operator')}"
         for device, number in operators.items()
     ]
+    if any(run.recording.facts.get("pipeline") is not None for run in runs):
+        lines.append("each shard computed through the stages and in one piece: same bits")
+    return lines
 
 
 def _notes(reference: Run, others: Sequence[Run], *, is_same: bool) -> list[str]:

@@ -41,7 +41,8 @@ def difference(parting: Difference, labels: tuple[str, str]) -> list[str]:
         first, second = parting.workers
         where += f", shard {parting.shard} (by worker {first} of the one, {second} of the other)"
     lines = [f"{labels[0]} and {labels[1]} part in {where}:", f"  {_cause(parting)}"]
-    if parting.cause != differences.UPDATE and parting.parameter is not None:
+    is_named = parting.cause in (differences.UPDATE, differences.STAGES)
+    if not is_named and parting.parameter is not None:
         lines.append(f"  after that, gradients differ: {_parameters(parting)}")
     if parting.shards > 1:
         lines.append(f"  {parting.shards} shards of this update differ")
@@ -85,6 +86,11 @@ def _cause(parting: Difference) -> str:
                 "the gradient is the same; the model's buffers, or parameters that its forward "
                 "pass writes, are not"
             )
+        case differences.STAGES:
+            return (
+                "in one piece all shards are the same; the stages made something else of them: "
+                f"{_parameters(parting)}"
+            )
         case differences.LENGTH:
             return "one of them has no such update: it ended before"
     return (
@@ -99,6 +105,17 @@ def twice(record: TwiceRecord) -> list[str]:
         f"by worker {record.worker} on {record.device} (step {record.step}, shard {record.shard})"
     )
     lines = []
+    if record.in_stages:
+        last = record.shard + record.in_stages - 1
+        shards = (
+            f"shard {record.shard}" if last == record.shard else f"shards {record.shard}-{last}"
+        )
+        return [
+            "stages do not compute what one piece computes: both done by worker "
+            f"{record.worker} on {record.device} (step {record.step}, {shards}):",
+            f"  {record.differs[0]} through the stages: what a module or the loss computes depends "
+            "on the process or the thread that computes it",
+        ]
     if record.rows:
         rows = ", ".join(map(str, record.rows[:8])) + (", ..." if len(record.rows) > 8 else "")
         many = "s" if len(record.rows) > 1 else ""
@@ -136,9 +153,23 @@ def shows_only(way: str) -> str:
     return f"  it shows {way} only: {reasons[way]}"
 
 
+def hashes(labels: tuple[str, str]) -> str:
+    """Say that hashes are to blame: runs differ, and are the same under one hash seed."""
+    return (
+        f"PYTHONHASHSEED decides: {labels[1]} and {labels[0]} are the same under one hash seed and "
+        "differ under two. The script goes over a set of strings in whatever order it has, or uses "
+        "hash() of a string: sort the set (sorted(...)), or take hashlib"
+    )
+
+
 def doubt(text: str, labels: Sequence[str]) -> str:
     """Say what runs themselves doubt."""
-    return f"same bits: no, because {text} (so {_listed(labels)})"
+    return f"  because {text} (so {_listed(labels)})"
+
+
+def no(line: str) -> str:
+    """Return the first line of a verdict that bits are not the same."""
+    return f"same bits: no: {line}"
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from quorate.replica.sparse.found import Found, dense_text, found_in
 from quorate.replica.streams import Stream
 from quorate.replica.witness import words
 from quorate.replica.witness.calls import OPERATOR, culprit, paired
-from quorate.replica.witness.kept import Kept, changed
+from quorate.replica.witness.kept import GENERATOR, ITERATOR, Kept, changed
 from quorate.replica.witness.operator_trace import traced
 
 MOST_NAMED = 3  # attributes that one look names
@@ -28,6 +28,7 @@ CURE = "each worker has its own, and no checkpoint has it"
 
 
 NONE_FOUND = Found()
+_ATTRIBUTE = re.compile(r"(?:(.*)\.)?(\w+) \((\w+)\)")  # a name of ``kept``: of a module's
 
 
 class Computed(NamedTuple):
@@ -90,8 +91,8 @@ def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | Non
     model = replica.model
     if names := changed(last.before, last.after):
         return [
-            f"{place(model, name)} changes in each forward pass: {CURE}; make it a buffer "
-            "(register_buffer), or leave it out"
+            f"{place(model, name)} changes in each forward pass: {CURE}; "
+            f"{advice(name, last.after)}, or leave it out"
             for name in names[:MOST_NAMED]
         ]
     if first.result == last.result:
@@ -99,7 +100,7 @@ def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | Non
     if names := changed(first.before, first.after):
         return [
             f"{place(model, name)} is set in the first forward pass, and the result is another "
-            f"from then on: {CURE}; make it a buffer (register_buffer)"
+            f"from then on: {CURE}; {advice(name, first.after)}"
             for name in names[:MOST_NAMED]
         ]
     found = None if shard is None else _blamed(replica, shard)
@@ -127,9 +128,30 @@ def _blamed(replica: Replica, shard: Shard) -> str | None:
     return f"the same shard gives other results each time: {reason}, {', '.join(where)}"
 
 
+def advice(name: str, kept: Kept) -> str:
+    """Return what to do about a state that changes while shards are computed, by what holds it.
+
+    Args:
+        name: of the state, in ``kept``.
+        kept: after the change.
+    """
+    kind = kept.get(name, "")
+    if kind.startswith(GENERATOR):
+        return (
+            "draw without a generator of your own (torch.rand, random.random, np.random.rand): "
+            "such draws are seeded for each shard"
+        )
+    if _ATTRIBUTE.fullmatch(name) and not kind.startswith(ITERATOR):
+        return "make it a buffer (register_buffer)"
+    return (
+        "compute it from at.step (a loss or a forward that takes at is told the step), or keep it "
+        "in a buffer of the model"
+    )
+
+
 def place(model: torch.nn.Module, name: str) -> str:
     """Return a name of ``kept`` with the line that sets the attribute, where that is found."""
-    match = re.fullmatch(r"(?:(.*)\.)?(\w+) \((\w+)\)", name)
+    match = _ATTRIBUTE.fullmatch(name)
     if match is None:
         return name
     path, attribute, _ = match.groups()

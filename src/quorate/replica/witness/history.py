@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from quorate.replica.flat import Flat
-from quorate.replica.witness.again import CURE, MOST_NAMED, Computed, place
+from quorate.replica.witness.again import CURE, MOST_NAMED, Computed, advice, place
 from quorate.replica.witness.kept import CACHED, Kept, changed
 
 
@@ -57,6 +57,6 @@ def history_doubts(model: torch.nn.Module, since: Kept, one: Pair, another: Pair
     parted = {name for mine, its in pairs for name in changed(mine.after, its.after)}
     return [
         f"{place(model, name)} is set while shards are computed, and what others give depends on "
-        f"which came first: {CURE}; set it before training, or make it a buffer (register_buffer)"
+        f"which came first: {CURE}; set it before training, or {advice(name, one.first.after)}"
         for name in ([name for name in names if name in parted] or names)[:MOST_NAMED]
     ]

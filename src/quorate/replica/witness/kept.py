@@ -31,7 +31,7 @@ from quorate.replica.digest import content
 from quorate.replica.nested import parts
 from quorate.replica.placement.call_site import LIBRARIES
 
-Kept = dict[str, str]  # by name: a hash
+Kept = dict[str, str]  # by name: a hash, behind a word for what is no value (see ``GENERATOR``)
 
 
 class Attribute(NamedTuple):
@@ -55,6 +55,11 @@ _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATOR, ITERATOR = "generator ", "iterator "  # what the hash of such a value begins with
+_NO_TENSORS: dict[str, tuple[type, ...]] = {  # what no buffer can hold
+    GENERATOR: _GENERATORS,
+    ITERATOR: (Iterator,),
+}
 _NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
@@ -185,8 +190,11 @@ class _Look:
         return self._found
 
     def _note(self, name: str, value: Any) -> None:
+        kind = next(
+            (kind for kind, types_of in _NO_TENSORS.items() if isinstance(value, types_of)), ""
+        )
         try:
-            self._found[name] = self._hash(value, 0).hex()
+            self._found[name] = kind + self._hash(value, 0).hex()
         except Exception:  # another thread changes it just now, or an attribute of it raises
             self._found[name] = ""
 

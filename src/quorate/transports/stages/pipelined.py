@@ -183,22 +183,13 @@ class Pipelined(Staged):
         whole = self._in_one_piece(given, stream)
         assert whole.gradient is not None
         assert through.gradient is not None
-        differing = [
-            name
-            for name, view in whole.gradient.views.items()
-            if not are_same(view, through.gradient.views[name])
-        ]
-        if differing:
-            got = f"another gradient of {differing[0]} through the stages than in one piece"
-        elif repr(whole.metrics) != repr(through.metrics) or whole.weight != through.weight:
-            got = "another loss through the stages than in one piece"
-        elif not are_same(whole.buffers, through.buffers):
-            got = "other values of buffers through the stages than in one piece"
-        else:
+        other = other_gradient(whole.gradient, through.gradient) or other_outcome(whole, through)
+        if other is None:
             self.recycle(whole)
             return True
         if self._parameters_text() != before:
             return False
+        got = f"{other} through the stages than in one piece"
         expected = "a model that gives the same bits in both ways"
         fix = "let the loss change nothing of the model but by one call of it, or cut elsewhere"
         raise SettingError("split", got, expected, fix)
@@ -344,3 +335,30 @@ class Pipelined(Staged):
         plan = routes(graphs)
         self._in_stages = {name for route in plan for name in route.owned}
         return plan
+
+
+def other_gradient(whole: Flat, through: Flat) -> str | None:
+    """Return the first gradient that stages compute otherwise, in words; None: all are the same.
+
+    Args:
+        whole: gradients of a shard, or a sum of them, computed in one piece.
+        through: the same, computed through the stages.
+    """
+    for name, view in whole.views.items():
+        if not are_same(view, through.views[name]):
+            return f"another gradient of {name}"
+    return None
+
+
+def other_outcome(whole: ShardSum, through: ShardSum) -> str | None:
+    """Return what else stages compute otherwise of a shard, in words; None: it is the same.
+
+    Metrics other than the loss do not count: one may be a number of seconds.
+    """
+    pairs = [(shard.metrics["loss"], shard.weight) for shard in (whole, through)]
+    if repr(pairs[0]) != repr(pairs[1]):
+        return "another loss"
+    is_same = are_same(whole.buffers, through.buffers) and are_same(
+        whole.integer_buffers, through.integer_buffers
+    )
+    return None if is_same else "other values of buffers"

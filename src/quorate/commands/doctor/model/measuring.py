@@ -65,6 +65,7 @@ class MeasuredTraining(Training):
     """As ``Training``; the model is measured where the first shard calls it."""
 
     is_compared = False
+    in_one_piece = True
     found: Pieces | None = None
     why_not = ""
     rows = calls = 0
