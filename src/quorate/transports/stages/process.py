@@ -27,7 +27,7 @@ from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
 from quorate.replica.beside.view import View
-from quorate.replica.flat import Flat
+from quorate.replica.flat import Flat, are_alike
 from quorate.replica.pipeline.stage import Back, Given, Stage
 from quorate.transports import remote_error
 from quorate.transports.exits import exited
@@ -203,7 +203,7 @@ class Device:
                 gradient = gradient.to_dense()
             if back.weight == 1.0:
                 view.copy_(gradient)
-            elif gradient.dtype == view.dtype:  # in one pass over memory, to the same bits
+            elif are_alike(gradient, view):  # in one pass over memory, to the same bits
                 torch.mul(gradient, back.weight, out=view)
             else:
                 view.copy_(gradient).mul_(back.weight)
