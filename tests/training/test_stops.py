@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def test_a_time_limit_asks_and_a_short_run_does_not_wait_for_it() -> None:
 def slow(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     time.sleep(0.01)
     return loss(model, batch)
+
+
+def slow_rows(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(0.01)
+    rows: torch.Tensor = model(batch[0])
+    return rows
 
 
 def slow_trainer(run_dir: Path, **options: Any) -> quorate.Trainer:
@@ -140,6 +147,28 @@ def test_a_stop_before_the_first_update_ends_the_run(tmp_path: Path) -> None:
     run = slow_trainer(tmp_path)
     run.fit(DATA, steps=50, callbacks=[Impatient()])
     assert run.global_step <= 1  # that was under way
+
+
+@pytest.mark.parametrize("what", ["evaluate", "predict", "predict to a folder"])
+def test_stop_ends_an_evaluation_and_a_prediction(what: str, tmp_path: Path) -> None:
+    many = TensorDataset(torch.randn(20_000, 6), torch.randn(20_000, 1))
+    run = slow_trainer(tmp_path / "run")
+    run.fit(DATA, steps=1)
+    ways: dict[str, Callable[[], object]] = {  # each takes 80 s
+        "evaluate": lambda: run.evaluate(many),
+        "predict": lambda: run.predict(many, slow_rows),
+        "predict to a folder": lambda: run.predict(many, slow_rows, to=tmp_path / "to"),
+    }
+    timer = threading.Timer(0.5, run.stop, ("somebody's wish",))
+    timer.start()
+    before, name = time.monotonic(), what.partition(" ")[0]
+    with pytest.raises(quorate.UserError, match=f"^{name}: .*: somebody's wish"):
+        ways[what]()
+    assert time.monotonic() - before < 60.0
+    timer.join()
+    assert not (tmp_path / "to").exists()
+    run.stop()  # nothing is under way
+    assert run.evaluate(DATA)["loss"] > 0
 
 
 STUCK = """
