@@ -135,7 +135,7 @@ class Trainer:
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
             weights.load_weights(self.model, recipe.run_dir.init_from, self._say)
         self._prepared = Prepared.of(recipe)
-        self._stops: Stops | None = None  # of the loop under way
+        self._stops: Stops | None = None  # of the loop, evaluation or prediction under way
         self._loop: Loop | None = None  # under way
         self._fit: Fit | None = None  # under way
 
@@ -297,14 +297,30 @@ class Trainer:
             averaged: whether to use the averaged weights. Default: if there are any.
 
         Raises:
-            UserError: the dataset is empty, its weight is zero, or nothing is averaged.
+            UserError: the dataset is empty, its weight is zero, nothing is averaged, or ``stop``
+                was called meanwhile.
         """
         data = taken(self._recipe, dataset, trains=False)
         if data.line is not None:
             self._say(data.line)
-        values = self._evaluated(data, averaged, Stops())
-        assert values is not None
+        with self._stoppable() as stops:
+            values = self._evaluated(data, averaged, stops)
+        if values is None:
+            raise UserError(f"evaluate: it was stopped before its last row: {stops.reason}")
         return values
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[Stops]:
+        """Yield what ``stop`` asks within the block: nothing inside a loop, which it ends."""
+        stops = Stops()
+        if self._stops is not None:
+            yield stops
+            return
+        self._stops = stops
+        try:
+            yield stops
+        finally:
+            self._stops = None
 
     def _evaluated(
         self, data: Taken | None, averaged: bool | None, stops: Stops
@@ -339,20 +355,25 @@ class Trainer:
 
         Raises:
             OutputError: what it returned is not by row, or not alike for all rows.
-            UserError: the dataset is empty, nothing is averaged, or ``to`` has other things in it.
+            UserError: the dataset is empty, nothing is averaged, ``to`` has other things in it, or
+                ``stop`` was called meanwhile.
             OSError: the disk is full; nothing is left of it.
         """
-        return predict(
-            *(self._crew, self._prepared, taken(self._recipe, dataset, trains=False), function),
-            to=None if to is None else Path(to),
-            averaged=averaged,
-            transport=None if self._loop is None else self._loop.transport,
-            say=self._say,
-        )
+        data = taken(self._recipe, dataset, trains=False)
+        with self._stoppable() as stops:
+            return predict(
+                *(self._crew, self._prepared, data, function),
+                to=None if to is None else Path(to),
+                averaged=averaged,
+                transport=None if self._loop is None else self._loop.transport,
+                stops=stops,
+                say=self._say,
+            )
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Finish the step under way, if there is one, then end the loop. Any thread may call it.
 
+        An ``evaluate`` or ``predict`` that is under way outside a loop raises ``UserError``.
         In a callback no other is made, but for shards under way under async and bounded.
         """
         if self._stops is not None:

@@ -17,7 +17,7 @@ from quorate.errors import SettingError, UserError
 from quorate.machine import container, devices, out_of_memory
 from quorate.machine import cores as cores_of
 from quorate.machine.cores import usable_cores
-from quorate.machine.descriptors import require_descriptors
+from quorate.machine.descriptors import require_for_workers
 from quorate.machine.devices import worker_devices
 from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
@@ -148,12 +148,12 @@ def test_cores_of_a_container(
 
 def test_too_few_descriptors_are_refused_with_both_figures() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    require_descriptors(2)
+    require_for_workers(2)
     opened = len(os.listdir("/dev/fd")) - 1  # noqa: PTH208
     for left, is_enough in ((21, False), (22, True)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, hard))
         try:
-            require_descriptors(2)
+            require_for_workers(2)
         except UserError as error:
             said = str(error)
             assert not is_enough

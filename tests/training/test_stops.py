@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 import torch
 from support import front_door
 from support.small import DATA, Small, loss
+from support.warm import WARM
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -49,6 +54,12 @@ def test_a_time_limit_asks_and_a_short_run_does_not_wait_for_it() -> None:
 def slow(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     time.sleep(0.01)
     return loss(model, batch)
+
+
+def slow_rows(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(0.01)
+    rows: torch.Tensor = model(batch[0])
+    return rows
 
 
 def slow_trainer(run_dir: Path, **options: Any) -> quorate.Trainer:
@@ -136,3 +147,92 @@ def test_a_stop_before_the_first_update_ends_the_run(tmp_path: Path) -> None:
     run = slow_trainer(tmp_path)
     run.fit(DATA, steps=50, callbacks=[Impatient()])
     assert run.global_step <= 1  # that was under way
+
+
+@pytest.mark.parametrize("what", ["evaluate", "predict", "predict to a folder"])
+def test_stop_ends_an_evaluation_and_a_prediction(what: str, tmp_path: Path) -> None:
+    many = TensorDataset(torch.randn(20_000, 6), torch.randn(20_000, 1))
+    run = slow_trainer(tmp_path / "run")
+    run.fit(DATA, steps=1)
+    ways: dict[str, Callable[[], object]] = {  # each takes 80 s
+        "evaluate": lambda: run.evaluate(many),
+        "predict": lambda: run.predict(many, slow_rows),
+        "predict to a folder": lambda: run.predict(many, slow_rows, to=tmp_path / "to"),
+    }
+    timer = threading.Timer(0.5, run.stop, ("somebody's wish",))
+    timer.start()
+    before, name = time.monotonic(), what.partition(" ")[0]
+    with pytest.raises(quorate.UserError, match=f"^{name}: .*: somebody's wish"):
+        ways[what]()
+    assert time.monotonic() - before < 60.0
+    timer.join()
+    assert not (tmp_path / "to").exists()
+    run.stop()  # nothing is under way
+    assert run.evaluate(DATA)["loss"] > 0
+
+
+STUCK = """
+import ctypes, os, resource, signal, threading, time
+from quorate.training.stop import Signals, Stops
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+mutex = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+
+def press():
+    for _ in range(3):
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+with Signals(Stops(), lambda: None) as signals:
+    signals.under_way = True
+    threading.Thread(target=press, daemon=True).start()
+    lock(mutex)
+    lock(mutex)  # never comes back, and takes no signal
+"""
+
+
+def test_signals_end_a_stuck_process_that_has_a_thousand_files_open() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.splitlines() == ["quorate: signal 2 once more: left at once"]
+
+
+def test_a_run_ends_beside_a_fork_of_a_callback_and_sigterm_ends_the_fork(tmp_path: Path) -> None:
+    begun: list[Any] = []
+
+    class Forking(quorate.Callback):
+        def updated(self, report: Any) -> None:
+            process = multiprocessing.get_context("fork").Process(
+                target=time.sleep, args=(600,), daemon=True
+            )
+            process.start()
+            begun.append(process)
+
+    slow_trainer(tmp_path, workers=1).fit(DATA, steps=1, callbacks=[Forking()])
+    begun[0].terminate()
+    begun[0].join(20)
+    assert begun[0].exitcode == -signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["towers --workers 1", "towers --workers 2", "processes"])
+def test_processes_of_user_code_end_by_sigterm(how: str, tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "scripts" / "children_of_user_code.py"
+    updates = os.environ.get("QUORATE_TEST_POOLS", "3")
+    found = tmp_path / "found"
+    code, out, err = WARM.run(
+        ["run", "--engine", *how.split(), str(script), updates],
+        {**os.environ, "FOUND": str(found)},
+        300,
+    )
+    assert code == 0, out + err
+    assert "left: nobody" in out
+    of_python = ["default_int_handler", *3 * ["SIG_DFL"], "-1"]
+    lines = [json.loads(line) for line in found.read_text().splitlines()]
+    assert {who for who, _ in lines} == {"callback", "dataset"}
+    for who, ended in lines:
+        assert ended == {"handlers": of_python, "fork": -15, "program": -15}, who

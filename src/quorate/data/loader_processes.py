@@ -27,6 +27,7 @@ from quorate.data.parcel import pack, unpack
 from quorate.data.source import Batch, Source, Ticket
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
+from quorate.machine.signal_handlers import ignore_job_signals
 
 # Shards that each process was asked for and has not handed over.
 PREFETCHED = 2
@@ -240,8 +241,7 @@ def _serve(
 ) -> None:
     """Load what is asked for, until the parent is gone or wants no more. Runs in the process."""
     die_with(parent)
-    for number in JOB_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    ignore_job_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
     parents_end.close()
     keep_freed_memory()

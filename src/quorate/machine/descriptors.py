@@ -15,6 +15,7 @@ from quorate.errors import UserError
 # starts them, and 30 at most: while it saves.
 PER_WORKER = 4  # its wire, its exit, what it printed, and how it was started
 SPARE = 14  # what opens later: a fork server, summaries, metrics, a checkpoint; and some more
+PER_DEVICE = 4  # of a replica in stages, while processes start: how each was started, and some more
 
 
 def limit() -> tuple[int | None, int | None]:
@@ -28,20 +29,34 @@ def limit() -> tuple[int | None, int | None]:
     return None if soft in none else soft, None if hard in none else hard
 
 
-def require_descriptors(workers: int) -> None:
+def require_for_workers(workers: int) -> None:
     """Compare what worker processes will need with what is left.
 
     Raises:
         UserError: there are too few; it names the figures.
     """
+    what = "1 worker needs" if workers == 1 else f"{workers} workers need"
+    _require(PER_WORKER * workers + SPARE, what, "fewer workers, or engine='towers'")
+
+
+def require_for_stages(devices: int) -> None:
+    """Compare what the processes of a replica in stages will need with what is left.
+
+    Raises:
+        UserError: there are too few; it names the figures.
+    """
+    # Two for each pair of processes, of which the replica's own is one.
+    need = devices * (devices + 1) + PER_DEVICE * devices + SPARE
+    _require(need, f"stages on {devices} devices need", "fewer devices")
+
+
+def _require(need: int, what: str, fewer: str) -> None:
     most, _ = limit()
     opened = _open()
-    need = PER_WORKER * workers + SPARE
     if most is not None and opened is not None and opened + need > most:
         raise UserError(
-            f"descriptors: {workers} workers need {need}, and {max(0, most - opened)} of {most} "
-            f"are left (ulimit -n); raise it: ulimit -n {max(256, opened + need)}, or use fewer "
-            "workers, or engine='towers'"
+            f"descriptors: {what} {need}, and {max(0, most - opened)} of {most} are left "
+            f"(ulimit -n); raise it: ulimit -n {max(256, opened + need)}, or use {fewer}"
         )
 
 

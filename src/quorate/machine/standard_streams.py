@@ -77,9 +77,11 @@ class Steady:
         """Whether what is in the buffer of a pipe that is full goes out in time."""
         assert self.stream is not None
         until = time.monotonic() + FULL_S
+        poll = select.poll()  # select() takes no descriptor above 1023
         while (left_s := until - time.monotonic()) > 0:
             try:
-                select.select([], [self.stream.fileno()], [], left_s)
+                poll.register(self.stream.fileno(), select.POLLOUT)
+                poll.poll(left_s * 1000)
                 self.stream.flush()
             except BlockingIOError:
                 continue

@@ -272,7 +272,7 @@ class Flat:
                     rows = rows_of(value, view.dtype, view.device, factor)
                     self.made_dense[name] = rows
                 value = value.to_dense()
-            if fuses and view.numel() >= LARGE and _are_alike(view, value):
+            if fuses and view.numel() >= LARGE and are_alike(view, value):
                 # While it is copied: in one pass over memory.
                 torch.mul(value, factor, out=view)
                 fused.append(name)
@@ -314,7 +314,7 @@ class Flat:
             yield self.vectors[vector][start:end], members
 
 
-def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether a product has the dtype and the device of both."""
     return one.dtype == other.dtype and one.device == other.device
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from quorate.machine import signal_handlers
 from quorate.machine.left import LeftError
 
 # They ask for a stop; SIGHUP is not everywhere.
@@ -93,7 +94,7 @@ class Signals:
         self.under_way = False
         self._stops = stops
         self._save = save
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers: dict[int, Any] = {}  # by number
         self._insistence: _Insistence | None = None
 
     def leave(self) -> None:
@@ -115,19 +116,19 @@ class Signals:
             for number in STOP_SIGNALS:
                 ignored = signal.getsignal(number) is signal.SIG_IGN
                 if not (ignored and number not in (signal.SIGINT, signal.SIGTERM)):
-                    self._before[number] = signal.signal(number, self._stop)
-            self._insistence = _Insistence(frozenset(self._before))
+                    self._handlers[number] = self._stop
+            self._insistence = _Insistence(frozenset(self._handlers))
             with suppress(AttributeError):  # a system without it
-                number = signal.SIGUSR1
-                self._before[number] = signal.signal(number, lambda _number, _frame: self._save())
+                self._handlers[signal.SIGUSR1] = lambda _number, _frame: self._save()
+            for number, handler in self._handlers.items():
+                signal_handlers.handle(number, handler)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._insistence is not None:
             self._insistence.close()
             self._insistence = None
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        signal_handlers.put_back(self._handlers.values())
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         again = self.received is not None
@@ -137,6 +138,9 @@ class Signals:
         if self.received is not signal.SIGINT:
             self._stops.exit_code = 128 + number
         self._stops.ask(self.received.name)
+
+
+_CLOSES = b"\0"  # no signal has this number
 
 
 class _Insistence:
@@ -149,33 +153,52 @@ class _Insistence:
         numbers: the signals that are meant.
     """
 
-    def __init__(self, numbers: frozenset[signal.Signals]) -> None:
+    def __init__(self, numbers: frozenset[int]) -> None:
         self._numbers = numbers
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         # An event loop of asyncio has one too, which gets its numbers on.
         self._other = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        _written_to.append(self._write)
-        if not _told_of_forks:
-            os.register_at_fork(after_in_child=_forget)
-            _told_of_forks.append(True)
+        self._is_open = True
+        self._forget_forks = signal_handlers.in_forks(self._leave_to_parent)
         self._thread = threading.Thread(target=self._run, name="quorate-signals", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # there is no room for a thread
+            self._close()
+            raise
 
     def close(self) -> None:
         """Leave signals to their handlers, as before."""
+        if self._is_open:  # else this is a fork
+            signal.set_wakeup_fd(self._other)
+            os.set_blocking(self._write, True)
+            os.write(self._write, _CLOSES)
+            self._thread.join()
+            self._close()
+
+    def _close(self) -> None:
         signal.set_wakeup_fd(self._other)
-        _written_to.remove(self._write)
+        self._forget_forks()
         os.close(self._write)
-        self._thread.join()
+        os.close(self._read)
+
+    def _leave_to_parent(self) -> None:
+        """In a fork: the pipe is the parent's, who would take the fork's signals for its own."""
+        self._is_open = False
+        with suppress(ValueError):  # another thread than the main one forked
+            signal.set_wakeup_fd(-1)
+        os.close(self._write)
         os.close(self._read)
 
     def _run(self) -> None:
         came = 0
-        while select.select([self._read], [], [], AT_ONCE_S if came >= 2 else None)[0]:
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._read, select.POLLIN)
+        while poll.poll(AT_ONCE_S * 1000 if came >= 2 else None):
             received = os.read(self._read, 64)
-            if not received:
-                return  # closed
+            if _CLOSES in received:
+                return
             if self._other >= 0:
                 with suppress(OSError):
                     os.write(self._other, received)
@@ -187,14 +210,3 @@ class _Insistence:
         with suppress(OSError):
             os.write(2, f"quorate: signal {last} once more: left at once\n".encode())
         os._exit(128 + last)
-
-
-_written_to: list[int] = []  # by the interpreter, now
-_told_of_forks: list[bool] = []
-
-
-def _forget() -> None:
-    # In a fork: the pipe is the parent's, who would take the fork's signals for its own.
-    if _written_to:
-        with suppress(ValueError):
-            signal.set_wakeup_fd(-1)

@@ -99,9 +99,10 @@ def _heard(
     lines: list[dict[str, Any]] = []
     question, text = None, b""
     deadline = time.monotonic() + begin_s
+    poll = select.poll()  # select() takes no descriptor above 1023
+    poll.register(fd, select.POLLIN)
     while True:
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return lines, question, False
         if not (chunk := os.read(fd, 1 << 16)):
             return lines, question, True

@@ -47,10 +47,10 @@ class Restored:
 
 
 def are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Return whether two tensors have the same bits."""
+    """Return whether two tensors, of whatever devices, have the same bits."""
     if one is None or other is None:
         return one is other
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = (each.detach().contiguous().view(-1).view(torch.uint8) for each in (one, other))
-    return torch.equal(one, other)
+    return torch.equal(one, other.to(one.device))

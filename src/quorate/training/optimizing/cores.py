@@ -60,10 +60,16 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
         except BaseException as error:  # raised where it is waited for
             raised.append(error)
 
-    others = [Thread(target=do, args=(n,), name="update") for n in range(1, len(tasks))]
-    for thread in others:
-        thread.start()
+    others: list[Thread] = []
     try:
+        for number in range(1, len(tasks)):
+            thread = Thread(target=do, args=(number,), name="update")
+            try:
+                thread.start()
+            except RuntimeError:  # there is no room for a thread: the bits are the same without it
+                do(number)
+            else:
+                others.append(thread)
         do(0)
     finally:
         # Also if a signal ends this thread's part: nobody is to write behind its back.

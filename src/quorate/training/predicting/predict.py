@@ -17,7 +17,7 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import PlanByShard
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source, length
-from quorate.errors import OutputError
+from quorate.errors import OutputError, UserError
 from quorate.replica.model import unchanged
 from quorate.replica.outputs.rows import Piece
 from quorate.training.crew import Crew
@@ -45,6 +45,7 @@ def predict(
     to: Path | None,
     averaged: bool | None,
     transport: Transport | None,
+    stops: Stops,
     say: Callable[[str], None],
 ) -> Any:
     """Return what a function returns for every row, or the folder that it is written to.
@@ -57,7 +58,8 @@ def predict(
 
     Raises:
         OutputError: what it returns is not by row, or not alike for all rows.
-        UserError: the dataset is empty, nothing is averaged, or the folder is somebody's.
+        UserError: the dataset is empty, nothing is averaged, the folder is somebody's, or it was
+            stopped.
     """
     if function is not None and not callable(function):
         raise OutputError(
@@ -108,7 +110,7 @@ def predict(
             threads=recipe.workers.threads,
         )
         # 3. The shards, as they come; and their outputs, in the order of rows.
-        _drive(job, transport, crew, workers, sink, say)
+        _drive(job, transport, crew, workers, sink, stops, say)
         about = {
             "global_step": state.global_step,
             "averaged": parameters is not state.parameters,
@@ -131,9 +133,15 @@ def _drive(
     crew: Crew,
     workers: int,
     sink: Sink,
+    stops: Stops,
     say: Callable[[str], None],
 ) -> None:
-    plan, stops = job.plan, Stops()
+    """Hand the outputs of all shards to a sink, in the order of rows.
+
+    Raises:
+        UserError: it was stopped before.
+    """
+    plan = job.plan
     waiting: dict[int, Piece] = {}
     taken = 0
 
@@ -159,3 +167,5 @@ def _drive(
         )
         for _ in drive(coordinator, channel, take, say=say):
             pass
+    if taken < plan.steps_per_epoch:
+        raise UserError(f"predict: it was stopped before its last row: {stops.reason}")

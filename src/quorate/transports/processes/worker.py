@@ -18,10 +18,10 @@ from typing import NoReturn
 import torch
 
 from quorate.errors import UserError
-from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
 from quorate.machine.shared_memory import Segment
+from quorate.machine.signal_handlers import OF_PYTHON, ignore_job_signals
 from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
@@ -62,6 +62,7 @@ def run(*, wire: int, output: int) -> None:
     start = end.receive()
     if start is None:
         return
+    ignore_job_signals(before=OF_PYTHON)  # the script's own children do not
     _here = Worker(start["number"], end, output)
     if start["place"] is not None:
         take(Place(**start["place"]))
@@ -97,9 +98,8 @@ class Worker:
         coordinator's to run, once.
         """
         code = 1
-        for number in JOB_SIGNALS:
-            with suppress(ValueError):  # the script trains in another thread than the main one
-                signal.signal(number, signal.SIG_IGN)  # whatever the script made of them
+        with suppress(ValueError):  # the script trains in another thread than the main one
+            ignore_job_signals()  # whatever the script made of them
 
         def serve() -> None:
             nonlocal code

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from selectors import EVENT_READ, BaseSelector
 from typing import IO
 
-from quorate.machine.descriptors import require_descriptors
+from quorate.machine.descriptors import require_for_workers
 from quorate.transports.as_worker import own_process
 from quorate.transports.collective.place import Place
 from quorate.transports.processes.ending import Ending
@@ -155,7 +155,7 @@ class ThisMachine:
     takes_runs = True
 
     def __init__(self, script: Script, workers: int, threads: int) -> None:
-        require_descriptors(workers)
+        require_for_workers(workers)
         self._script = script
         self._starter = new_starter(script, workers, threads=threads)
 

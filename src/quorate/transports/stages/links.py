@@ -30,14 +30,18 @@ class Links(Arrivals):
     def __init__(self, ends: Mapping[int, socket.socket]) -> None:
         super().__init__()
         self._ends = dict(ends)
-        self._readers = [
-            threading.Thread(
-                target=self._read, args=(number, end), name=f"quorate-link-{number}", daemon=True
-            )
-            for number, end in self._ends.items()
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._readers: list[threading.Thread] = []
+        try:
+            for number, end in self._ends.items():
+                name = f"quorate-link-{number}"
+                reader = threading.Thread(
+                    target=self._read, args=(number, end), name=name, daemon=True
+                )
+                reader.start()
+                self._readers.append(reader)
+        except BaseException:  # there is no room for a thread
+            self.close()
+            raise
 
     def send(self, to: int, key: Hashable, value: Any) -> None:
         """Send a value. Blocks until it is on its way; one to a process that is gone is lost.
@@ -59,11 +63,19 @@ class Links(Arrivals):
             end.close()
 
     def _read(self, number: int, end: socket.socket) -> None:
-        with suppress(OSError, EOFError):
+        try:
             while True:
                 sent, problem = unpack(end)
                 if problem is not None:
                     self.put("problem", problem)
                 else:
                     self.put(*sent)
-        self.lose(number)
+        except (OSError, EOFError):
+            pass  # the other end is closed
+        except (
+            Exception
+        ) as error:  # the edge of a thread: a user's class may raise while it is read
+            text = str(error).partition("\n")[0][:200]
+            self.put("problem", f"{type(error).__name__}: {text}")
+        finally:
+            self.lose(number)

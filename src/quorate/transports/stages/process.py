@@ -26,8 +26,9 @@ from quorate.coordination.schedules import Row, Work
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
+from quorate.machine.signal_handlers import ignore_job_signals
 from quorate.replica.beside.view import View
-from quorate.replica.flat import Flat
+from quorate.replica.flat import Flat, are_alike
 from quorate.replica.pipeline.stage import Back, Given, Stage
 from quorate.transports import remote_error
 from quorate.transports.exits import exited
@@ -203,7 +204,7 @@ class Device:
                 gradient = gradient.to_dense()
             if back.weight == 1.0:
                 view.copy_(gradient)
-            elif gradient.dtype == view.dtype:  # in one pass over memory, to the same bits
+            elif are_alike(gradient, view):  # in one pass over memory, to the same bits
                 torch.mul(gradient, back.weight, out=view)
             else:
                 view.copy_(gradient).mul_(back.weight)
@@ -265,8 +266,7 @@ def next_run(links: Ends, shared: View) -> Any:
 def become(parent: int, threads: int) -> None:
     """Make of a fork a process that dies with its parent, and hears no signal of the job."""
     die_with(parent)
-    for number in JOB_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    ignore_job_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
     keep_freed_memory()
     be_killed_first()

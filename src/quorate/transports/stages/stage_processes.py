@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from quorate.machine.container import oom_kills
+from quorate.machine.descriptors import require_for_stages
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 from quorate.replica.beside.values import Values
 from quorate.transports.processes.ending import Ending
@@ -47,10 +48,15 @@ class StageProcesses:
         values: Values | None = None,
         name: str = "stage",
     ) -> None:
+        require_for_stages(devices)
         self._at_work = shared.at_work
         ends: dict[int, dict[int, socket.socket]] = {n: {} for n in (PARENT, *range(devices))}
-        for one, other in combinations(ends, 2):
-            ends[one][other], ends[other][one] = socket.socketpair()
+        try:
+            for one, other in combinations(ends, 2):
+                ends[one][other], ends[other][one] = socket.socketpair()
+        except OSError:
+            close_all([end for own in ends.values() for end in own.values()])
+            raise
         self._processes: list[Any] = []
         self._at_exit = Finalize(None, _kill, (self._processes,), exitpriority=10)
         # A fork: nothing that user code has made can travel in another way.
@@ -71,13 +77,15 @@ class StageProcesses:
                 )
                 process.start()
                 self._processes.append(process)
+            self.links: Ends = Links(ends[PARENT])
         except BaseException:
-            _kill(self._processes)
+            self._end()
+            for end in ends[PARENT].values():
+                end.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             close_all([end for n, own in ends.items() if n != PARENT for end in own.values()])
-        self.links: Ends = Links(ends[PARENT])
         self._values = values
         self._at_work = shared.at_work
         self._oom_kills = oom_kills()  # before these
@@ -124,12 +132,17 @@ class StageProcesses:
         """End them. What they were at does not count. Returns True: all have ended."""
         _kill(self._processes)
         self.links.close()
+        self._end()
+        return True
+
+    def _end(self) -> None:
+        """Kill the processes, and wait for their exit."""
+        _kill(self._processes)
         for process in self._processes:
             process.join()
             process.close()
         self._processes.clear()
         self._at_exit.cancel()
-        return True
 
 
 def _kill(processes: Sequence[Any]) -> None:

@@ -92,14 +92,16 @@ class StageThreads:
                 serve(number, queues[number], shared)
             queues[PARENT].lose(number)
 
-        self._threads = [
-            threading.Thread(
-                target=run, args=(number,), name=f"quorate-stage-{number}", daemon=True
-            )
-            for number in range(len(devices))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for number in range(len(devices)):
+                name = f"quorate-stage-{number}"
+                thread = threading.Thread(target=run, args=(number,), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:  # there is no room for a thread
+            self.close()
+            raise
 
     def share(self, values: Values | None) -> None:
         """Have the next run read these values of ``Shared``."""

@@ -1,0 +1,129 @@
+"""Signal handlers that a process has for quorate's sake, and that forks of user code do not keep.
+
+A fork inherits handlers, and the descriptor that the interpreter writes the numbers of signals to.
+``multiprocessing.Pool`` in a dataset or a callback ends its processes by SIGTERM: a handler of
+quorate's would only note that, and whoever waits for the processes would wait for ever. So a fork
+gets back the handlers that were there before quorate's. Processes that quorate itself forks install
+what they need again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+from quorate.machine.dies_with_parent import JOB_SIGNALS
+
+# What a process of Python has that nobody has told anything.
+OF_PYTHON: Mapping[int, Any] = {
+    number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    for number in JOB_SIGNALS
+}
+
+
+class _Handler(NamedTuple):
+    """A handler of quorate's, and the one that it took the place of."""
+
+    number: int
+    handler: Any
+    before: Any
+
+
+_handlers: list[_Handler] = []  # in the order in which they were installed
+_in_forks: list[Callable[[], None]] = []  # called in a fork
+_mask = threading.local()  # of the thread that forks: its signals before
+
+
+def handle(number: int, handler: Any, before: Any = None) -> None:
+    """Install a handler until ``put_back``, in this process and in none of its forks.
+
+    Args:
+        number: of the signal.
+        handler: as ``signal.signal`` takes it.
+        before: what a fork gets; None: the handler that is installed now.
+
+    Raises:
+        ValueError: this is not the main thread.
+    """
+    _watch_forks()
+    now = signal.getsignal(number)
+    if now == handler:
+        return
+    signal.signal(number, handler)
+    _handlers.append(_Handler(number, handler, now if before is None else before))
+
+
+def put_back(handlers: Iterable[Any]) -> None:
+    """Undo ``handle`` for some handlers; one that user code has replaced since then stays."""
+    wanted = [*handlers]
+    for entry in [*reversed(_handlers)]:
+        if entry.handler in wanted:
+            _handlers.remove(entry)
+            _put_back(entry)
+
+
+def in_forks(call: Callable[[], None]) -> Callable[[], None]:
+    """Have something called in each fork; return what ends that."""
+    _watch_forks()
+    _in_forks.append(call)
+    return lambda: _in_forks.remove(call)
+
+
+def ignore_job_signals(before: Mapping[int, Any] | None = None) -> None:
+    """Ignore signals that reach all processes of a job: the coordinator alone decides.
+
+    Programs that user code starts in this process do not ignore them: a handler that does nothing
+    ends with ``exec``, and SIG_IGN would not.
+
+    Args:
+        before: what forks get; None: the handlers that are installed now.
+
+    Raises:
+        ValueError: this is not the main thread.
+    """
+    for number in JOB_SIGNALS:
+        handle(number, _do_nothing, None if before is None else before[number])
+        signal.siginterrupt(number, False)  # a call of the system goes on
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Ignore a signal."""
+
+
+def _put_back(entry: _Handler) -> None:
+    # None: it was installed by C code, and cannot be again.
+    if entry.before is not None and signal.getsignal(entry.number) == entry.handler:
+        signal.signal(entry.number, entry.before)
+
+
+def _watch_forks() -> None:
+    if not _forks_are_watched and hasattr(os, "register_at_fork"):
+        _forks_are_watched.append(True)
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
+
+
+_forks_are_watched: list[bool] = []
+
+
+def _hold() -> None:
+    # A signal that reaches a fork before its handlers are put back would be noted and forgotten,
+    # and be written to the pipe of its parent: it waits until then.
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+def _forget() -> None:
+    for call in _in_forks:
+        call()
+    _in_forks.clear()
+    for entry in reversed(_handlers):
+        _put_back(entry)
+    _handlers.clear()
+    _release()
