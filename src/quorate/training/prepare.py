@@ -106,8 +106,9 @@ def prepare(
         stack.enter_context(crew.starting())
         # 2. The state, tried on one shard and restored.
         if crew.company is not None:
-            stack.callback(crew.company.leave)
             refuse_ranks()
+            stack.callback(crew.company.leave)
+            crew.start_ranks()
             crew.company.meet(crew.master_device, crew.timeout_s)
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset, recipe.loading)

@@ -26,6 +26,10 @@ from quorate.transports.workers import NATIVE, Workers
 
 END = "end"  # the kind of the last record that rank 0 tells
 
+# With what all ranks leave when SIGTERM asked one of them to, as one process would. A shell and
+# torchrun take 0 for done: torchrun would not start ranks anew where only one of its hosts goes.
+STOP_CODE = 128 + signal.SIGTERM
+
 
 class Company:
     """The ranks of one training loop, of which this process is one.
@@ -52,14 +56,15 @@ class Company:
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
         self._count = workers.number()
-        # With what all ranks leave when a signal asked one of them to; None: as it comes. torchrun
-        # takes ranks that leave with 0 for done, and would not start them anew where only a host of
-        # theirs is to go. The watch may ask while they leave.
-        self.stop_code = None if place is None else 128 + signal.SIGTERM
         if place is not None:
             self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
             self.groups = (*self.groups[: place.rank], own, *self.groups[place.rank + 1 :])
+
+    @property
+    def is_of_torchrun(self) -> bool:
+        """Whether torchrun has started the ranks, and tells each its place in the environment."""
+        return self._place is not None and self._place.endpoint is not None
 
     @property
     def rank(self) -> int:
