@@ -233,6 +233,13 @@ class _Lead:
             self._amended = amendments.number
         self._shared.put(amendments.shared, record)
         _, end_rest = self._updates.rests
+
+        def tell(own: Handed) -> Handed:
+            # Before the others hear of this rank's shards: they make the update then, and ranks of
+            # a host may have one memory for the parameters.
+            end_rest()
+            return own
+
         try:
             with self._company.naming():
                 if self._optimizer.is_lent:
@@ -244,8 +251,7 @@ class _Lead:
                             self._ranks.swap([(rank, value.contiguous())], [])
                 self._shared.send()
                 member.read(amendments.shared)
-                parts = member.parts(step, hear=self._hear)
-                end_rest()
+                parts = member.parts(step, tell=tell, hear=self._hear)
                 applied = member.applied(parts, step, step + 1)
         except RankError:
             raise
