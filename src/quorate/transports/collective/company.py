@@ -12,6 +12,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.errors import RankError, SettingError, UserError
+from quorate.machine.descriptors import require_descriptors
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.replica.flat import Layout
@@ -75,6 +76,7 @@ class Company:
         """Start the other ranks, where nobody else has."""
         if self._place is None:
             assert script is not None
+            require_descriptors(len(self.groups), are_ranks=True)
             self._launched = Launched(script, len(self.groups), threads)
             self._place = self._launched.place
 
@@ -90,6 +92,8 @@ class Company:
             keep_freed_memory()
         if self.ranks is None:
             assert self._place is not None
+            if self._launched is None:
+                require_descriptors(self._place.size, are_ranks=True)
             try:
                 ended = (lambda: None) if self._launched is None else self._launched.ended
                 self.ranks = Ranks(self._place, device, timeout_s, ended, self._count)
