@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import UserError
+from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import named, resolved, setting
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
@@ -113,6 +114,7 @@ class Trainer:
         loading: Loading | None = None,
         run_dir: str | Path | RunDir | None = None,
     ) -> None:
+        fold_tracebacks()  # before anything is refused, and before any code of the user's runs
         losses = losses_of(loss, totals)
         self._recipe = recipe = Recipe(
             loss=losses,
@@ -229,8 +231,8 @@ class Trainer:
             if rows.line is None:  # a plain dataset: its batches are made like those of training
                 rows = rows._replace(loading=data.loading)
         self._recipe.optimize.require_validation(is_there=chosen is not None)
-        self._crew.begin_loop(data, rows)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
+        self._crew.begin_loop(data, rows)
         services = Services(
             self._recipe.run_dir,
             self._prepared.lock.renew,
@@ -265,8 +267,8 @@ class Trainer:
         """
         self._recipe.optimize.require_validation(is_there=False)
         data = taken(self._recipe, dataset, shuffle=shuffle)
-        self._crew.begin_loop(data)
         duration = Duration(epochs=epochs, steps=steps)
+        self._crew.begin_loop(data)
         with self._looping(data, duration, Stops()) as loop:
             yield from loop.reports
 

@@ -16,6 +16,10 @@ from quorate.errors import UserError
 PER_WORKER = 4  # its wire, its exit, what it printed, and how it was started
 SPARE = 14  # what opens later: a fork server, summaries, metrics, a checkpoint; and some more
 PER_DEVICE = 4  # of a replica in stages, while processes start: how each was started, and some more
+# Measured likewise: four ranks of one machine have 59 on rank 0 while they train, and up to 5 more
+# while they connect.
+PER_RANK = 11  # its process, see above, three connections by gloo, pipes, shared memory
+SPARE_OF_RANKS = 20  # what gloo listens with, and the above
 
 
 def limit() -> tuple[int | None, int | None]:
@@ -37,6 +41,16 @@ def require_for_workers(workers: int) -> None:
     """
     what = "1 worker needs" if workers == 1 else f"{workers} workers need"
     _require(PER_WORKER * workers + SPARE, what, "fewer workers, or engine='towers'")
+
+
+def require_for_ranks(ranks: int) -> None:
+    """Compare what a rank of a collective will need with what is left.
+
+    Raises:
+        UserError: there are too few; it names the figures.
+    """
+    what = "1 rank needs" if ranks == 1 else f"{ranks} ranks need"
+    _require(PER_RANK * ranks + SPARE_OF_RANKS, what, "fewer workers, or engine='towers'")
 
 
 def require_for_stages(devices: int) -> None:

@@ -62,6 +62,17 @@ def ranks_here() -> int | None:
     return int(count) if count.isdecimal() else None
 
 
+def is_first_rank_here() -> bool:
+    """Return whether this process is the first rank of its machine; True where it is no rank."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def torchrun_error_file() -> Path | None:
+    """Return the file in which torchrun looks for why this rank ended; None: it is no rank."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file) if file and "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
 def gloo_interface() -> str | None:
     """Return the interface that gloo was told to listen on, if it was."""
     return os.environ.get("GLOO_SOCKET_IFNAME")

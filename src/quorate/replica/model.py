@@ -9,6 +9,7 @@ import torch
 
 from quorate.replica.flat import Flat
 from quorate.replica.spread import Scattered
+from quorate.replica.torch_internals import buffers_of
 
 MOST_KEPT = 1 << 23
 
@@ -87,7 +88,11 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
     lies_in = [(parameter, parameter.data) for parameter in model.parameters()]
     # By their places: a forward pass may put another tensor there, or a buffer where none was.
-    places = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
+    places = [
+        (module, dict(buffers_of(module)))
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
     tensors = [*model.buffers(), *(p for p in frozen(model).values() if p.numel() <= MOST_KEPT)]
     before = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -99,10 +104,10 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
         for parameter, data in lies_in:
             parameter.data = data
         for module, buffers in places:
-            for name, buffer in [*module.named_buffers(recurse=False)]:
+            for name, buffer in [*buffers_of(module).items()]:
                 if name not in buffers:
                     delattr(module, name)
-                elif buffer is not buffers[name]:
+                elif buffer is not buffers[name]:  # which may be None, until forward sets it
                     setattr(module, name, buffers[name])
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):

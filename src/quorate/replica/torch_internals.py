@@ -350,6 +350,29 @@ def last_forward_call() -> int:
     return int(_torch.autograd._get_sequence_nr()) - 1
 
 
+# --- groups of ranks ----------------------------------------------------------------------------
+
+
+def sent_together(
+    backend: Any, calls: Sequence[tuple[Callable[..., Any], list[torch.Tensor], int]]
+) -> list[Any]:
+    """Begin several sends and receives of a backend of torch.distributed; return their works.
+
+    NCCL needs them as one call: two ranks that both began with a send would wait for each other.
+    ``torch.distributed.batch_isend_irecv`` does the same, but only for a group that is registered.
+
+    Args:
+        calls: ``backend.send`` or ``backend.recv``, with a list of one tensor and the other rank.
+    """
+    if not backend.supports_coalescing:
+        return [call(tensors, rank, 0) for call, tensors, rank in calls]
+    backend._start_coalescing()
+    for call, tensors, rank in calls:
+        call(tensors, rank, 0)
+    work = backend._end_coalescing()
+    return [] if work is None else [work]
+
+
 # --- the compiler -------------------------------------------------------------------------------
 # torch.compile takes options for inductor, but tells nobody that it compiles; a backend of one's
 # own is told, and calls inductor by this name alone.

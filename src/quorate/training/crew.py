@@ -19,11 +19,11 @@ from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
 from quorate.replica.replica import Replica
-from quorate.services.display.uncaught import fold_tracebacks
+from quorate.replica.witness.places import reads_of_shards
 from quorate.training.recipe import Recipe, Taken
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
-from quorate.transports import Transport, engines
+from quorate.transports import Transport, engines, process_group
 from quorate.transports.collective.company import Company
 from quorate.transports.processes.program import Program
 from quorate.transports.processes.worker import here
@@ -67,7 +67,6 @@ class Crew:
     """
 
     def __init__(self, recipe: Recipe, make_model: Callable[[], torch.nn.Module]) -> None:
-        fold_tracebacks()  # before any code of the user's runs
         require_surroundings()
         self.recipe = recipe
         self.groups = self._groups()
@@ -185,12 +184,18 @@ class Crew:
         """
         global _loop_was_run
         self.note_use()
+        process_group.require_none()
+        if self.company is not None and self.company.is_of_torchrun:
+            reads = reads_of_shards(self.model, self.recipe.loss, process_group.MAKERS)
+            process_group.require_none_made(reads)
         self.recipe = self.recipe.with_loading(data.loading)
         given = {"dataset": data, "validation": validated or data._replace(dataset=None)}
         datasets = {name: each.dataset for name, each in given.items()}
         self.taken = [each.line for each in (data, validated) if each and each.line]
         if self.company is not None:
-            self._begin_ranks(self.company)
+            if _loop_was_run:
+                why = "ranks follow the first training loop of a script: this one has towers"
+                self.stay_alone(why)
         elif (worker := here()) is not None:
             group, loading = self.groups[worker.number], self.recipe.loading
             bound_memory(group, self.memory_fraction)
@@ -237,14 +242,16 @@ class Crew:
 
     # --- ranks ------------------------------------------------------------------------------------
 
-    def _begin_ranks(self, company: Company) -> None:
-        """Start the other ranks, if this process is to; a second loop is rank 0's alone."""
+    def start_ranks(self) -> None:
+        """Start the other ranks, if this process is to.
+
+        Called when all that can be checked without them is sound: a call that was refused is not
+        the one loop that ranks have a part in.
+        """
         global _loop_was_run
-        if _loop_was_run:
-            self.stay_alone("ranks follow the first training loop of a script: this one has towers")
-        else:
+        if self.company is not None:
             _loop_was_run = True
-            company.begin(self.script, self.recipe.workers.threads)
+            self.company.begin(self.script, self.recipe.workers.threads)
 
     @property
     def follows(self) -> bool:

@@ -89,7 +89,9 @@ def prepare(
     if crew.follows:
         # As rank 0 has them. With more, OpenMP's threads spin between two operations of an exchange
         # on cores that other ranks compute on; where such a thread has lost its core, all wait.
-        with intra_op_threads(recipe.workers.threads):
+        # And in the same bits each time, from the first shard on, which the ranks compare.
+        computing = repeatable(crew.replicas.computing, crew.devices)
+        with intra_op_threads(recipe.workers.threads), computing:
             follow(crew, dataset, partial(_probed, crew, note=lambda _: None, training=True))
     with ExitStack() as stack:
         # 1. The run directory, which is ours from here on; the plan.
@@ -106,8 +108,9 @@ def prepare(
         stack.enter_context(crew.starting())
         # 2. The state, tried on one shard and restored.
         if crew.company is not None:
-            stack.callback(crew.company.leave)
             refuse_ranks()
+            stack.callback(crew.company.leave)
+            crew.start_ranks()
             crew.company.meet(crew.master_device, crew.timeout_s)
         state = _trainable_state(crew, prepared, source, notes.append, say)
         crew.replicas.look_at_rows(state.model, dataset, recipe.loading)

@@ -64,28 +64,37 @@ class WriteWatch(TorchDispatchMode):
 
 def names_data(model: torch.nn.Module, loss: Loss) -> bool:
     """Return whether code of a model or a loss function, which is not torch's, names ``.data``."""
+    return any("data" in names_of(function.__code__) for function in functions_of(model, loss))
+
+
+def functions_of(model: torch.nn.Module, loss: Loss) -> Iterator[types.FunctionType]:
+    """Yield the functions that a model and a loss function consist of and call, but torch's own."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     functions = [
         f for kind in kinds if not _is_torchs(kind.__module__) for f in vars(kind).values()
     ]
     seen: set[int] = set()
-    return any(_names_data(function, seen) for function in (*functions, loss))
+    for function in (*functions, loss):
+        yield from _functions(function, seen)
 
 
-def _names_data(function: Callable[..., Any] | Any, seen: set[int]) -> bool:
+def _functions(function: Callable[..., Any] | Any, seen: set[int]) -> Iterator[types.FunctionType]:
     if isinstance(function, Composed):
-        return any(_names_data(each, seen) for each in function.functions.values())
+        for each in function.functions.values():
+            yield from _functions(each, seen)
+        return
     function = getattr(function, "func", getattr(function, "__func__", function))
     if not isinstance(function, types.FunctionType):
         called = vars(type(function)).get("__call__")
         if not isinstance(called, types.FunctionType) or isinstance(function, torch.nn.Module):
-            return False
+            return
         function = called
     if id(function) in seen or _is_torchs(function.__module__ or ""):
-        return False
+        return
     seen.add(id(function))
-    names = [*names_of(function.__code__)]
-    return "data" in names or any(_names_data(other, seen) for other in _named(function, names))
+    yield function
+    for other in _named(function, [*names_of(function.__code__)]):
+        yield from _functions(other, seen)
 
 
 def _named(function: types.FunctionType, names: list[str]) -> Iterator[Any]:

@@ -7,9 +7,11 @@ launcher before the script. The exception itself stays as it is, for whoever cat
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +19,11 @@ from pathlib import Path
 from types import TracebackType
 
 from quorate.errors import Hook, OneLineError, QuorateError, cut, show_one_line_errors
-from quorate.machine.environment import wants_full_tracebacks
+from quorate.machine.environment import (
+    is_first_rank_here,
+    torchrun_error_file,
+    wants_full_tracebacks,
+)
 
 MOST = 200_000  # characters that are shown
 
@@ -43,13 +49,35 @@ def fold_tracebacks() -> None:
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     assert _shown_before is not None
     is_full = wants_full_tracebacks()
+    if "torch.distributed" in sys.modules:
+        from quorate.transports.process_group import refused_call  # imports torch
+
+        if (refusal := refused_call(error)) is not None:
+            refusal.__cause__ = error if is_full else None
+            kind, error, trace = type(refusal), refusal, None
     if sys.stderr is not None and (is_full or not isinstance(error, OneLineError)):
         with suppress(OSError, ValueError):  # nobody is there to read it
             lines = traceback.format_exception(kind, error, trace) if is_full else folded(error)
             sys.stderr.writelines(lines)
             sys.stderr.flush()
     if isinstance(error, OneLineError):
+        # Of ranks that were refused alike, the first of a host shows it; torchrun shows all.
+        if _told_torchrun(error.line) and not is_first_rank_here():
+            raise SystemExit(error.exit_code)
         _shown_before(kind, error, trace)  # its line, and its exit code
+
+
+def _told_torchrun(line: str) -> bool:
+    """Have torchrun's report name an error; return False where this is no rank of torchrun's."""
+    file = torchrun_error_file()
+    if file is None:
+        return False
+    told = {"py_callstack": line, "timestamp": str(int(time.time()))}
+    try:
+        file.write_text(json.dumps({"message": {"message": line, "extraInfo": told}}))
+    except OSError:
+        return False
+    return True
 
 
 def folded(error: BaseException) -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 
@@ -33,6 +34,7 @@ class Asked:
         self._tell = tell
         if threading.current_thread() is not threading.main_thread():
             return  # a script that trains in another thread has no signals
+        os.register_at_fork(after_in_child=_forget_the_rank)
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -45,3 +47,15 @@ class Asked:
             if signal.SIGTERM in received and self.by is None:
                 self.by = signal.SIGTERM.name
                 self._tell(self.by)
+
+
+def _forget_the_rank() -> None:
+    """Give a fork of user code, such as a worker of ``multiprocessing``, its SIGTERM back.
+
+    The fork has the rank's handler, which does nothing, so ``Pool.terminate`` could not end it. And
+    the number of the signal would go into the rank's pipe, whose thread would end the run. What a
+    terminal sends to the whole job the fork still ignores: the rank finishes its step.
+    """
+    with suppress(ValueError):  # Python takes the thread that forked for the main one, or not
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

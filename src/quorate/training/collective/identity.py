@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from quorate.data.source import Source
 from quorate.errors import UserError
+from quorate.replica.witness.kept import changed, kept
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.training.optimizing.optimize import Optimize
 from quorate.transports.fingerprints import data_fingerprint
+
+_KEPT = "kept"  # not compared: the names in it say why something else differs
+MOST_NAMED = 3
 
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
@@ -25,11 +30,15 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
         **{name: repr(value) for name, value in facts.items()},
         "the first rows of the dataset": data_fingerprint(source),
         "the gradient of the first shard": member.fingerprint(),
+        _KEPT: json.dumps(kept(crew.model, crew.recipe.loss)),
     }
 
 
-def compare(given: list[bytes]) -> None:
+def compare(given: list[bytes], reads: Sequence[str] = ()) -> None:
     """Compare what each rank gave, by rank.
+
+    Args:
+        reads: what code is known to read that is another on each rank, in words.
 
     Raises:
         UserError: one differs from rank 0.
@@ -37,9 +46,17 @@ def compare(given: list[bytes]) -> None:
     first, *others = (json.loads(text) for text in given)
     for rank, other in enumerate(others, start=1):
         for name, value in first.items():
-            if other[name] != value:
+            if name != _KEPT and other[name] != value:
                 raise UserError(
                     f"rank {rank} differs from rank 0 in {name}: got {other[name]:.40}, expected "
-                    f"{value:.40}; start the same script with the same arguments, data and "
-                    "packages on every rank"
+                    f"{value:.40}{_why(first, other, reads)}; start the same script with the same "
+                    "arguments, data and packages on every rank"
                 )
+
+
+def _why(first: dict[str, str], other: dict[str, str], reads: Sequence[str]) -> str:
+    """Return which values that code reads two ranks differ in, in words; nothing if in none."""
+    names = changed(json.loads(first[_KEPT]), json.loads(other[_KEPT]))
+    if not names:
+        return f"; {reads[0]}" if reads else ""
+    return f", where {', '.join(names[:MOST_NAMED])} {'is' if len(names) == 1 else 'are'} another"

@@ -11,6 +11,7 @@ from typing import Any
 
 from quorate.data.source import Source
 from quorate.errors import RankError, UserError
+from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import checks, late_notes, share
 from quorate.training.collective.contrasting import contrasting_of
 from quorate.training.collective.identity import compare, identity
@@ -23,7 +24,7 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.saved_state import shared
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.transports.collective.company import Company
+from quorate.transports.collective.company import STOP_CODE, Company
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
 from quorate.transports.spot_check import Answer, SpotCheck
@@ -53,7 +54,7 @@ def leading(
     state.user_changes.refuse()
     with ExitStack() as stack:
         stack.callback(_leave, crew, company, state, stops, say)
-        ranks.watch.on_asked = partial(_asked, stops, company)
+        ranks.watch.on_asked = partial(_asked, stops)
         with company.naming(), _in_step(ranks):
             shared = share.Sender(ranks)
             opened = _opened(loop, crew, source, facts, shared)
@@ -65,7 +66,12 @@ def leading(
             if (path := crew.recipe.run_dir.path) and saves is not None and saves.are_by_all:
                 saves.rehearse(Path(path))
         company.have_met()
-        compare(identities)
+        places: list[str] = []
+        if company.is_of_torchrun:
+            places = place_doubts(state.model, crew.recipe.loss)
+        compare(identities, places)
+        for doubt in places:
+            crew.replicas.notes.doubt(doubt)
         if (factor := member.slowest_factor(plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
@@ -135,10 +141,10 @@ def _opened(
     return member
 
 
-def _asked(stops: Stops, company: Company, why: str) -> None:
+def _asked(stops: Stops, why: str) -> None:
     """Stop, as a rank was asked to."""
     if stops.exit_code is None:
-        stops.exit_code = company.stop_code
+        stops.exit_code = STOP_CODE
     stops.ask(why)
 
 
@@ -227,6 +233,13 @@ class _Lead:
             self._amended = amendments.number
         self._shared.put(amendments.shared, record)
         _, end_rest = self._updates.rests
+
+        def tell(own: Handed) -> Handed:
+            # Before the others hear of this rank's shards: they make the update then, and ranks of
+            # a host may have one memory for the parameters.
+            end_rest()
+            return own
+
         try:
             with self._company.naming():
                 if self._optimizer.is_lent:
@@ -238,8 +251,7 @@ class _Lead:
                             self._ranks.swap([(rank, value.contiguous())], [])
                 self._shared.send()
                 member.read(amendments.shared)
-                parts = member.parts(step, hear=self._hear)
-                end_rest()
+                parts = member.parts(step, tell=tell, hear=self._hear)
                 applied = member.applied(parts, step, step + 1)
         except RankError:
             raise
@@ -265,6 +277,6 @@ class _Lead:
         """Hear what a rank has to say beside its gradient."""
         self._member.take_spans(rank, handed)
         if handed.stop is not None:
-            _asked(self._stops, self._company, f"rank {rank}: {handed.stop}")
+            _asked(self._stops, f"rank {rank}: {handed.stop}")
         for note in handed.notes:
             self._updates.crew.replicas.notes.put(note, f"rank {rank}")

@@ -12,6 +12,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.errors import RankError, SettingError, UserError
+from quorate.machine.descriptors import require_for_ranks
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.replica.flat import Layout
@@ -25,6 +26,10 @@ from quorate.transports.processes.script import Script
 from quorate.transports.workers import NATIVE, Workers
 
 END = "end"  # the kind of the last record that rank 0 tells
+
+# With what all ranks leave when SIGTERM asked one of them to, as one process would. A shell and
+# torchrun take 0 for done: torchrun would not start ranks anew where only one of its hosts goes.
+STOP_CODE = 128 + signal.SIGTERM
 
 
 class Company:
@@ -52,14 +57,15 @@ class Company:
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
         self._count = workers.number()
-        # With what all ranks leave when a signal asked one of them to; None: as it comes. torchrun
-        # takes ranks that leave with 0 for done, and would not start them anew where only a host of
-        # theirs is to go. The watch may ask while they leave.
-        self.stop_code = None if place is None else 128 + signal.SIGTERM
         if place is not None:
             self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
             self.groups = (*self.groups[: place.rank], own, *self.groups[place.rank + 1 :])
+
+    @property
+    def is_of_torchrun(self) -> bool:
+        """Whether torchrun has started the ranks, and tells each its place in the environment."""
+        return self._place is not None and self._place.endpoint is not None
 
     @property
     def rank(self) -> int:
@@ -70,6 +76,7 @@ class Company:
         """Start the other ranks, where nobody else has."""
         if self._place is None:
             assert script is not None
+            require_for_ranks(len(self.groups))
             self._launched = Launched(script, len(self.groups), threads)
             self._place = self._launched.place
 
@@ -85,6 +92,8 @@ class Company:
             keep_freed_memory()
         if self.ranks is None:
             assert self._place is not None
+            if self._launched is None:
+                require_for_ranks(self._place.size)
             try:
                 ended = (lambda: None) if self._launched is None else self._launched.ended
                 self.ranks = Ranks(self._place, device, timeout_s, ended, self._count)

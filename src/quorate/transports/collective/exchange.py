@@ -116,6 +116,9 @@ class Exchange:
             yield
             return
         computes = torch.accelerator.current_stream(self.ranks.device)
+        # What this stream sends may still be on its way into the outbox by the other one, and what
+        # it writes may still be read there: events of single gradients do not cover all of that.
+        self._stream.wait_stream(computes)
         with self._stream:
             yield
         computes.wait_stream(self._stream)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -25,7 +27,8 @@ _LOOK_S = 0.02
 class Launched:
     """The ranks that this process has started. ``close`` it.
 
-    They meet by a file in a folder that is this user's alone.
+    They meet by two files. On Linux the files have no name, and are opened under /proc by number:
+    nothing is left of them, whoever is killed. Elsewhere they are in a folder of this user's alone.
 
     Args:
         script: what they run.
@@ -37,11 +40,14 @@ class Launched:
     """
 
     def __init__(self, script: Script, size: int, threads: int) -> None:
-        self._folder = tempfile.mkdtemp(prefix="quorate-ranks-")
-        board = Path(self._folder, "board")
+        self._folder: str | None = None
+        if sys.platform == "linux":
+            board, meet = _nameless("board"), _nameless("meet")
+        else:
+            self._folder = tempfile.mkdtemp(prefix="quorate-ranks-")
+            board, meet = (Path(self._folder, name) for name in ("board", "meet"))
         board.write_bytes(bytes(FileBoard.nbytes(size)))
-        meet = f"file:///{self._folder.lstrip('/')}/meet"
-        self.place = Place(0, size, 0, meet, board=str(board))
+        self.place = Place(0, size, 0, f"file://{meet}", board=str(board))
         self._starter = new_starter(script, size, threads=threads)
         self._processes: list[WorkerProcess] = []
         # By rank and kind, what it told while it ran the script, before the ranks had met.
@@ -114,13 +120,23 @@ class Launched:
         for process in self._processes:
             process.close()
         self._starter.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.met()
 
     def met(self) -> None:
-        """Remove the file that the ranks have met by: they know each other now."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove the files that the ranks have met by: they know each other now."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
         """Do not wait for them."""
         for process in self._processes:
             process.kill()
+
+
+def _nameless(what: str) -> Path:
+    """Return the path of a new file in memory that other processes of this user can open.
+
+    It stays open until this process ends, and a process launches ranks once: torch's ``FileStore``
+    opens the path again when it is destroyed, and must not find another file under that number.
+    """
+    return Path(f"/proc/{os.getpid()}/fd/{os.memfd_create(f'quorate-{what}')}")

@@ -1,4 +1,4 @@
-"""The ranks: what one of them says to the others, by torch.distributed. No pickle travels.
+"""The ranks: what one of them says to the others, by gloo and NCCL. No pickle travels.
 
 Rank 0 leads: it tells all what comes next, in one small record. Vectors go between each two ranks
 directly, from the memory where they are to the memory where they are wanted.
@@ -16,7 +16,6 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from quorate.coordination.hosts import Hosts
 from quorate.errors import RankError
@@ -27,11 +26,10 @@ from quorate.transports.collective.judge import Times
 from quorate.transports.collective.meeting import meet
 from quorate.transports.collective.pipes import Pipes, pipes
 from quorate.transports.collective.place import Place
+from quorate.transports.collective.tensor_group import Addressed, TensorGroup
 from quorate.transports.collective.watch import GO_ON
 
 Record = dict[str, Any]
-
-_dist: Any = dist  # documented, and not declared to be exported
 
 _FOR_EVER = timedelta(days=365)  # what rank 0 does between two steps has no bound
 _SMALL = 1024  # bytes of a record that travel with its length
@@ -40,8 +38,6 @@ _SMALL = 1024  # bytes of a record that travel with its length
 # of which a few are under way.
 MESSAGE_BYTES = 1 << 20
 MOST_UNDER_WAY = 2  # others beside the one that is waited for, so that memory stays bounded
-
-_Addressed = list[tuple[int, torch.Tensor]]
 
 
 class Ranks:
@@ -71,10 +67,9 @@ class Ranks:
         self._is_broken = False  # whether an exchange was
         self._near: Pipes | None = None  # among the ranks of this host
         self._all: Pipes | None = None  # the same, if all ranks are of this host
-        self._host: Any = None  # the group of the ranks of this host, where not all have pipes
+        self._host: TensorGroup | None = None  # of this host's ranks, where not all have pipes
+        self._groups: list[TensorGroup] = []  # all that this rank is in
         self.device = device
-        self._owns_default = not dist.is_initialized()
-        shows = sys.excepthook  # torch puts one in its place that swallows lines
         self._place = place
         self._interface: Interface | None = None
         timeout = timedelta(seconds=Times.of(timeout_s).most_s)
@@ -84,24 +79,18 @@ class Ranks:
             with self._lost_is_an_error("to meet"), ExitStack() as stack:
                 stack.enter_context(self._listening(store, hello(place, device, workers)))
                 stack.enter_context(self.watch.links.noting())
-                if self._owns_default:
-                    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-                    dist.init_process_group(
-                        backend,
-                        store=store,
-                        rank=place.rank,
-                        world_size=place.size,
-                        timeout=timeout,
-                    )
                 # Here, where gloo listens on the right interface, and what the ranks meet by is
                 # sure to be there until the last of them has its connections.
-                self._control = dist.new_group(backend="gloo", timeout=_FOR_EVER)
-                self._beside = dist.new_group(backend="gloo", timeout=_FOR_EVER)
-            self._reach_own_host(Times.of(timeout_s).most_s)
+                self._data = {"cpu": self._group(store, "data", timeout)}  # by kind of device
+                if device.type != "cpu":
+                    self._data["cuda"] = self._group(store, "nccl", timeout, device_type="cuda")
+                self._control = self._group(store, "control", _FOR_EVER)
+                self._beside = self._group(store, "beside", _FOR_EVER)
+            self._reach_own_host(store, Times.of(timeout_s).most_s)
         except BaseException as error:
             self.watch.close(f"{type(error).__name__} while ranks were connected")
+            self._disconnect()
             raise
-        sys.excepthook = shows
 
     def close(self, why: str) -> None:
         """Leave the collective.
@@ -110,8 +99,30 @@ class Ranks:
             why: for the others.
         """
         self.watch.close(why)
-        if self._owns_default and dist.is_initialized():
-            dist.destroy_process_group()
+        self._disconnect()
+
+    def _group(
+        self,
+        store: Any,
+        name: str,
+        timeout: timedelta,
+        members: Sequence[int] | None = None,
+        device_type: str = "cpu",
+    ) -> TensorGroup:
+        """Return a new group of all ranks, or of some with this one among them. Blocks.
+
+        Args:
+            name: that no other group of these ranks has.
+        """
+        members = range(self.size) if members is None else members
+        own = members.index(self.rank)
+        self._groups.append(TensorGroup(store, name, own, len(members), timeout, device_type))
+        return self._groups[-1]
+
+    def _disconnect(self) -> None:
+        """Close whatever connects this rank with others."""
+        while self._groups:
+            self._groups.pop().close()
         if self._near is not None:
             self._near.close()
 
@@ -129,7 +140,7 @@ class Ranks:
         """Note that the others are in an exchange that this rank has left: they hear no record."""
         self._is_broken = True
 
-    def _reach_own_host(self, limit_s: float) -> None:
+    def _reach_own_host(self, store: Any, limit_s: float) -> None:
         """Find what the ranks of one host wait for each other by; all if there are no others."""
         hosts = self.hosts.ranks
         gather = self._gathered_by_gloo  # as a part of the meeting
@@ -138,8 +149,9 @@ class Ranks:
             self._all = self._near
         if not have_all:
             with self._lost_is_an_error("to meet"), self.watch.links.noting():
-                groups = [dist.new_group([*each], backend="gloo") for each in hosts]
-            self._host = next(g for g, of in zip(groups, hosts, strict=True) if self.rank in of)
+                own = next(each for each in hosts if self.rank in each)
+                timeout = timedelta(seconds=limit_s)
+                self._host = self._group(store, f"host-{own[0]}", timeout, own)
 
     @contextmanager
     def _listening(self, store: Any, own: Hello) -> Iterator[None]:
@@ -186,9 +198,9 @@ class Ranks:
         head[:8] = torch.tensor([len(text)]).view(torch.uint8)
         head[8 : 8 + len(text[:_SMALL])] = _bytes(text[:_SMALL])
         with self._lost_is_an_error("to hear what comes next"):
-            dist.broadcast(head, 0, self._control)
+            self._control.broadcast(head, 0)
             if len(text) > _SMALL:
-                dist.broadcast(_bytes(text[_SMALL:]), 0, self._control)
+                self._control.broadcast(_bytes(text[_SMALL:]), 0)
 
     def hear(self) -> Record:
         """Return the next record of rank 0. Blocks until there is one, for however long."""
@@ -198,12 +210,12 @@ class Ranks:
             return said
         head = torch.empty(8 + _SMALL, dtype=torch.uint8)
         with self._lost_is_an_error("to say what comes next"):
-            dist.broadcast(head, 0, self._control)
+            self._control.broadcast(head, 0)
             size = int(head[:8].clone().view(torch.int64))
             text = head[8 : 8 + min(size, _SMALL)].numpy().tobytes()
             if size > _SMALL:
                 rest = torch.empty(size - _SMALL, dtype=torch.uint8)
-                dist.broadcast(rest, 0, self._control)
+                self._control.broadcast(rest, 0)
                 text += rest.numpy().tobytes()
         record: Record = json.loads(text)
         return record
@@ -234,10 +246,10 @@ class Ranks:
         taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.size)]
         if not beside:
             with self._lost_is_an_error("to end the step"):
-                dist.all_gather(taken, given)
+                self._data["cpu"].begin_gather(given, taken).wait()
         else:  # what the watch knows of waiting is of the main thread
             with _refusing("for the others"):
-                dist.all_gather(taken, given, group=self._beside)
+                self._beside.begin_gather(given, taken).wait()
         return [tensor.numpy().tobytes() for tensor in taken]
 
     def wait_for_host(self) -> None:
@@ -246,17 +258,17 @@ class Ranks:
             if self._near is not None:
                 self._near.arrive()
             elif self._host is not None:
-                dist.barrier(self._host)
+                self._host.wait_for_all()
 
     def arrive(self) -> None:
         """Return when all ranks have come here, however long one of them takes. Blocks."""
         with self._lost_is_an_error("to write or read files"):
-            dist.barrier(self._control)  # the only one that takes however long
+            self._control.wait_for_all()  # the only one that takes however long
 
     def swap(
         self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        takes: Sequence[tuple[int, torch.Tensor]],
+        sends: Sequence[Addressed],
+        takes: Sequence[Addressed],
     ) -> None:
         """Send tensors to ranks, and take others in; in the same order on both ends. Blocks.
 
@@ -274,25 +286,25 @@ class Ranks:
             swap.wait()
 
     def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Swap:
-        """Begin to add one part for each rank over all ranks, in torch.distributed's own order.
+        """Begin to add one part for each rank over all ranks, in torch's own order.
 
         Args:
             own: takes the sum of the parts for this rank.
         """
         with self._lost_is_an_error("to exchange its slices"):
-            work = dist.reduce_scatter(own, [*parts], async_op=True)
+            work = self._data[own.device.type].begin_sum(parts, own)
         return Swap([work], self._lost_is_an_error)
 
     def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> Swap:
         """Begin to have all ranks get what each has: vectors of one length, by rank."""
         with self._lost_is_an_error("to exchange its slices"):
-            work = dist.all_gather([*taken], own, async_op=True)
+            work = self._data[own.device.type].begin_gather(own, taken)
         return Swap([work], self._lost_is_an_error)
 
     def begin_swap(
         self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        takes: Sequence[tuple[int, torch.Tensor]],
+        sends: Sequence[Addressed],
+        takes: Sequence[Addressed],
     ) -> Swap:
         """Begin to send tensors to ranks, and to take others in; in the same order on both ends.
 
@@ -300,10 +312,12 @@ class Ranks:
             sends: rank and a contiguous tensor; between two ranks the first sent is taken first.
             takes: rank and the memory that it goes to.
         """
-        todo = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sends if tensor.numel()]
-        todo += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in takes if tensor.numel()]
+        works: list[Any] = []
         with self._lost_is_an_error("to exchange its slices"):
-            works = dist.batch_isend_irecv(todo) if todo else []
+            for kind, group in self._data.items():
+                given, taken = _on(kind, sends), _on(kind, takes)
+                if given or taken:
+                    works += group.begin_swap(given, taken)
         return Swap(works, self._lost_is_an_error)
 
     @contextmanager
@@ -354,9 +368,14 @@ class Swap:
                 work.wait()
 
 
-def rounds(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[_Addressed]:
+def _on(device_type: str, tensors: Sequence[Addressed]) -> list[Addressed]:
+    """Return those of some tensors that lie on a kind of device, and have elements."""
+    return [(r, t) for r, t in tensors if t.numel() and t.device.type == device_type]
+
+
+def rounds(tensors: Sequence[Addressed]) -> list[list[Addressed]]:
     """Return short pieces of contiguous tensors: the first for each rank, the second ones, ..."""
-    found: list[_Addressed] = []
+    found: list[list[Addressed]] = []
     begun: Counter[int] = Counter()  # pieces by rank
     for rank, tensor in tensors:
         for piece in torch.split(tensor.view(-1), MESSAGE_BYTES // tensor.element_size()):

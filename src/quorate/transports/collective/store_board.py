@@ -48,13 +48,15 @@ class StoreBoard:
         self._wake, self._told = threading.Event(), threading.Event()
         self._told.set()
         self._is_closed = False
+        self._lock = threading.Lock()  # what is untold, and whether anything is
         self._thread = threading.Thread(target=self._run, name="quorate-board", daemon=True)
         self._thread.start()
 
     def tell(self, beat: Beat) -> None:
         """See ``Board``."""
-        self._told.clear()
-        self._newest = self._untold = self._beats[self._rank] = beat
+        with self._lock:
+            self._told.clear()
+            self._newest = self._untold = self._beats[self._rank] = beat
         if beat.verdict is not None or beat.left is not None or beat.asked is not None:
             self._wake.set()  # news, and not a sign of life
 
@@ -84,9 +86,10 @@ class StoreBoard:
         if (beat := self._untold) is not None:
             text = beat.packed().decode()
             self._store.set(_key(self._rank), json.dumps([self._word, self.session, text]))
-            if beat is self._untold:
-                self._untold = None
-                self._told.set()
+            with self._lock:  # else a beat that is told just now would be taken for this one
+                if beat is self._untold:
+                    self._untold = None
+                    self._told.set()
         if self._rank == 0:
             self._read_all()
         else:
@@ -115,7 +118,8 @@ class StoreBoard:
             if len(words) != self._size or words[self._rank] != self._word:
                 return  # of ranks before these
             self.session = words[0]
-            self._untold = self._newest  # rank 0 hears whoever says this
+            with self._lock:
+                self._untold = self._newest  # rank 0 hears whoever says this
             self._wake.set()
         word, _, packed = json.loads(self._store.get(_key(0)))
         if word == self.session:

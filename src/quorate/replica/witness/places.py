@@ -1,0 +1,132 @@
+"""What a script reads of a process's place among others: torchrun's variables, by name.
+
+A loss that reads its rank is another loss on each rank, and a learning rate that is multiplied by
+the number of ranks makes another training on each number of them. So it is looked for in code: what
+a loss and a model read, whatever it is; of the rest of a script the number of processes alone, as
+the rank decides there who prints.
+
+Legend: WORLD_SIZE, RANK and their like are variables that torchrun sets for each process.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from quorate.replica.loss import Loss
+from quorate.replica.placement.call_site import LIBRARIES
+from quorate.replica.witness.data_writes import functions_of
+
+_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+_PLACES = (*_SIZES, "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+_READERS = ("environ", "getenv")  # one of them is named by code that reads a variable
+_FUNCTIONS = ("get_node_local_rank", "is_torchelastic_launched")  # of torch, which read one
+MOST_BYTES = 1_000_000  # of a module that is looked at
+
+
+def place_doubts(model: torch.nn.Module, loss: Loss) -> list[str]:
+    """Return what to say of code that reads a place, one line for each place in the code."""
+    found = [
+        f"{name} is read where shards are computed ({where}): it is another on other ranks; leave "
+        "it out, as a shard is the same whoever computes it"
+        for name, where in reads_of_shards(model, loss, _PLACES, by=_READERS)
+    ]
+    found += [
+        f"{name}() is called where shards are computed ({where}): it is another on other ranks; "
+        "leave it out, as a shard is the same whoever computes it"
+        for name, where in reads_of_shards(model, loss, _FUNCTIONS)
+    ]
+    if not found:
+        found = [
+            f"{name} is read by the script ({where}): what follows from it is another on another "
+            "number of ranks; leave it out, as batch_size and the learning rate are those of all "
+            "ranks together"
+            for file in _files_of_script()
+            for name, where in _sizes_in(file)
+        ]
+    return [*dict.fromkeys(found)]
+
+
+def reads_of_shards(
+    model: torch.nn.Module, loss: Loss, names: Sequence[str], by: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield each of some names and texts that code of a model or a loss has, and its line.
+
+    Args:
+        by: names of which the code has one too; none: it need not.
+    """
+    for function in functions_of(model, loss):
+        yield from _reads_of(function.__code__, names, by)
+
+
+def _reads_of(
+    code: types.CodeType, names: Sequence[str], by: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    counts = not by or not set(by).isdisjoint(code.co_names)
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line or line
+        value = instruction.argval
+        if isinstance(value, types.CodeType):
+            yield from _reads_of(value, names, by)
+        elif counts and isinstance(value, str) and value in names:
+            yield value, f"{Path(code.co_filename).name}:{line}"
+
+
+def _files_of_script() -> Iterator[Path]:
+    """Yield the files of the modules that are neither installed nor Python's own."""
+    paths = sysconfig.get_paths()
+    others = (*LIBRARIES, *(paths[name] for name in ("stdlib", "purelib", "platlib")))
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and not file.startswith(others):
+            yield Path(file)
+
+
+def _sizes_in(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield each number of processes that a file reads, and the line.
+
+    Not where it is compared with a number at once: whether there are several changes no value.
+    """
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            return
+        text = file.read_text()
+        tree = ast.parse(text) if any(name in text for name in _SIZES) else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError):  # it is gone, or is no Python by now
+        return
+    compared = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        name = _read_by(node)
+        if name in _SIZES and id(node) not in compared:
+            yield str(name), f"{file.name}:{getattr(node, 'lineno', 0)}"
+
+
+def _read_by(node: ast.AST) -> object:
+    """Return the variable that an expression reads from the environment, if it reads one."""
+    if isinstance(node, ast.Subscript) and _names(node.value, "environ"):
+        return getattr(node.slice, "value", None) if isinstance(node.ctx, ast.Load) else None
+    if isinstance(node, ast.Call) and node.args:
+        asks = isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop")
+        of_environ = (
+            asks and isinstance(node.func, ast.Attribute) and _names(node.func.value, "environ")
+        )
+        if of_environ or _names(node.func, "getenv"):
+            return getattr(node.args[0], "value", None)
+    return None
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    return getattr(node, "attr", getattr(node, "id", None)) == name
