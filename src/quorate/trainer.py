@@ -133,7 +133,7 @@ class Trainer:
         )
         self._say: Callable[[str], None] = logging.getLogger("quorate").warning
         self._crew = Crew(recipe, lambda: make_model(model, recipe.seed, losses))
-        self.model = self._crew.model
+        self.model = self._crew.given
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
             weights.load_weights(self.model, recipe.run_dir.init_from, self._say)
         self._prepared = Prepared.of(recipe)

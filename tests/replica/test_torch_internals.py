@@ -45,6 +45,7 @@ TAKEN_AWAY = {
     Promise.SPREAD: "del torch.nn.Module._apply",
     Promise.NORMS: "del torch.nn.modules.batchnorm._NormBase",
     Promise.COMPILE: "torch.__file__ = '/nowhere/torch/__init__.py'",
+    Promise.TRACED: "del torch._C._get_dispatch_mode",
 }
 
 
@@ -79,6 +80,7 @@ USED_WITHOUT = {
         """,
     Promise.VIEWS: "assert internals.base_of(torch.zeros(2)[:1]) is None",
     Promise.NORMS: "assert isinstance(torch.nn.BatchNorm2d(1), internals.NORM_BASES)",
+    Promise.TRACED: "assert not internals.is_traced()",
 }
 
 

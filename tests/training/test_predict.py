@@ -262,3 +262,47 @@ def test_a_parcel_holds_what_was_packed() -> None:
         assert fingerprint(found) == fingerprint(value)
         assert found["b"][2].shape == (4, 4)
     assert parcel.packed(["text"])[1] is None
+
+
+class Predicts(quorate.Callback):
+    """Predicts in the middle of a run, by its workers."""
+
+    found: Any = None
+
+    def started(self, trainer: quorate.Trainer) -> None:
+        self.trainer = trainer
+
+    def updated(self, report: quorate.Report) -> None:
+        if report.global_step == 1:
+            self.found = self.trainer.predict(DATA, logits)
+
+
+def logits(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return model(batch[0])
+
+
+def told(model: nn.Module, batch: list[torch.Tensor], at: Any) -> torch.Tensor:
+    return loss(model, batch) * (1 + at.progress)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loss_that_is_told_where_it_is_is_not_what_predicts(workers: int) -> None:
+    predicts = Predicts()
+    made = quorate.Trainer(
+        net,
+        told,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        batch_size=BATCH,
+        shards=V,
+        devices="cpu",
+        workers=quorate.Workers(workers, engine="towers"),
+    )
+    made.fit(DATA, epochs=1, callbacks=[predicts])
+    assert predicts.found.shape == (ROWS, 3)
+    made.model.eval()
+    with torch.no_grad():
+        for found in (made.predict(DATA, logits), made.predict(DATA, lambda m, b: m(b[0]))):
+            torch.testing.assert_close(found, made.model(DATA.tensors[0]))
+    assert made.evaluate(DATA).keys() >= {"loss"}
+    with pytest.raises(OutputError, match=r"a function that asks for at, expected function"):
+        made.predict(DATA, told)

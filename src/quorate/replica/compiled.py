@@ -11,9 +11,7 @@ for all workers, where a shard is tried before any of them is started.
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -25,6 +23,7 @@ from quorate.replica.beside import traced_values
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.shared import all_read, are_any
 from quorate.replica.beside.traced import TracedAt, handed_over
+from quorate.replica.compiling import MOST_TRIES, gate
 from quorate.replica.loss import Loss
 from quorate.replica.nested import parts, tensors
 from quorate.replica.shared import generators
@@ -33,9 +32,6 @@ from quorate.replica.torch_internals import run_inductor, strict_compiler
 
 MOST_SHAPES = 32  # of one replica, in training and in evaluation
 MOST_REPEATS = 32  # compilations of one replica for batches of shapes that it knew
-# Runs after the first compilation until one compiles nothing: models of Hugging Face's set values
-# of their configuration in their first forward pass, and are compiled anew for those.
-MOST_TRIES = 3
 # Of so many later steps one has to compile nothing: code that takes another way in each of them is
 # taken for code that does in every step.
 MOST_WAYS = 8
@@ -109,7 +105,7 @@ class Compiled:
         """
         kind = (training, signature(batch))
         if kind in self._known:
-            with _gate.shared():
+            with gate.shared():
                 drawn = torch.default_generator.get_state()
                 result, compiled = self._observed(work)
             if not compiled:
@@ -129,7 +125,7 @@ class Compiled:
                 f"more than {MOST_SHAPES} shapes of a shard, the last one {described(batch)}",
                 "pad to few lengths, or leave compile off",
             )
-        with _gate.alone():
+        with gate.alone():
             if kind not in self._known:
                 try:
                     with generators.kept():
@@ -238,49 +234,3 @@ class _Inductor:
 @cache
 def _inductor(threads: int) -> _Inductor:
     return _Inductor(threads)
-
-
-class _Gate:
-    """Many threads compute what is compiled, or one compiles, alone in the process."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._is_taken = False
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        with self._changed:
-            while self._is_taken:
-                self._changed.wait()
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            with self._changed:
-                while self._is_taken:
-                    self._changed.wait()
-                self._is_taken = True
-                stack.callback(self._leave)
-                while self._inside:
-                    self._changed.wait()
-            # The compiler's own warnings say nothing that a user can do something about. No other
-            # thread computes now, and so none of them loses a warning.
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-            yield
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._is_taken = False
-            self._changed.notify_all()
-
-
-_gate = _Gate()  # the compiler is the process's

@@ -240,6 +240,7 @@ class Flat:
 
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
         """Copy tensors in, multiplied by a factor; names that are not there become zero."""
+        self.made_dense.clear()  # of the gradient before
         if tables := self.layout.tables:
             self.rows = {
                 name: rows_of(values[name], dtype, self.device, factor)

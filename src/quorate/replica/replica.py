@@ -20,6 +20,7 @@ from quorate.machine.devices import Group
 from quorate.replica import loss
 from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
+from quorate.replica.compiling import UserCompiles, as_given, eagerly
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat
@@ -34,6 +35,7 @@ from quorate.replica.shared.alone import Alone
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Spread, working_copy
 from quorate.replica.streams import Seed, Stream, alone_on, reseed_devices
+from quorate.replica.torch_internals import compiler_is_in_use
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Reseed, Turns
 from quorate.replica.witness.witness import Witness
@@ -107,6 +109,8 @@ class Replica:
             self.model.to(self.device)
         else:
             spread.put(self.model, group)
+        self._given = as_given(model, self.model)  # what the loss function is called with
+        self._user_compiles, self._is_watched = UserCompiles(), False
         self._trainable = laid_out(self.model, parameters.layout.sections)
         bind(self._trainable, self._flat)
         wrap = partial(Compiled, threads=torch.get_num_threads()) if computing.compile else None
@@ -299,18 +303,23 @@ class Replica:
             self._graphs.forget()
 
     @contextmanager
-    def watched(self, watch: Callable[[Loss], Loss]) -> Iterator[None]:
+    def watched(self, watch: Callable[[Loss], Loss], *, eager: bool = True) -> Iterator[None]:
         """Within the block the loss function is what ``watch`` makes of it.
 
         It is called once whenever a shard is begun; the last call is the one that counts. It is not
         compiled: what watches operators or modules would see nothing.
+
+        Args:
+            eager: whether that holds for what user code compiles too; for what only stands in the
+                place of the loss function it need not.
         """
-        kept = self._loss
+        kept, outer = self._loss, self._is_watched
         self._loss = watch(kept.plain if isinstance(kept, Compiled) else kept)
+        self._is_watched = outer or eager
         try:
             yield
         finally:
-            self._loss = kept
+            self._loss, self._is_watched = kept, outer
 
     @property
     def trained(self) -> Collection[str]:
@@ -319,8 +328,8 @@ class Replica:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the loss function is compiled."""
-        return isinstance(self._loss, Compiled)
+        """Whether the loss function is compiled, or something of what it calls may be."""
+        return isinstance(self._loss, Compiled) or compiler_is_in_use()
 
     def _run(
         self,
@@ -336,10 +345,12 @@ class Replica:
 
         def placed(reseed: Reseed) -> T:
             def attempt(watched: bool) -> T:
+                if watched or self._is_watched:
+                    plain = loss.plain if isinstance(loss, Compiled) else loss
+                    with eagerly():
+                        return work(reseed, plain, fresh)
                 if not isinstance(loss, Compiled):
-                    return work(reseed, loss, fresh)
-                if watched:
-                    return work(reseed, loss.plain, fresh)
+                    return self._user_compiles.run(lambda: work(reseed, loss, fresh))
                 return loss.run(
                     fresh.on_device, training=training, work=lambda each: work(reseed, each, fresh)
                 )
@@ -363,7 +374,7 @@ class Replica:
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
         with self._computing.precision.operations(self.group):
-            returned = self.called(function, self.model, batch, training=training)
+            returned = self.called(function, self._given, batch, training=training)
         return loss.read(returned, rows=rows, training=training, totals=self._totals)
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
@@ -373,7 +384,7 @@ class Replica:
     def _step(self, function: Loss, batch: Any) -> Step:
         """Compute forward and backward for a CUDA graph."""
         with self._computing.precision.operations(self.group):
-            returned = self.called(function, self.model, batch, training=True)
+            returned = self.called(function, self._given, batch, training=True)
         return forward_backward(returned, partial(take_grads, self._trainable))
 
     def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:

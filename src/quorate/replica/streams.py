@@ -222,7 +222,7 @@ def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable
                 # None in a thread of autograd, which has the key of the thread that called it.
                 # It runs what a checkpoint computes again, with the state that this restored.
                 stream = getattr(_local, "stream", None)
-                if stream is not None:
+                if stream is not None and not torch_internals.is_traced():
                     runs, kwargs["generator"] = taking or operator, stream.generator
         with torch_internals.passed_on():
             return runs(*args, **kwargs)

@@ -51,6 +51,7 @@ class Promise(Enum):
     SPREAD = "a model cannot be spread over devices"
     NORMS = "batch normalisation that is not torch's own computes in bf16 and fp16 with the rest"
     COMPILE = "compile=True does not work"
+    TRACED = "models that call torch.compile themselves, and draw random numbers, do not work"
 
 
 # Below torch, or below an example of what is named.
@@ -89,6 +90,7 @@ _PARTS: Mapping[Promise, Sequence[str]] = {
     Promise.GENERATORS: ("generator._cdata",),
     Promise.SPREAD: ("module._apply",),
     Promise.NORMS: ("torch.nn.modules.batchnorm._NormBase",),
+    Promise.TRACED: ("torch._C._get_dispatch_mode", "torch._C._TorchDispatchModeKey"),
 }
 # They take a second to import, so it is looked whether they are there. Below torch's folder.
 _COMPILER_FILES = ("_dynamo/config.py", "_inductor/config.py", "_inductor/compile_fx.py")
@@ -170,6 +172,13 @@ def _stream_key() -> tuple[Any, Any, Any]:
         # No ``torch.library.Library``: torch ends those at exit, where threads may still compute.
         library = _C._dispatch_library("IMPL", "_", "", __file__, 0)
         library.fallback(STREAM_KEY, torch.library.fallthrough_kernel, False)
+        # Operators that are given functions (torch.cond, what compilers make) know no fallbacks:
+        # these pass over a key if it is in a list when they are made.
+        ops: Any = torch._ops
+        passed_over = getattr(ops, "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", [])
+        passed_over.append(key)
+        for operator in getattr(ops, "_higher_order_ops", {}).values():
+            operator.fallthrough(key)
     return key, _C.DispatchKeySet(key), library  # whose fallback goes with it
 
 
@@ -193,6 +202,22 @@ def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
         return one is other
     both: tuple[Any, Any] = one, other
     return bool(both[0]._cdata == both[1]._cdata)
+
+
+def is_traced() -> bool:
+    """Return whether operators that this thread calls are recorded, by torch's compiler say.
+
+    All tracers of torch's put one of three modes on the thread's stack. A generator in the
+    arguments of an operator would get into the recorded graph, which compilers do not take.
+    """
+    return any(_mode_of(key) is not None for key in _tracers)
+
+
+_tracers: tuple[Any, ...] = ()
+if holds(Promise.TRACED):
+    _mode_of = _C._get_dispatch_mode
+    _keys = _C._TorchDispatchModeKey
+    _tracers = (_keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL)
 
 
 # --- tensors, parameters and optimizers ---------------------------------------------------------
@@ -273,6 +298,11 @@ def buffers_of(module: torch.nn.Module) -> Mapping[str, Any]:
 def parameters_of(module: torch.nn.Module) -> Mapping[str, Any]:
     """Return a module's own parameters by name, as they are whenever it is read."""
     return module._parameters
+
+
+def parts_of(module: torch.nn.Module) -> Mapping[str, Any]:
+    """Return a module's own modules by name."""
+    return module._modules
 
 
 def replace_tensors(
@@ -408,6 +438,84 @@ def strict_compiler() -> Iterator[None]:
         # No processes that outlive the training; they start when it is imported.
         stack.enter_context(inductor.patch(compile_threads=1))
         yield
+
+
+@contextmanager
+def repeatable_compiler() -> Iterator[None]:
+    """Within the block ``torch.compile`` of user code makes the same code in every worker.
+
+    What it makes of a shape must depend neither on the shapes that came before (dynamic shapes),
+    nor on measurements, and random numbers are drawn by the operators that draw them without it.
+    Options that user code gives to ``torch.compile`` take precedence.
+    """
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    with (
+        strict_compiler(),
+        dynamo.patch(automatic_dynamic_shapes=False),
+        inductor.patch(fallback_random=True, deterministic=True),
+    ):
+        yield
+
+
+def compiler_is_in_use() -> bool:
+    """Return whether this process has called ``torch.compile``, at any time.
+
+    torch's compiler lists the backends that it was ever asked for. It is imported for other things
+    too, by optimizers say; without the list its import counts.
+    """
+    module: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if module is None:
+        return False
+    backends = getattr(module, "cached_backends", None)
+    return backends is None or any(map(callable, backends.values()))
+
+
+def tell_compilations(started: Callable[[object], None]) -> None:
+    """Have ``started`` called whenever torch's compiler begins, in the thread that compiles.
+
+    May be called again: ``torch._dynamo.reset()`` forgets it. What ``started`` raises comes out of
+    the call that was to be compiled.
+    """
+    dynamo: Any = sys.modules["torch._dynamo"]
+    if started not in dynamo.callback_handler.start_callbacks:
+        dynamo.on_compile_start(started)
+
+
+def compiled_original(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module that ``model = torch.compile(original)`` wraps; None for others."""
+    if not hasattr(type(model), "_opt_mod_attributes"):
+        return None
+    original = parts_of(model).get("_orig_mod")
+    return original if isinstance(original, torch.nn.Module) else None
+
+
+def compiled_function(function: Any) -> Any:
+    """Return the function that ``torch.compile(original)`` made a function of; None for others."""
+    return getattr(function, "_torchdynamo_orig_callable", None)
+
+
+def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], torch.nn.Module]:
+    """Return ``torch.compile`` with the arguments that made a compiled module."""
+    context: Callable[[torch.nn.Module], torch.nn.Module] = getattr(compiled, "dynamo_ctx")  # noqa: B009
+    return context
+
+
+def compile_call_as(module: torch.nn.Module, copied: torch.nn.Module) -> bool:
+    """Compile a copy's call as ``module.compile()`` did: ``copy.deepcopy`` leaves that out.
+
+    Returns:
+        Whether it is done; it is not where torch does not tell the arguments of ``compile()``.
+    """
+    call: Any = module._compiled_call_impl
+    if call is None:
+        return True
+    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=False))
+    if "self" not in cells or not callable(cells["self"].cell_contents):
+        return False
+    copied._compiled_call_impl = cells["self"].cell_contents(copied._call_impl)
+    return True
 
 
 # --- the processor ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
+from quorate.replica.compiling import as_given
 from quorate.replica.replica import Replica
 from quorate.replica.witness.places import reads_of_shards
 from quorate.training.recipe import Recipe, Taken
@@ -81,6 +82,7 @@ class Crew:
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         self.replicas = Replicas(recipe, self.groups)
         self.model = make_model()
+        self.given = as_given(self.model)  # what the script made of it by torch.compile, or itself
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
             engine = engines.suited(recipe.workers.engine, engine, obstacle)
         self.engine, self.script, self.why = engine

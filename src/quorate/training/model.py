@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from quorate.coordination.keys import key
 from quorate.errors import SettingError
+from quorate.replica.compiling import original_of
 from quorate.replica.loss import Loss
 from quorate.replica.model import settle, sharing
 from quorate.replica.phases.losses import PhaseLosses
@@ -52,6 +53,8 @@ def make_model(model: Models, seed: int, loss: Loss | None = None) -> torch.nn.M
             module = Turns().run(build)
     if isinstance(module, Mapping) and not isinstance(module, torch.nn.Module):
         module = _joined(module)
+    if isinstance(module, torch.nn.Module):
+        module = original_of(module)
     name = type(module).__name__
     if not isinstance(module, torch.nn.Module):
         expected = "a torch.nn.Module, or a function that makes one"

@@ -11,6 +11,7 @@ import torch
 from quorate.coordination.tally import Tally
 from quorate.errors import SettingError
 from quorate.replica.buffers import Buffers
+from quorate.replica.compiling import as_given
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
@@ -234,7 +235,7 @@ class State:
             return None
         model = deep_copy(self.model)
         model.load_state_dict(self.tensors(self.average.shadow), strict=False)
-        return model
+        return as_given(self.model, model)
 
     def count_update(self, step: int) -> None:
         """Note that the update of a step is made."""

@@ -140,13 +140,13 @@ class Prediction(Job):
         rows, function = len(batch.rows), self._function
         returned: list[Any] = []
 
-        def keep(model: torch.nn.Module, data: Any) -> dict[str, Any]:
+        def keep(model: torch.nn.Module, data: Any, *_at: Any) -> dict[str, Any]:
             # Whoever tries a shard twice wants the last.
             returned[:] = [checked(function(model, data), rows, "what predict's function returned")]
             return {"loss": torch.zeros(())}
 
         seed = key("prediction", self.plan.seed, task.step, task.shard)
-        with replica.watched(lambda _: keep):
+        with replica.watched(lambda _: keep, eager=False):
             total = replica.evaluation(
                 batch.data, rows, stream, seed, reload=lambda: self._reloaded(task)
             )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from quorate.errors import CopyError
+from quorate.replica.compiling import compile_calls
 from quorate.replica.model import laid_out, trainable
 from quorate.replica.shared.containers import MOST_ITEMS
 
@@ -47,6 +48,7 @@ def deep_copy(model: torch.nn.Module) -> torch.nn.Module:
     """Return a copy with parameters of its own, of the same values."""
     with torch.no_grad():  # or parameters of scripted modules had a history
         copied: torch.nn.Module = copy.deepcopy(model, _stand_ins(model))
+    compile_calls(model, copied)
     return copied
 
 
@@ -85,6 +87,7 @@ def _copied(
             copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise refused(f"copy.deepcopy said: {error}") from error
+    compile_calls(model, copied)
     of_script = _of_scripts(copied)
     for name, parameter in copied.named_parameters():
         if id(parameter) in of_script:

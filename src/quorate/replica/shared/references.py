@@ -32,6 +32,7 @@ from quorate.replica.beside.composed import Composed
 from quorate.replica.shared.code import is_of_library, place, uses, variables
 from quorate.replica.shared.containers import MOST_ITEMS, Container
 from quorate.replica.shared.switches import setter_name
+from quorate.replica.torch_internals import compiled_function, compiled_original
 
 MOST_OBJECTS = 100_000
 
@@ -151,6 +152,9 @@ class _Walk:
         return self._instance(value, step)
 
     def _function(self, function: FunctionType, way: str) -> Iterator[_Step]:
+        if (original := compiled_function(function)) is not None:
+            yield _Step(original, way, True)  # and nothing that the compiler keeps for itself
+            return
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield _Step(wrapped, way, True)
@@ -201,6 +205,9 @@ class _Walk:
         if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
             return  # a trainer, a report: what they have is there for whoever looks at the run
         is_module = isinstance(value, torch.nn.Module)
+        if is_module and (original := compiled_original(value)) is not None:
+            yield step._replace(value=original)
+            return
         if kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
             return
         if isinstance(value, torch.jit.ScriptModule):

@@ -12,6 +12,7 @@ from quorate.replica.shared.containers import Contents, written
 from quorate.replica.shared.copies import copied_parts, refused
 from quorate.replica.shared.references import Found, found
 from quorate.replica.shared.switches import SwitchWatch
+from quorate.replica.torch_internals import compiler_is_in_use
 from quorate.replica.turns import Turns
 
 
@@ -42,7 +43,6 @@ class Sharing:
     def __init__(self, model: torch.nn.Module, loss: object, *, copies: bool = True) -> None:
         self.obstacle: str | None = None  # why towers cannot have copies
         self._copied: set[int] = set()  # of what each copy has one of its own
-        self._has_compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
         self._found: Found = self._look(model, loss, copies)
 
     def _look(self, model: torch.nn.Module, loss: object, copies: bool) -> Found:
@@ -85,7 +85,8 @@ class Sharing:
 
         Args:
             towers: how many there will be; 0 if workers are processes.
-            compiled: whether the loss function is: then no operator is seen.
+            compiled: whether the loss function is: then no operator is seen, as with
+                ``torch.compile`` in user code.
 
         Raises:
             CopyError: it writes to something of the model's that each copy has one of its own of.
@@ -95,7 +96,7 @@ class Sharing:
             containers = self._found.containers if towers else []
             changed = stack.enter_context(written(containers))
             watch = None
-            if not compiled and not self._has_compiled:
+            if not compiled and not compiler_is_in_use():
                 watch = stack.enter_context(SwitchWatch())
             try:
                 yield

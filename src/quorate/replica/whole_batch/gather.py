@@ -86,11 +86,11 @@ class Gather(Composed):
         """
         found: list[Represented] = []
 
-        def capture(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        def capture(model: torch.nn.Module, batch: Any, *_at: Any) -> torch.Tensor:
             found.append(taken_apart(self.represent(model, batch)).widened().detached())
             return torch.zeros(())
 
-        with replica.watched(lambda _: capture):
+        with replica.watched(lambda _: capture, eager=False):
             shard_sum = replica.evaluation(
                 batch, rows, stream, seed, training=training, reload=reload
             )

@@ -64,18 +64,22 @@ def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tu
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
     still = {n: p for n, p in frozen(model).items() if numbers[n] not in known.frozen}
     before = _looked_at(trained), _looked_at(still)
-    result = compute()
-    changed = [{name for name, seen in each.items() if _was_written(seen)} for each in before]
-    _restore_all(before, changed)
-    if names_data(model, replica.plain_loss) and not replica.is_compiled:
-        buffers = model.buffers()  # which a replica writes; one may be a parameter by another name
-        with suppress(Exception), WriteWatch({**trained, **still}, buffers) as watch:
-            compute()
-        changed = [
-            each | (watch.found & of.keys()) for each, of in zip(changed, before, strict=True)
-        ]
-        _restore_all(before, changed)
-    replica.witness.is_silent = False
+    try:
+        try:
+            result = compute()
+        finally:  # whoever tries another setting after a mistake of the script's begins anew
+            changed = [{name for name, seen in each.items() if _was_written(seen)} for each in before]
+            _restore_all(before, changed)
+        if names_data(model, replica.plain_loss) and not replica.is_compiled:
+            buffers = model.buffers()  # which a replica writes; one may be a parameter elsewhere
+            with suppress(Exception), WriteWatch({**trained, **still}, buffers) as watch:
+                compute()
+            changed = [
+                each | (watch.found & of.keys()) for each, of in zip(changed, before, strict=True)
+            ]
+            _restore_all(before, changed)
+    finally:
+        replica.witness.is_silent = False
     found = changed[0] | (written_by_kind(model) & trained.keys())
     numbers_of = frozenset(numbers[name] for name in changed[1])
     return Written(frozenset(found), numbers_of), result

@@ -54,12 +54,15 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
     """
     path = Path(path)
     own = {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+    own_prefix = "".join(_prefixes_of(own))  # a compiled model's, which is given plain weights
+    own = {name.removeprefix(own_prefix): value for name, value in own.items()}
     file = _file_in(path, say) if path.is_dir() else path
     # 1. Which tensors there are: by the header alone, where there is one.
     weights = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
     names = {name: name for name in weights}
     for prefix in _prefixes_of(weights):
-        say(f"{path}: the prefix {prefix!r} was taken off every name")
+        if prefix not in own_prefix:
+            say(f"{path}: the prefix {prefix!r} was taken off every name")
         names = {name.removeprefix(prefix): there for name, there in names.items()}
     weights = {name: weights[there] for name, there in names.items()}
     wrong = [

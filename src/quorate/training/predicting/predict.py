@@ -18,6 +18,7 @@ from quorate.coordination.plan import PlanByShard
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source, length
 from quorate.errors import OutputError, UserError
+from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.model import unchanged
 from quorate.replica.outputs.rows import Piece
 from quorate.training.crew import Crew
@@ -64,6 +65,11 @@ def predict(
     if function is not None and not callable(function):
         raise OutputError(
             f"predict: got {type(function).__name__} as function, expected function(model, batch)"
+        )
+    if function is not None and asks_for_at(function):
+        raise OutputError(
+            "predict: got a function that asks for at, expected function(model, batch); a "
+            "prediction is no part of a run"
         )
     if to is not None and crew.follows:
         return to  # rank 0 writes it

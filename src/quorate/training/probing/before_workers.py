@@ -56,8 +56,6 @@ def graph_of(crew: Crew, state: State, source: Source) -> list[Node]:
     Its result is thrown away, and the model, what its code shares and all generators are afterwards
     as they were. It is no part of the probe, where a shard must be computed exactly as in training.
     """
-    if any(hasattr(module, "_orig_mod") for module in state.model.modules()):
-        return module_tree(state.model)  # torch.compile's: watched, it would be compiled once more
     shared = crew.replicas.contents()
     try:
         with unchanged(state.model):

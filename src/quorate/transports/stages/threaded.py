@@ -113,9 +113,10 @@ class Threaded(Pipelined):
         return super().evaluation(*args, **how) if whole is None else whole.evaluation(*args, **how)
 
     @contextmanager
-    def watched(self, watch: Callable[[Loss], Loss]) -> Iterator[None]:
+    def watched(self, watch: Callable[[Loss], Loss], *, eager: bool = True) -> Iterator[None]:
         """Within the block the loss function is another; see ``Replica.watched``."""
-        with super().watched(watch) if self._whole is None else self._whole.watched(watch):
+        of = super() if self._whole is None else self._whole
+        with of.watched(watch, eager=eager):
             yield
 
     def _placed(self) -> Whole | None:
