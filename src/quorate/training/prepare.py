@@ -24,6 +24,7 @@ from quorate.training.opening import opening
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepared import Prepared, Taken, planned, taken
 from quorate.training.probing.ahead import look_ahead
+from quorate.training.probing.mistakes import look_for_mistakes
 from quorate.training.probing.probe import probed
 from quorate.training.state import State
 from quorate.training.stop import Stops
@@ -169,6 +170,7 @@ def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, 
         if (now := crew.replicas.computing.kernels) != (was or now):
             since = f"since step {state.global_step:,}"
             crew.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
+        look_for_mistakes(crew, state, source)
         prepared.was_trained, prepared.state = True, state
     refuse_half_an_update(prepared.state)
     return prepared.state

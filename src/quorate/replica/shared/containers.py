@@ -6,6 +6,7 @@ written to is seen around one shard that is computed alone.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,11 +14,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from quorate.replica.torch_internals import version
 
 MOST_ITEMS = 1000  # of a container that are looked at: a list of rows is no list of activations
+MOST_ELEMENTS = 1 << 16  # of a tensor or an array whose values are put back
 
 _Content = list[tuple[Any, Any, int]]  # name, value, and how often it was written, if a tensor
 
@@ -46,17 +49,29 @@ class Container(NamedTuple):
 
 
 class Contents:
-    """What containers hold at one time, to be put back."""
+    """What containers hold at one time, to be put back.
 
-    def __init__(self, containers: Iterable[Container]) -> None:
+    Args:
+        values: that are written in place, beside those in the containers.
+    """
+
+    def __init__(self, containers: Iterable[Container], values: Iterable[Any] = ()) -> None:
         self._held = [(container, _content(container)) for container in containers]
+        held = (value for _, content in self._held for _, value, _ in content)
+        self._values = [*map(_restoring, {id(v): v for v in (*values, *held)}.values())]
 
     def restore(self) -> None:
-        """Have them hold it again, where they hold something else now."""
+        """Have them hold it again, where they hold something else now.
+
+        Small tensors and arrays get their values back too, and generators their states.
+        """
         for container, before in self._held:
             after = _content(container)
             if _differ(before, after) and max(len(before), len(after)) < MOST_ITEMS:
                 _put_all([(container, before)])
+        for restore in self._values:
+            with suppress(Exception):  # one that lets nobody write to it
+                restore()
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -82,6 +97,40 @@ def written(containers: Iterable[Container]) -> Iterator[list[Container]]:
     changed: list[Container] = []
     yield changed
     changed += [container for container, old in before if _differ(old, _content(container))]
+
+
+def _nothing() -> None:
+    """Restore nothing."""
+
+
+def _restoring(value: Any) -> Callable[[], object]:
+    """Return what gives a value that is written in place its content back."""
+    try:
+        return _restored(value)
+    except Exception:  # a tensor that cannot be copied, or of which no writes are counted
+        return _nothing
+
+
+def _restored(value: Any) -> Callable[[], object]:
+    if isinstance(value, torch.Tensor) and value.numel() <= MOST_ELEMENTS:
+        before, written = value.detach().clone(), version(value)
+
+        def restore() -> None:
+            if version(value) != written:
+                value.data.copy_(before)
+
+        return restore
+    if isinstance(value, np.ndarray) and value.size <= MOST_ELEMENTS:
+        return partial(np.copyto, value, value.copy())
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    return _nothing
 
 
 def _put_all(contents: Iterable[tuple[Container, _Content]]) -> None:
