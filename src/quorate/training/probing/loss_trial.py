@@ -57,19 +57,20 @@ class LossTrial:
         plan = source.plan
         self._rows = compared_rows(len(plan.shard(0, 0)), plan.batch_rows(0))
         self._whole = self._loaded(slice(0, self._rows))
+        self._watch, self._leaves = ScalerWatch(), list[torch.Tensor]()
+        with self._watch.watching():
+            self._value_of_whole = self._value(self._whole, note=self._note_leaves)
 
     def scaled(self) -> Scaled | None:
         """Return how a ``GradScaler`` multiplies the loss; None if none does."""
-        watch = ScalerWatch()
-        with watch.watching():
-            value = self._value(self._whole)
-        if not watch.scalers:
+        if not self._watch.scalers:
             return None
-        with watch.without_scaling():
-            unscaled = self._value(self._whole)
-        if unscaled.loss == 0 or abs(value.loss - unscaled.loss) <= 1e-3 * abs(unscaled.loss):
+        value = self._value_of_whole.loss
+        with self._watch.without_scaling():
+            unscaled = self._value(self._whole).loss
+        if unscaled == 0 or abs(value - unscaled) <= 1e-3 * abs(unscaled):
             return None  # it is divided by the scale again, or was used for something else
-        return Scaled(value.loss / unscaled.loss, watch.scalers[0][1])
+        return Scaled(value / unscaled, self._watch.scalers[0][1])
 
     def outside_leaves(self, model: torch.nn.Module) -> list[torch.Tensor]:
         """Return the tensors that require a gradient, last, and are not the model's.
@@ -82,13 +83,12 @@ class LossTrial:
             model: the user's.
         """
         ours = {id(p) for each in (model, self._replica.model) for p in each.parameters()}
-        first, second = (self._leaves() for _ in range(2))
-        kept = {id(leaf) for leaf in second}
-        found = [leaf for leaf in first if id(leaf) in kept and id(leaf) not in ours]
+        found = [leaf for leaf in self._leaves if id(leaf) not in ours]
         if not found:
             return []
-        at_rest = _parameters_in_evaluation()
-        return [leaf for leaf in found if id(leaf) not in at_rest]
+        self._value(self._whole, note=self._note_leaves)
+        kept = {id(leaf) for leaf in self._leaves} - _parameters_in_evaluation()
+        return [leaf for leaf in found if id(leaf) in kept]
 
     def summed(self) -> Summed | None:
         """Return how a loss is a sum over its rows; None if it is a mean, or that is not known."""
@@ -97,7 +97,7 @@ class LossTrial:
         halves, interleaved, parts = partitions(self._rows)
         tolerance = ROUNDING if self._replica.is_in_fp32 else ROUNDING_IN_16_BITS
         loaded = [self._loaded(part) for part in halves]
-        whole = self._value(self._whole)
+        whole = self._value_of_whole
         in_halves = [self._value(batch) for batch in loaded]
         if is_right(whole, in_halves, tolerance):
             return None
@@ -121,16 +121,10 @@ class LossTrial:
         self._value(self._whole, watch=lambda: watch)
         return ", ".join(dict.fromkeys(watch.calls))
 
-    def _leaves(self) -> list[torch.Tensor]:
-        """Return the leaves of the loss's graph, but for tensors of the batch."""
-        found: list[torch.Tensor] = []
-
-        def noted(loss: torch.Tensor, batch: Any) -> None:
-            given = {id(tensor) for tensor in tensors(batch)}
-            found[:] = [leaf for leaf in _leaves_of(loss) if id(leaf) not in given]
-
-        self._value(self._whole, note=noted)
-        return found
+    def _note_leaves(self, loss: torch.Tensor, batch: Any) -> None:
+        """Note the leaves of the loss's graph, but for tensors of the batch."""
+        given = {id(tensor) for tensor in tensors(batch)}
+        self._leaves = [leaf for leaf in _leaves_of(loss) if id(leaf) not in given]
 
     def _loaded(self, part: slice) -> Batch:
         return self._source.load_part((0, 0), part)
