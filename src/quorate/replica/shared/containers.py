@@ -21,6 +21,7 @@ from quorate.replica.torch_internals import version
 
 MOST_ITEMS = 1000  # of a container that are looked at: a list of rows is no list of activations
 MOST_ELEMENTS = 1 << 16  # of a tensor or an array whose values are put back
+MOST_IN_ALL = 1 << 23  # of all of them
 
 _Content = list[tuple[Any, Any, int]]  # name, value, and how often it was written, if a tensor
 
@@ -58,7 +59,7 @@ class Contents:
     def __init__(self, containers: Iterable[Container], values: Iterable[Any] = ()) -> None:
         self._held = [(container, _content(container)) for container in containers]
         held = (value for _, content in self._held for _, value, _ in content)
-        self._values = [*map(_restoring, {id(v): v for v in (*values, *held)}.values())]
+        self._values = _restoring({id(value): value for value in (*values, *held)}.values())
 
     def restore(self) -> None:
         """Have them hold it again, where they hold something else now.
@@ -99,20 +100,23 @@ def written(containers: Iterable[Container]) -> Iterator[list[Container]]:
     changed += [container for container, old in before if _differ(old, _content(container))]
 
 
-def _nothing() -> None:
-    """Restore nothing."""
+def _restoring(values: Iterable[Any]) -> list[Callable[[], object]]:
+    """Return what gives values that are written in place their content back."""
+    found, left = list[Callable[[], object]](), MOST_IN_ALL
+    for value in values:
+        with suppress(Exception):  # a tensor that cannot be copied, or whose writes nobody counts
+            if isinstance(value, (torch.Tensor, np.ndarray)):
+                size = value.numel() if isinstance(value, torch.Tensor) else value.size
+                if size > min(left, MOST_ELEMENTS):
+                    continue
+                left -= size
+            if (restore := _restored(value)) is not None:
+                found.append(restore)
+    return found
 
 
-def _restoring(value: Any) -> Callable[[], object]:
-    """Return what gives a value that is written in place its content back."""
-    try:
-        return _restored(value)
-    except Exception:  # a tensor that cannot be copied, or of which no writes are counted
-        return _nothing
-
-
-def _restored(value: Any) -> Callable[[], object]:
-    if isinstance(value, torch.Tensor) and value.numel() <= MOST_ELEMENTS:
+def _restored(value: Any) -> Callable[[], object] | None:
+    if isinstance(value, torch.Tensor):
         before, written = value.detach().clone(), version(value)
 
         def restore() -> None:
@@ -120,8 +124,8 @@ def _restored(value: Any) -> Callable[[], object]:
                 value.data.copy_(before)
 
         return restore
-    if isinstance(value, np.ndarray) and value.size <= MOST_ELEMENTS:
-        return partial(np.copyto, value, value.copy())
+    if isinstance(value, np.ndarray):
+        return partial(_copy_changed, value, value.copy())
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())
     if isinstance(value, np.random.Generator):
@@ -130,7 +134,12 @@ def _restored(value: Any) -> Callable[[], object]:
         return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
-    return _nothing
+    return None
+
+
+def _copy_changed(array: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> None:
+    if not np.array_equal(array, before):  # else it may be a file that is mapped
+        np.copyto(array, before)
 
 
 def _put_all(contents: Iterable[tuple[Container, _Content]]) -> None:
