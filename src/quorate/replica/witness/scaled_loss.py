@@ -33,13 +33,18 @@ class ScalerWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what this thread calls in the block."""
-        before = sys.getprofile()
+        """Watch what this thread calls in the block; under somebody's profiler, watch nothing.
+
+        ``sys.setprofile`` cannot give a profiler of C code (cProfile) its place back.
+        """
+        if sys.getprofile() is not None:
+            yield
+            return
         sys.setprofile(self._called)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(None)
 
     @contextmanager
     def without_scaling(self) -> Iterator[None]:
