@@ -14,6 +14,7 @@ from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import named, resolved, setting
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
+from quorate.training.earlier_fits import begin_fit
 from quorate.training.ending import weights
 from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
@@ -414,6 +415,7 @@ class Trainer:
         if run_dir.path is None or prepared.state is None or prepared.plan is None:
             raise UserError("nothing to save: set run_dir, and train first")
         refuse_half_an_update(prepared.state)
+        begin_fit(prepared)
         with prepared.lock.held(self._say):
             facts = self._facts(prepared.state)
             path = save_now(run_dir, prepared.state, facts, prepared.lock.renew)

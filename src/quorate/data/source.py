@@ -8,6 +8,7 @@ augments whole batches gets numbers that are keyed in the same way (``quorate.da
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -40,6 +41,23 @@ class Batch(NamedTuple):
     rows: Rows  # (b,) int64, indices into the dataset
     data: Any  # what collate made of them
     samples: Sequence[str] = ()  # a hash of each row's content, if that is wanted
+
+
+class _PartOfPlan(Plan):
+    """A plan in which each shard of a step is the same part of the step's rows."""
+
+    def __init__(self, plan: Plan, part: slice) -> None:
+        vars(self).update(vars(plan))
+        self._plan, self._part = plan, part
+
+    def shard(self, step: int, shard: int) -> Rows:  # noqa: ARG002
+        return self._plan.batch(step)[self._part]
+
+    def repeats(self, step: int, shard: int) -> Rows | None:  # noqa: ARG002
+        shards = range(self._plan.shards_of(step))
+        each = [self._plan.repeats(step, number) for number in shards]
+        known = [times for times in each if times is not None]
+        return np.concatenate(known)[self._part] if known else None
 
 
 def length(dataset: Any, name: str = "the dataset") -> int:
@@ -131,6 +149,19 @@ class Source:
         if self.last_s < self.load_s:
             self.load_s = self.last_s
         return batch
+
+    def load_part(self, ticket: Ticket, part: slice) -> Batch:
+        """Load some rows of a step, which need not be those of one shard.
+
+        Every row is the same as ``load`` gives it. How long the load takes is not noted.
+
+        Args:
+            ticket: the step, and the shard whose random numbers ``collate`` gets.
+            part: of the rows of the step, by their places in the batch.
+        """
+        source = copy.copy(self)
+        source.plan = _PartOfPlan(self.plan, part)
+        return source._whole(ticket)
 
     def load_run(self, tickets: Sequence[Ticket]) -> list[Batch]:
         """Load neighbouring shards of one step: the rows of a ``TensorDataset`` in one indexing."""

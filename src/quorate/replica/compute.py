@@ -48,7 +48,8 @@ class Compute(Settings):
             where it is too slow, or an operator has no such version, and other bits will do.
         strict: whether the run ends with an error where something is found by which its bits would
             be others on another number of workers, or after a resume. Otherwise that is said, and
-            stands in the metrics and the checkpoints.
+            stands in the metrics and the checkpoints. Likewise where the values are in doubt: a
+            loss that is a sum over rows, a tensor that is never trained, a queue that is averaged.
         spot_check_every: updates between two spot checks, in which all workers compute one and the
             same shard, twice, and the results are compared. Default: so many that they take about
             0.5% of the time. 0: no spot checks. Only where the bits do not depend on timing.

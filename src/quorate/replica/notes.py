@@ -2,7 +2,8 @@
 
 A note may have several lines. The first one says what it is about: with another one of the same
 first line nothing more is said. A note that is a doubt says why a run may not have the bits that
-another number of workers gives; it is kept with the run.
+another number of workers gives; it is kept with the run. A note that questions the values says why
+the run trains something else than its script means, with the same bits on any number of workers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ class Note(NamedTuple):
 
     text: str
     is_doubt: bool  # whether it is a reason why the run may not have the bits it ought to
+    questions_values: bool = False  # whether it is a reason why the values may not be those meant
 
     def __str__(self) -> str:
+        if self.questions_values:
+            return f"values in doubt: {self.text}"
         return f"same bits: no, because {self.text}" if self.is_doubt else self.text
 
 
@@ -49,6 +53,10 @@ class Notes:
         module, the attribute, the line.
         """
         self._add(Note(line, is_doubt=True))
+
+    def question_values(self, line: str) -> None:
+        """Add a reason why the values may not be those that the script means: a likely mistake."""
+        self._add(Note(line, is_doubt=False, questions_values=True))
 
     def put(self, note: Note, found_on: str | None = None) -> None:
         """Add a note that was taken elsewhere: in a worker process, say.

@@ -327,6 +327,11 @@ class Replica:
         return self._trainable
 
     @property
+    def is_in_fp32(self) -> bool:
+        """Whether products are rounded to float32, and to nothing shorter."""
+        return self._computing.precision.name == "fp32"
+
+    @property
     def is_compiled(self) -> bool:
         """Whether the loss function is compiled, or something of what it calls may be."""
         return isinstance(self._loss, Compiled) or compiler_is_in_use()

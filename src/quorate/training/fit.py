@@ -28,7 +28,15 @@ from quorate.services.run_status import RunStatus
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Graph, Summaries
 from quorate.services.tracing import run_trace
-from quorate.training.callbacks import Callback, Run, checked, defines, give_back, kept_by
+from quorate.training.callbacks import (
+    Callback,
+    Run,
+    checked,
+    defines,
+    give_back,
+    kept_by,
+    name_of,
+)
 from quorate.training.loop import Loop
 from quorate.training.saved_state import Contents, contents
 from quorate.training.state import State
@@ -136,6 +144,7 @@ class Fit:
             give_back(self._services.callbacks, loop.state.callbacks_saved)
             if self._has_nothing_to_do(loop):  # and nothing is written
                 stack.push(self._tell_stopped)
+                self._say_who_is_not_told()
                 for callback in self._visitors("started"):
                     callback.started(self._run)
                 return
@@ -190,6 +199,24 @@ class Fit:
         return n >= loop.last_step and (
             self._services.validation is None or loop.state.evaluated_at == n
         )
+
+    def _say_who_is_not_told(self) -> None:
+        """Name the callbacks that are told of no update, as all were made before, and forget them.
+
+        One that has a ``state_dict`` got back what it kept.
+        """
+        names = [
+            name_of(callback)
+            for callback in self._services.callbacks
+            if not defines(callback, "load_state_dict")
+            and any(defines(callback, method) for method in ("updated", "evaluated", "saved"))
+        ]
+        if names and self._services.run_dir.path is not None:
+            self._screen.say(
+                f"callbacks that hear of no update of this fit, as all were made before: "
+                f"{', '.join(names)}; metrics.jsonl has the updates, and what a callback's "
+                "state_dict() returned is given back"
+            )
 
     def _visitors(self, method: str) -> Iterator[Callback]:
         """Yield the callbacks that have a method; whoever keeps the state knows of each."""

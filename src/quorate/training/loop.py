@@ -226,6 +226,8 @@ class Updates(NamedTuple):
             state.dropped_rows += dropped_rows
             for remark in applied.remarks:
                 self.crew.replicas.notes.add(remark)
+            for question in applied.questions:
+                self.crew.replicas.notes.question_values(question)
             self.crew.replicas.tell(self.say)
             switched_off = state.user_changes.amendments.switched_off
             if new := applied.missing - named - switched_off:

@@ -18,12 +18,14 @@ from quorate.training.collective.follow import follow
 from quorate.training.collective.lead import leading
 from quorate.training.crew import Crew
 from quorate.training.duration import Duration
+from quorate.training.earlier_fits import begin_fit, end_earlier_fit
 from quorate.training.loop import Loop, looping
 from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepared import Prepared, Taken, planned, taken
 from quorate.training.probing.ahead import look_ahead
+from quorate.training.probing.mistakes import look_for_mistakes
 from quorate.training.probing.probe import probed
 from quorate.training.state import State
 from quorate.training.stop import Stops
@@ -112,7 +114,11 @@ def prepare(
             stack.callback(crew.company.leave)
             crew.start_ranks()
             crew.company.meet(crew.master_device, crew.timeout_s)
+        is_first = not prepared.was_trained
         state = _trainable_state(crew, prepared, source, notes.append, say)
+        if not is_first:
+            begin_fit(prepared)
+            _compare_rows(crew, prepared, state, source, last_step)
         crew.replicas.look_at_rows(state.model, dataset, recipe.loading)
         left = range(state.global_step, last_step)
         notes += look_ahead(crew.replicas, state, crew.probe_replica, source, left)
@@ -140,7 +146,8 @@ def prepare(
         crew.replicas.tell(say)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
         if state.global_step >= last_step:
-            say(f"nothing to do: {state.global_step:,} of {last_step:,} updates are done")
+            run_dir = None if recipe.run_dir.path is None else Path(recipe.run_dir.path)
+            end_earlier_fit(prepared, state, run_dir, last_step, say)
             state.leave_ranks()
             yield loop
             return
@@ -172,9 +179,32 @@ def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, 
         if (now := crew.replicas.computing.kernels) != (was or now):
             since = f"since step {state.global_step:,}"
             crew.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
+        look_for_mistakes(crew, state, source)
         prepared.was_trained, prepared.state = True, state
     refuse_half_an_update(prepared.state)
     return prepared.state
+
+
+def _compare_rows(
+    crew: Crew, prepared: Prepared, state: State, source: Source, last_step: int
+) -> None:
+    """Look at the rows of a fit that is not the first; compare those of one that was cut off.
+
+    Raises:
+        MisfitError: the fit that was cut off had other rows.
+    """
+    path, plan = crew.recipe.run_dir.path, source.plan
+    if path is None:
+        return
+    prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
+    was, n = prepared.resumed, state.global_step
+    if was is None or n >= last_step:
+        return
+    prepared.resumed = None
+    facts = prepared.facts(crew, state)
+    resume.require_same_run(Path(path), was, facts)
+    for difference in resume.differences(was, facts):
+        crew.replicas.notes.doubt(f"{difference} since step {n:,}")
 
 
 def _probed(
@@ -232,12 +262,15 @@ def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: 
     if run_dir.path is None:
         return None
     prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
+    prepared.resumed = None
     facts = prepared.facts(crew, state)
     path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
     newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:
         notes.remember(resume.doubts_of(newest.record))
         prepared.saved = (state.global_step, newest.path)
+        if plan.course.last_step < state.global_step < newest.record.get("last_step", 0):
+            prepared.resumed = newest.record  # a later fit goes on from it
         if prepared.put_loaded is not None:
             say("the weights that were loaded are of no use: the run goes on with its own")
         if run_dir.init_from is not None:

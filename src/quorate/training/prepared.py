@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quorate.coordination.course import Course
 from quorate.coordination.epochs import SHORT
@@ -28,6 +28,9 @@ from quorate.training.facts import facts_of
 from quorate.training.recipe import Recipe, Taken, too_many_shards
 from quorate.training.state import State
 from quorate.transports.collective import once
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Prepared", "Taken", "newest_checkpoint", "planned", "taken"]
 
@@ -47,6 +50,10 @@ class Prepared:
     # Gives the state the weights that the model was given before there was one.
     put_loaded: Callable[[State], None] | None = None
     saved_shards: int | None = None  # V of the run whose weights are evaluated
+    # The newest weights of the run, while the model has those that an earlier fit ended with.
+    newest_weights: dict[str, torch.Tensor] | None = None
+    # The record of the checkpoint that the run goes on from, until the fit that it was saved in.
+    resumed: dict[str, Any] | None = None
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
-from quorate.errors import CopyError, SameBitsError
+from quorate.errors import CopyError, SameBitsError, UserError
 from quorate.machine.devices import Group
 from quorate.replica import precision
 from quorate.replica.buffers import Buffers
@@ -167,14 +167,20 @@ class Replicas:
 
         Raises:
             SameBitsError: there is a doubt about the bits, and the run is to be strict.
+            UserError: there is a doubt about the values, and the run is to be strict.
         """
         if not (notes := self.notes.take()):
             return
         for note in notes:
             say(str(note))
-        doubts = [note.text.partition("\n")[0] for note in notes if note.is_doubt]
-        if doubts and self._recipe.compute.strict:
-            raise SameBitsError(f"strict: the same bits cannot be kept, because {doubts[0]}")
+        if not self._recipe.compute.strict:
+            return
+        for note in notes:
+            about = note.text.partition("\n")[0]
+            if note.is_doubt:
+                raise SameBitsError(f"strict: the same bits cannot be kept, because {about}")
+            if note.questions_values:
+                raise UserError(f"strict: the values are in doubt: {about}")
 
     def tower(self, state: State, group: Group) -> Replica:
         """Return a replica for a thread of this process."""

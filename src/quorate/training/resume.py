@@ -102,13 +102,23 @@ def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) 
     Raises:
         MisfitError: it is one of another run.
     """
-    for name in (*_recorded(AtResume.REFUSED), *REFUSED):
+    of_rows = () if _is_of_later_fit(record, facts) else REFUSED
+    for name in (*_recorded(AtResume.REFUSED), *of_rows):
         was = record.get(name, BEFORE.get(name))
         if name in facts and was != facts[name]:
             raise MisfitError(
                 f"{path}: it was trained with {name}={was!r}, and this run has "
                 f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
             )
+
+
+def _is_of_later_fit(record: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint was saved in a later fit of a script than the one of ``facts``.
+
+    A fit ends after an update that is counted in all: the checkpoint has more. It says nothing of
+    the rows of the earlier fit.
+    """
+    return bool(record["global_step"] > facts.get("last_step", record["global_step"]))
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -122,6 +132,8 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if name in was and was[name] != now.get(name, was[name])
     ]
     before, rows = was.get("row_sample") or {}, now["row_sample"] or {}
+    if is_later := _is_of_later_fit(was, now):
+        rows = {}
     other = [row for row, hashed in rows.items() if None not in (hashed, before.get(row))]
     other = [row for row in other if rows[row] != before[row]]
     if other:
@@ -130,7 +142,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"at, row {other[0]} the first,"
         )
     asked = was.get("progress") or now.get("progress")
-    if asked and "last_step" in was and was["last_step"] != now["last_step"]:
+    if asked and not is_later and "last_step" in was and was["last_step"] != now["last_step"]:
         found.append(
             f"at.progress was of {was['last_step']:,} updates in all and is of {now['last_step']:,}"
         )

@@ -6,6 +6,7 @@ written to is seen around one shard that is computed alone.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,11 +14,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from quorate.replica.torch_internals import version
 
 MOST_ITEMS = 1000  # of a container that are looked at: a list of rows is no list of activations
+MOST_ELEMENTS = 1 << 16  # of a tensor or an array whose values are put back
+MOST_IN_ALL = 1 << 23  # of all of them
 
 _Content = list[tuple[Any, Any, int]]  # name, value, and how often it was written, if a tensor
 
@@ -46,17 +50,29 @@ class Container(NamedTuple):
 
 
 class Contents:
-    """What containers hold at one time, to be put back."""
+    """What containers hold at one time, to be put back.
 
-    def __init__(self, containers: Iterable[Container]) -> None:
+    Args:
+        values: that are written in place, beside those in the containers.
+    """
+
+    def __init__(self, containers: Iterable[Container], values: Iterable[Any] = ()) -> None:
         self._held = [(container, _content(container)) for container in containers]
+        held = (value for _, content in self._held for _, value, _ in content)
+        self._values = _restoring({id(value): value for value in (*values, *held)}.values())
 
     def restore(self) -> None:
-        """Have them hold it again, where they hold something else now."""
+        """Have them hold it again, where they hold something else now.
+
+        Small tensors and arrays get their values back too, and generators their states.
+        """
         for container, before in self._held:
             after = _content(container)
             if _differ(before, after) and max(len(before), len(after)) < MOST_ITEMS:
                 _put_all([(container, before)])
+        for restore in self._values:
+            with suppress(Exception):  # one that lets nobody write to it
+                restore()
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -82,6 +98,48 @@ def written(containers: Iterable[Container]) -> Iterator[list[Container]]:
     changed: list[Container] = []
     yield changed
     changed += [container for container, old in before if _differ(old, _content(container))]
+
+
+def _restoring(values: Iterable[Any]) -> list[Callable[[], object]]:
+    """Return what gives values that are written in place their content back."""
+    found, left = list[Callable[[], object]](), MOST_IN_ALL
+    for value in values:
+        with suppress(Exception):  # a tensor that cannot be copied, or whose writes nobody counts
+            if isinstance(value, (torch.Tensor, np.ndarray)):
+                size = value.numel() if isinstance(value, torch.Tensor) else value.size
+                if size > min(left, MOST_ELEMENTS):
+                    continue
+                left -= size
+            if (restore := _restored(value)) is not None:
+                found.append(restore)
+    return found
+
+
+def _restored(value: Any) -> Callable[[], object] | None:
+    if isinstance(value, torch.Tensor):
+        before, written = value.detach().clone(), version(value)
+
+        def restore() -> None:
+            if version(value) != written:
+                value.data.copy_(before)
+
+        return restore
+    if isinstance(value, np.ndarray):
+        return partial(_copy_changed, value, value.copy())
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    return None
+
+
+def _copy_changed(array: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> None:
+    if not np.array_equal(array, before):  # else it may be a file that is mapped
+        np.copyto(array, before)
 
 
 def _put_all(contents: Iterable[tuple[Container, _Content]]) -> None:

@@ -41,6 +41,10 @@ _ATOMS = (
     *(np.ndarray, np.generic, CodeType, ModuleType, torch.Generator, torch.device, torch.dtype),
     *(torch.Size, torch.jit.ScriptFunction),
 )
+_WRITTEN_IN_PLACE = (
+    *(torch.Tensor, np.ndarray, torch.Generator, np.random.Generator, np.random.RandomState),
+    random.Random,
+)
 # Never called while a shard is computed, if the object is there already.
 _BEFORE = ("__init__", "__new__", "__post_init__", "reset_parameters", "extra_repr", "__repr__")
 
@@ -53,6 +57,7 @@ class Found(NamedTuple):
     switches: list[str]  # places that set what the whole process has once
     # What code shares with other threads and may write to: containers and attributes, with the way
     containers: list[Container]
+    values: list[Any]  # that code shares likewise and may write in place: tensors, generators
 
 
 def found(
@@ -84,7 +89,7 @@ class _Step(NamedTuple):
 
 class _Walk:
     def __init__(self, originals: Mapping[int, str]) -> None:
-        self.found = Found([], [], [], [])
+        self.found = Found([], [], [], [], [])
         self._originals = originals
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # an id is nobody else's as long as its owner is there
@@ -107,6 +112,8 @@ class _Walk:
             if line not in self.found.originals:
                 self.found.originals.append(line)
             return
+        if step.by_code and isinstance(value, _WRITTEN_IN_PLACE):
+            self.found.values.append(value)
         if isinstance(value, _ATOMS) or id(value) in self._seen:
             return
         self._seen.add(id(value))

@@ -77,7 +77,7 @@ class Sharing:
 
     def contents(self) -> Contents:
         """Return what now is in all that code shares."""
-        return Contents(self._found.containers)
+        return Contents(self._found.containers, self._found.values)
 
     @contextmanager
     def watching(self, turns: Turns, *, towers: int, compiled: bool) -> Iterator[None]:

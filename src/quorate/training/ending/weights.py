@@ -15,7 +15,7 @@ from quorate.training.prepared import Prepared
 from quorate.training.saved_state import Weights, take_weights, weights, weights_in
 from quorate.training.state import State
 
-__all__ = ["copied", "load", "load_weights", "put_back"]
+__all__ = ["copied", "give_weights", "load", "load_weights", "put_back"]
 
 Say = Callable[[str], None]
 BEST, NEWEST = "best", "newest"
@@ -73,14 +73,14 @@ def load(
     if (state := prepared.state) is None:
         load_weights(model, path, say)
         # The state is made later, and has averaged weights too.
-        prepared.put_loaded = partial(_put_loaded, path, say)
+        prepared.put_loaded = partial(give_weights, path, say)
     else:
-        _put_loaded(path, say, state)
+        give_weights(path, say, state)
     say(f"the weights are those of {path}")
     return path
 
 
-def _put_loaded(path: Path, say: Say, state: State) -> None:
+def give_weights(path: Path, say: Say, state: State) -> None:
     """Give a state the weights of a path: averaged ones too, if it has them."""
     if path.is_dir():
         if not (path / files.MARKER).exists():

@@ -60,6 +60,7 @@ class Applied:
     shares: list[Share]  # of each shard
     totals: Counts  # over all shards
     remarks: list[str] = field(default_factory=list)  # for the user
+    questions: list[str] = field(default_factory=list)  # why values may not be those meant
     not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
 
     def worker_losses(self) -> dict[int, tuple[float, float]]:
@@ -187,7 +188,7 @@ class Update:
             return self._not_made(total)
         # 4. What else shards hand over; 5. clip; 6. optimizer, schedule, average.
         self.under_way = True
-        remarks = self._take_beside(total, present)
+        remarks, questions = list[str](), self._take_beside(total, present)
         lr = self.optimizer.lr
         if self.optimizer.flat and has_step_hooks(self.optimizer.inner):
             remarks.append(LATE_HOOK)
@@ -222,6 +223,7 @@ class Update:
             shares=total.shares,
             totals=total.totals,
             remarks=remarks,
+            questions=questions,
         )
 
     def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
@@ -233,18 +235,23 @@ class Update:
         )
 
     def _take_beside(self, total: ShardSum, present: int) -> list[str]:
-        """Take in what shards hand over beside gradients. Returns remarks for the user."""
+        """Take in what shards hand over beside gradients.
+
+        Returns:
+            Why values of buffers may not be those that the script means.
+        """
         if total.buffers is None and total.integer_buffers is None and total.written is None:
             return []
-        remarks = [
-            f"buffer {name!r}: a shard writes a part of it, as of a queue or a memory of rows, and "
-            "what several shards write becomes their mean: with shards=1 it is what plain torch "
-            "would make of it"
+        questions = [
+            f"buffer {name!r}: each of {present} shards writes a part of it, as of a queue or a "
+            "memory of rows, and the buffer becomes the mean of what they wrote, in which no "
+            "shard's rows are left; pass shards=1, or keep the rows in quorate.Shared and have a "
+            "callback write them: see docs/state-outside-the-model.md"
             for name in self._buffers.take(total.buffers, total.integer_buffers, present)
         ]
         if total.written is not None:
             writes.put(total.written, self.optimizer.flat_parameters)
-        return remarks
+        return questions
 
     def _clip(self, mean: Mean) -> None:
         """Scale a gradient down to a norm of ``clip_norm``, as torch's clip_grad_norm_ does."""

@@ -1,0 +1,235 @@
+"""A trial of the loss function on the rows of the first shard and on parts of them.
+
+Values alone are looked at: nothing is derived. Modules of torch that draw, or that normalise over a
+batch, are in evaluation mode, so that a row's loss does not depend on the rows beside it; those of
+the user stay in training mode, as their forward may return something else in evaluation.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from quorate.coordination.keys import key
+from quorate.data.source import Batch, Source
+from quorate.replica.flat import Flat
+from quorate.replica.loss import Loss
+from quorate.replica.nested import tensors
+from quorate.replica.replica import Replica
+from quorate.replica.shared.code import user_line
+from quorate.replica.witness.scaled_loss import Scaled, ScalerWatch
+from quorate.training.probing.probe import on_shard
+from quorate.training.probing.summed_loss import (
+    Summed,
+    Totals,
+    Value,
+    compared_rows,
+    is_right,
+    measured,
+    partitions,
+)
+
+ROUNDING, ROUNDING_IN_16_BITS = 3e-4, 3e-2  # relative, of a loss
+MOST_NODES = 200_000  # of a graph
+
+
+class LossTrial:
+    """Computes losses of the first step's rows.
+
+    Args:
+        replica: that computes them; nobody else uses it.
+        parameters: to compute with.
+        source: of the rows.
+    """
+
+    def __init__(self, replica: Replica, parameters: Flat, source: Source) -> None:
+        replica.witness.is_silent = True
+        replica.pull(parameters, version=object())
+        self._replica = replica
+        self._source = source
+        plan = source.plan
+        self._rows = compared_rows(len(plan.shard(0, 0)), plan.batch_rows(0))
+        self._whole = self._loaded(slice(0, self._rows))
+        self._watch, self._leaves = ScalerWatch(), list[torch.Tensor]()
+        with self._watch.watching():
+            self._value_of_whole = self._value(self._whole, note=self._note_leaves)
+
+    def scaled(self) -> Scaled | None:
+        """Return how a ``GradScaler`` multiplies the loss; None if none does."""
+        if not self._watch.scalers:
+            return None
+        value = self._value_of_whole.loss
+        with self._watch.without_scaling():
+            unscaled = self._value(self._whole).loss
+        if unscaled == 0 or abs(value - unscaled) <= 1e-3 * abs(unscaled):
+            return None  # it is divided by the scale again, or was used for something else
+        return Scaled(value / unscaled, self._watch.scalers[0][1])
+
+    def outside_leaves(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        """Return the tensors that require a gradient, last, and are not the model's.
+
+        A tensor that the loss function makes anew in each call is none of them: the point at which
+        a gradient penalty is taken, say. Nor is one of a module in evaluation mode, which is left
+        as it is on purpose: a pre-trained network that compares images, say.
+
+        Args:
+            model: the user's.
+        """
+        ours = {id(p) for each in (model, self._replica.model) for p in each.parameters()}
+        found = [leaf for leaf in self._leaves if id(leaf) not in ours]
+        if not found:
+            return []
+        self._value(self._whole, note=self._note_leaves)
+        kept = {id(leaf) for leaf in self._leaves} - _parameters_in_evaluation()
+        return [leaf for leaf in found if id(leaf) in kept]
+
+    def summed(self) -> Summed | None:
+        """Return how a loss is a sum over its rows; None if it is a mean, or that is not known."""
+        if self._rows < 2:
+            return None
+        halves, interleaved, parts = partitions(self._rows)
+        tolerance = ROUNDING if self._replica.is_in_fp32 else ROUNDING_IN_16_BITS
+        loaded = [self._loaded(part) for part in halves]
+        whole = self._value_of_whole
+        in_halves = [self._value(batch) for batch in loaded]
+        if is_right(whole, in_halves, tolerance):
+            return None
+        more = [self._loaded(part) for part in interleaved], [self._loaded(part) for part in parts]
+
+        def compute(number: int) -> Totals:
+            values = partial(self._values, number)
+            return Totals(self._value(self._whole, number), *map(values, (loaded, *more)))
+
+        draws = self._value(self._whole, 1) != whole
+        found = measured(compute, draws=draws, tolerance=tolerance)
+        if found is None:
+            return None
+        share, totals = found
+        first, second = (value.loss for value in totals.halves)
+        return Summed(share, totals.whole.loss, (first, second), self._rows, self._sums())
+
+    def _sums(self) -> str:
+        """Return the calls that make sums of the loss, in words; empty if none is seen."""
+        watch = _SumWatch()
+        self._value(self._whole, watch=lambda: watch)
+        return ", ".join(dict.fromkeys(watch.calls))
+
+    def _note_leaves(self, loss: torch.Tensor, batch: Any) -> None:
+        """Note the leaves of the loss's graph, but for tensors of the batch."""
+        given = {id(tensor) for tensor in tensors(batch)}
+        self._leaves = [leaf for leaf in _leaves_of(loss) if id(leaf) not in given]
+
+    def _loaded(self, part: slice) -> Batch:
+        return self._source.load_part((0, 0), part)
+
+    def _values(self, number: int, batches: Iterable[Batch]) -> list[Value]:
+        return [self._value(batch, number) for batch in batches]
+
+    def _value(
+        self,
+        batch: Batch,
+        number: int = 0,
+        *,
+        note: Callable[[torch.Tensor, Any], None] | None = None,
+        watch: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Value:
+        """Compute the loss of some rows.
+
+        Args:
+            number: of the random numbers that it draws.
+            note: is given the loss, with its graph, and the batch.
+            watch: makes a context in which the loss function is called.
+        """
+        replica, plan = self._replica, self._source.plan
+
+        def calm(loss: Loss) -> Loss:
+            def called(model: torch.nn.Module, rows: Any, *at: Any) -> Any:
+                _calm(model)
+                with watch():
+                    returned = loss(model, rows, *at)
+                if note is not None:
+                    value = returned["loss"] if isinstance(returned, Mapping) else returned
+                    note(value, rows)
+                return returned
+
+            return called
+
+        with on_shard(replica, batch, plan) as shard, replica.watched(calm), _uncompiled():
+            seed = key("mistakes", plan.seed, number)
+            total = replica.evaluation(shard.data, shard.rows, shard.stream, seed, training=True)
+        weight = total.weight
+        return Value(total.metrics["loss"] / weight if weight else float("nan"), weight)
+
+
+def _calm(model: torch.nn.Module) -> None:
+    """Put torch's own modules in evaluation mode: those that draw, or normalise over rows."""
+    for module in model.modules():
+        if type(module).__module__.partition(".")[0] == "torch":
+            module.training = False
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Return a context in which what the script compiled runs as it was written.
+
+    Otherwise parts of a shard would have it compiled for any number of rows: with other bits.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to import it takes seconds
+        return nullcontext()
+    eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
+
+
+def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors at which the graph of a loss ends."""
+    found: dict[int, torch.Tensor] = {}
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    while left and len(seen) < MOST_NODES:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found[id(leaf)] = leaf
+        left += [inner for inner, _ in node.next_functions]
+    return [*found.values()]
+
+
+def _parameters_in_evaluation() -> set[int]:
+    """Return the ``id`` of each parameter of modules in evaluation mode, wherever they are."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    return {
+        id(parameter)
+        for module in modules
+        if not module.training
+        for parameter in module.parameters(recurse=False)
+    }
+
+
+class _SumWatch(TorchFunctionMode):
+    """Notes calls that make one number of many as a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        returned = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        is_sum = name == "sum" or kwargs.get("reduction") == "sum"
+        if is_sum and isinstance(returned, torch.Tensor) and returned.dim() == 0:
+            line = user_line(sys._getframe(1))
+            call = f"{name}()" if name == "sum" else f"{name}(reduction='sum')"
+            self.calls.append(f"{call} at {line}" if line else call)
+        return returned
