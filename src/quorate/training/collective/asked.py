@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from quorate.machine import signal_handlers
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 
 
@@ -34,13 +35,12 @@ class Asked:
         self._tell = tell
         if threading.current_thread() is not threading.main_thread():
             return  # a script that trains in another thread has no signals
-        os.register_at_fork(after_in_child=_forget_the_rank)
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal_handlers.in_forks(_leave_pipe_to_rank)
         threading.Thread(target=self._run, name="quorate-signals", daemon=True).start()
-        for number in JOB_SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)
+        signal_handlers.ignore_job_signals(signal_handlers.OF_PYTHON)
 
     def _run(self) -> None:
         while received := os.read(self._read, 64):
@@ -49,13 +49,7 @@ class Asked:
                 self._tell(self.by)
 
 
-def _forget_the_rank() -> None:
-    """Give a fork of user code, such as a worker of ``multiprocessing``, its SIGTERM back.
-
-    The fork has the rank's handler, which does nothing, so ``Pool.terminate`` could not end it. And
-    the number of the signal would go into the rank's pipe, whose thread would end the run. What a
-    terminal sends to the whole job the fork still ignores: the rank finishes its step.
-    """
-    with suppress(ValueError):  # Python takes the thread that forked for the main one, or not
+def _leave_pipe_to_rank() -> None:
+    """In a fork of user code: the pipe is the rank's, which would end as if asked to."""
+    with suppress(ValueError):  # another thread than the main one forked
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

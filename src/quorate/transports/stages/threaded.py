@@ -115,8 +115,9 @@ class Threaded(Pipelined):
     @contextmanager
     def watched(self, watch: Callable[[Loss], Loss], *, eager: bool = True) -> Iterator[None]:
         """Within the block the loss function is another; see ``Replica.watched``."""
-        of = super() if self._whole is None else self._whole
-        with of.watched(watch, eager=eager):
+        whole = self._whole
+        watched = super().watched if whole is None else whole.watched
+        with watched(watch, eager=eager):
             yield
 
     def _placed(self) -> Whole | None:
