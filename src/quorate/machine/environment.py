@@ -44,6 +44,9 @@ def has_malloc_settings() -> bool:
     return any(name in os.environ for name in MALLOC_VARIABLES)
 
 
+# What code that reads a variable names: the mapping, or the function.
+READ_BY_ITEM, READ_BY_CALL = "environ", "getenv"
+
 TORCHRUN_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     *("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"),
