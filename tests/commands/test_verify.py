@@ -211,3 +211,28 @@ def test_a_rule_that_depends_on_timing_is_refused(tmp_path: Path) -> None:
     )
     assert code == 2
     assert "verify the script with --update sync" in err
+
+
+IN_A_SET = """
+import torch, quorate
+from torch.utils.data import TensorDataset
+NAMES = {"alpha", "beta", "gamma", "delta", "epsilon"}
+def loss(model, batch):
+    scale = sum(len(name) * 0.1**place for place, name in enumerate(NAMES))
+    return (model(batch[0]) * scale).square().mean()
+trainer = quorate.Trainer(lambda: torch.nn.Linear(3, 1), loss,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.01), batch_size=8, shards=2)
+trainer.fit(TensorDataset(torch.ones(24, 3)), epochs=1)
+"""
+
+
+@pytest.mark.slow
+def test_the_order_of_a_set_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    (tmp_path / "script.py").write_text(IN_A_SET)
+    ways = ("--no-towers", "--no-resume", "--no-kill", "--engine", "towers", "--workers", "1,2")
+    assert main(["verify", *ways, "--updates", "1", str(tmp_path / "script.py")]) == 1
+    said = capfd.readouterr().out
+    assert "same bits: no: PYTHONHASHSEED decides: 2 workers and 1 worker are the same" in said
