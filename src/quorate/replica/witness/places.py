@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
+from quorate.machine.environment import READERS
 from quorate.replica.loss import Loss
 from quorate.replica.placement.call_site import LIBRARIES
 from quorate.replica.witness.data_writes import functions_of
 
 _SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 _PLACES = (*_SIZES, "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
-_READERS = ("environ", "getenv")  # one of them is named by code that reads a variable
 _FUNCTIONS = ("get_node_local_rank", "is_torchelastic_launched")  # of torch, which read one
 MOST_BYTES = 1_000_000  # of a module that is looked at
 
@@ -36,7 +36,7 @@ def place_doubts(model: torch.nn.Module, loss: Loss) -> list[str]:
     found = [
         f"{name} is read where shards are computed ({where}): it is another on other ranks; leave "
         "it out, as a shard is the same whoever computes it"
-        for name, where in reads_of_shards(model, loss, _PLACES, by=_READERS)
+        for name, where in reads_of_shards(model, loss, _PLACES, by=READERS)
     ]
     found += [
         f"{name}() is called where shards are computed ({where}): it is another on other ranks; "
@@ -116,14 +116,14 @@ def _sizes_in(file: Path) -> Iterator[tuple[str, str]]:
 
 def _read_by(node: ast.AST) -> object:
     """Return the variable that an expression reads from the environment, if it reads one."""
-    if isinstance(node, ast.Subscript) and _names(node.value, "environ"):
+    if isinstance(node, ast.Subscript) and _names(node.value, READERS[0]):
         return getattr(node.slice, "value", None) if isinstance(node.ctx, ast.Load) else None
     if isinstance(node, ast.Call) and node.args:
         asks = isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop")
         of_environ = (
-            asks and isinstance(node.func, ast.Attribute) and _names(node.func.value, "environ")
+            asks and isinstance(node.func, ast.Attribute) and _names(node.func.value, READERS[0])
         )
-        if of_environ or _names(node.func, "getenv"):
+        if of_environ or _names(node.func, READERS[1]):
             return getattr(node.args[0], "value", None)
     return None
 
