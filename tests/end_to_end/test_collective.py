@@ -389,7 +389,7 @@ MODELS = {
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.first = torch.nn.Linear(4, 2)\n"
-        "        self.register_buffer('scale', None)\n"
+        "        self.register_buffer('scale', None, persistent=False)\n"
         "    def forward(self, x):\n"
         "        if self.scale is None:\n"
         "            self.scale = torch.full((4,), 0.5)\n"

@@ -82,9 +82,11 @@ def _outcome(
     except subprocess.TimeoutExpired:
         return Outcome(WRONG, "it hangs")
     if ended.code != 0:
-        if shows_trace and f"{names.removesuffix('()')}" in ended.err:
+        if shows_trace and "Default process group has not been initialized" in ended.err:
             return Outcome(REFUSED, "by Python's traceback, before there is a Trainer")
-        lines = [line for line in ended.err.splitlines() if line.startswith("quorate: ")]
+        # A rank that was refused first may be all that torchrun's report has: it ends the others.
+        told = [line.strip().removeprefix("traceback : ") for line in ended.err.splitlines()]
+        lines = [*{line: None for line in told if line.startswith("quorate: ")}]
         if way != TORCHRUN and len(ended.err.splitlines()) != 1:
             return Outcome(WRONG, f"more than a line: {ended.err[-300:]}")
         if len(lines) != 1 or not names or names not in lines[0]:

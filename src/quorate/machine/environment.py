@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+READ_BY_ITEM, READ_BY_CALL = "environ", "getenv"  # of ``os``: code that reads names one of them
+
 DEVICE_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF"),
@@ -43,9 +45,6 @@ def has_malloc_settings() -> bool:
     """Return whether it says how the C library is to allocate memory."""
     return any(name in os.environ for name in MALLOC_VARIABLES)
 
-
-# What code that reads a variable names: the mapping, or the function.
-READ_BY_ITEM, READ_BY_CALL = "environ", "getenv"
 
 TORCHRUN_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),

@@ -29,6 +29,7 @@ from quorate.training.state import State
 from quorate.transports.collective.company import END
 from quorate.transports.collective.parts import Handed
 from quorate.transports.collective.ranks import Ranks
+from quorate.transports.process_group import refused_call
 from quorate.transports.processes.worker import here
 
 MakeState = Callable[[Source], State]
@@ -56,8 +57,11 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
     except SystemExit as error:  # another rank of this host says why
         code, why = error.code if isinstance(error.code, int) else 1, "ranks do not fit together"
     except BaseException as error:  # the edge of the process
-        sys.excepthook(*sys.exc_info())
-        why = type(error).__name__
+        if (refusal := refused_call(error)) is not None:  # rank 0 makes the same call, and says so
+            code, why = refusal.exit_code, str(refusal)
+        else:
+            sys.excepthook(*sys.exc_info())
+            why = type(error).__name__
     crew.company.part(why)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or None
