@@ -68,7 +68,9 @@ def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tu
         try:
             result = compute()
         finally:  # whoever tries another setting after a mistake of the script's begins anew
-            changed = [{name for name, seen in each.items() if _was_written(seen)} for each in before]
+            changed = [
+                {name for name, seen in each.items() if _was_written(seen)} for each in before
+            ]
             _restore_all(before, changed)
         if names_data(model, replica.plain_loss) and not replica.is_compiled:
             buffers = model.buffers()  # which a replica writes; one may be a parameter elsewhere
