@@ -15,7 +15,8 @@ import torch
 from support.runs import Ended, command, last_json, run_all
 from torch import nn
 
-from quorate.errors import CopyError
+import quorate
+from quorate.errors import CopyError, SettingError
 from quorate.replica.shared.copies import copy_of, deep_copy
 from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.turns import Turns
@@ -254,3 +255,50 @@ def test_a_loss_function_that_is_an_object_may_write_to_itself_on_one_tower_at_a
         (reason,) = turns.reasons
         assert reason.startswith(way), reason
         assert reason.endswith("is written to while a shard is computed, and towers share it")
+
+
+class Squared(nn.Linear):
+    """A layer of an orthogonal weight, whose parametrization the loss caches."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        nn.utils.parametrizations.orthogonal(self)
+
+
+def cached(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    with nn.utils.parametrize.cached():
+        return model(batch).square().mean()
+
+
+def test_towers_take_turns_on_the_cache_of_parametrizations(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = []
+    rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    for workers in (1, 3):
+        trainer = quorate.Trainer(
+            Squared,
+            cached,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            batch_size=12,
+            shards=6,
+            workers=quorate.Workers(workers, engine="towers"),
+        )
+        trainer.fit(rows, epochs=2)
+        found.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+    assert all(map(torch.equal, *found))
+    assert "raised RuntimeError" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("buffer", "match"),
+    [
+        (torch.eye(4).to_sparse(), r"the sparse buffer 'held'.*plain attribute"),
+        (torch.ones(1).expand(4), r"the buffer 'held', of which several elements.*clone\(\)"),
+    ],
+)
+def test_a_buffer_without_memory_of_its_own_is_refused(buffer: torch.Tensor, match: str) -> None:
+    model = nn.Linear(4, 4)
+    model.register_buffer("held", buffer)
+    with pytest.raises(SettingError, match=match):
+        quorate.Trainer(model, cached, optimizer=torch.optim.SGD, batch_size=4)

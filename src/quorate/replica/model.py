@@ -135,6 +135,19 @@ def sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
                 yield name, other_name
 
 
+def buffers_without_memory(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield buffers that have no memory for each element: what they are, and what to do."""
+    for name, buffer in model.named_buffers():
+        if buffer.layout is not torch.strided:
+            fix = "keep it as a plain attribute (self.x = tensor), or dense: to_dense()"
+            yield f"the sparse buffer {name!r}", fix
+        elif any(step == 0 and n > 1 for n, step in _axes(buffer)):
+            yield (
+                f"the buffer {name!r}, of which several elements are one in memory",
+                "an expanded tensor needs a clone() before it is made a buffer",
+            )
+
+
 def aliases(model: torch.nn.Module) -> list[Callable[[], None]]:
     """Return what makes buffers again the parts of parameters that they are now.
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.utils.parametrize  # which torch does not import by itself
 
 # A dispatch key that torch itself uses in tests alone, and that a thread can switch on for itself.
 STREAM_KEY = "TESTING_ONLY_GenericMode"
@@ -324,6 +325,17 @@ NORM_BASES: tuple[type[torch.nn.Module], ...] = (
 )
 if holds(Promise.NORMS):
     NORM_BASES = (_torch.nn.modules.batchnorm._NormBase,)
+
+
+def parametrizations_are_cached() -> int:
+    """Return how many ``parametrize.cached()`` blocks the process is in: one cache for all."""
+    return int(getattr(_torch.nn.utils.parametrize, "_cache_enabled", 0))
+
+
+def cache_parametrizations(blocks: int) -> None:
+    """Put the process in as many such blocks, with an empty cache."""
+    parametrize: Any = _torch.nn.utils.parametrize
+    parametrize._cache_enabled, parametrize._cache = blocks, {}
 
 
 # --- operators ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from quorate.coordination.keys import key
 from quorate.errors import SettingError
 from quorate.replica.compiling import original_of
 from quorate.replica.loss import Loss
-from quorate.replica.model import settle, sharing
+from quorate.replica.model import buffers_without_memory, settle, sharing
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import has_gradient_hooks
@@ -75,6 +75,8 @@ def make_model(model: Models, seed: int, loss: Loss | None = None) -> torch.nn.M
             got = f"{label}, of which several elements are one in memory"
             fix = "an expanded tensor needs a clone() before it is made a parameter"
         raise SettingError("model", got, "memory for each element of a parameter", fix)
+    for got, fix in buffers_without_memory(module):
+        raise SettingError("model", got, "memory for each element of a buffer", fix)
     settle(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         expected = "at least one parameter that requires a gradient"

@@ -81,7 +81,7 @@ def test_switches_are_read_as_by_torchs_public_functions() -> None:
     try:
         for number, (_, set_) in enumerate([*switches.SWITCHES.values()][3:], start=3):
             set_(not stood[number])
-            assert switches.settings()[number] is (not stood[number])
+            assert switches.settings()[number] == (not stood[number])
             assert switches.settings() == tuple(read() for read in public)
     finally:
         switches.restore(stood)

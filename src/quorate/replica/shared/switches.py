@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from quorate.replica.deterministic import refusals
 from quorate.replica.quick.torch_calls import reader
 from quorate.replica.shared.code import is_module_of, user_line
+from quorate.replica.torch_internals import cache_parametrizations, parametrizations_are_cached
 
 if TYPE_CHECKING:
     from quorate.replica.shared.code import Use
@@ -47,6 +48,7 @@ SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "cuDNN's attention": (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
     "oneDNN": (lambda: _mkldnn.enabled, lambda on: _mkldnn.set_flags(on)),
     "cuDNN": (lambda: _cudnn.enabled, lambda on: _cudnn.set_flags(_enabled=on)),
+    "the cache of parametrizations": (parametrizations_are_cached, cache_parametrizations),
     "cudnn.benchmark": (lambda: _cudnn.benchmark, lambda on: _cudnn.set_flags(_benchmark=on)),
 }
 # The same for those that torch reads by one call of its own: twice around every run of shards.
