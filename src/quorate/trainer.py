@@ -216,7 +216,8 @@ class Trainer:
             shuffle: whether each epoch has an order of its own; else the dataset's. Default: as a
                 ``DataLoader`` does, else True.
             callbacks: what you want to happen besides; see ``Callback``.
-            max_time_s: seconds after which the step under way is finished, and all is saved.
+            max_time_s: seconds after the first shard was begun: then the step under way is
+                finished, and all is saved.
 
         Raises:
             UserError: something cannot work; no update was made.

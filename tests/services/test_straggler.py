@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from quorate.coordination.protocol import Compute
@@ -249,6 +251,9 @@ def test_copies_of_shards_of_milliseconds_are_counted_and_not_said() -> None:
 
 def test_the_time_of_a_worker_that_is_new_is_left_out() -> None:
     task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
+    of_evaluation = CopiedShards({1: 0.0759}.get, "the evaluation").named(task, 7.0)
+    assert of_evaluation is not None
+    assert re.search(r" computes shard \d+ of step \d+ of the evaluation too \(", of_evaluation)
     line = CopiedShards({1: 0.0759}.get).named(task, 7.0)
     assert line is not None
     assert line.endswith("(a shard usually takes worker 1 75.9 ms)")

@@ -46,6 +46,8 @@ def drive(
     say: Callable[[str], None] = lambda _: None,
     raised_shards: RaisedShards | None = None,
     stopping: Callable[[], str | None] = lambda: None,
+    job: str = "",
+    begun: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield what each update was.
 
@@ -57,6 +59,8 @@ def drive(
         say: shows a line to the user: who is slow, and who raised.
         raised_shards: of earlier drives too, which are not summed up at the end of this one.
         stopping: asked at the beginning, and after each update, why the caller wants no other.
+        job: what lines call it; "": it is training.
+        begun: called when a shard is given to a worker, before it is.
 
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
@@ -70,7 +74,7 @@ def drive(
         return clock() - held_s
 
     wake_at: float | None = None
-    copied_shards = CopiedShards(coordinator.usual_s)
+    copied_shards = CopiedShards(coordinator.usual_s, job)
     is_summed_up = raised_shards is None
     raised_shards = raised_shards or RaisedShards()
     if (reason := stopping()) is not None:  # before a worker has joined
@@ -111,4 +115,6 @@ def drive(
                 case effect:
                     if isinstance(effect, Compute) and (line := copied_shards.named(effect, now())):
                         say(line)
+                    if isinstance(effect, Compute):
+                        begun()
                     channel.send(effect)

@@ -120,7 +120,8 @@ def _sum(
             rule=rules.Sync(),
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        for _ in drive(coordinator, channel, add, say=say):
+        named = "the evaluation"
+        for _ in drive(coordinator, channel, add, say=say, job=named, begun=stops.begin):
             pass
     if coordinator.applied < plan.steps_per_epoch:
         return None

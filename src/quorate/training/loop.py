@@ -127,7 +127,8 @@ def looping(
             whole_batch=whole,
         )
         apply = updates.applying()
-        made = drive(coordinator, channel, apply, say=say, stopping=lambda: stops.reason)
+        told: Any = {"stopping": lambda: stops.reason, "begun": stops.begin}
+        made = drive(coordinator, channel, apply, say=say, **told)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 

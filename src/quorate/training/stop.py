@@ -38,6 +38,7 @@ class Stops:
         self.reason: str | None = None  # the first one
         self.exit_code: int | None = None  # with which to leave after it; None: as it comes
         self._listeners: list[Callable[[str], None]] = []
+        self._waiting: list[threading.Timer] = []  # for ``begin``
 
     def ask(self, reason: str) -> None:
         """Finish what is under way, then end."""
@@ -62,19 +63,27 @@ class Stops:
 
     @contextmanager
     def after(self, seconds: float | None, reason: str) -> Iterator[None]:
-        """Within the block, ask when so much time has passed."""
+        """Within the block, ask when so much time has passed since ``begin``."""
         if seconds is None:
             yield
             return
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self.ask, (reason,))
         timer.name = "quorate-time-limit"
         timer.daemon = True
-        timer.start()
+        self._waiting.append(timer)
         try:
             yield
         finally:
             timer.cancel()
-            timer.join()
+            if timer in self._waiting:
+                self._waiting.remove(timer)
+            else:
+                timer.join()
+
+    def begin(self) -> None:
+        """Have time limits count from now on: the first shard is about to be computed."""
+        while self._waiting:
+            self._waiting.pop().start()
 
 
 class Signals:

@@ -188,10 +188,12 @@ class CopiedShards:
 
     Args:
         usual_s: seconds that a shard usually takes a worker; None where that is not known yet.
+        job: whose steps are meant, "the evaluation" for one; "": those of training.
     """
 
-    def __init__(self, usual_s: Callable[[int], float | None]) -> None:
+    def __init__(self, usual_s: Callable[[int], float | None], job: str = "") -> None:
         self._usual_s = usual_s
+        self._of_job = f" of {job}" if job else ""
         self._episodes = _Episodes()
 
     def named(self, task: Compute, now: float) -> str | None:
@@ -218,8 +220,8 @@ class CopiedShards:
         if usual_s is not None:
             times += f", worker {task.worker} {duration(usual_s)}"
         return (
-            f"{task.reason}; worker {task.worker} computes shard {task.shard} of step {task.step} "
-            f"too (a shard usually takes {times})"
+            f"{task.reason}; worker {task.worker} computes shard {task.shard} of step {task.step}"
+            f"{self._of_job} too (a shard usually takes {times})"
         )
 
     def summary(self) -> str | None:
@@ -228,7 +230,8 @@ class CopiedShards:
             return None
         counts = sorted(self._episodes.counts.items())
         said = ", ".join(f"{count:,} of worker {worker}'s" for worker, count in counts)
-        return f"shards that another worker computed too, as theirs was slow: {said}"
+        what = f"shards{self._of_job}"
+        return f"{what} that another worker computed too, as theirs was slow: {said}"
 
 
 def described(worker: Slow, device: str) -> str:

@@ -90,6 +90,7 @@ def leading(
         spot_checks = crew.spot_checks(state, source, ask)
         updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
         lead = _Lead(member, company, ranks, updates, stops, shared)
+        stops.begin()
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=Status(ranks.watch), reports=reports)
 

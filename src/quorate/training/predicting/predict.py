@@ -171,7 +171,7 @@ def _drive(
             rule=rules.Bounded(AHEAD * workers),
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        for _ in drive(coordinator, channel, take, say=say):
+        for _ in drive(coordinator, channel, take, say=say, job="the prediction"):
             pass
     if taken < plan.steps_per_epoch:
         raise UserError(f"predict: it was stopped before its last row: {stops.reason}")
