@@ -35,10 +35,12 @@ from quorate.machine.printable import printable
 FORMAT = 2
 MOST_BYTES = 64 << 20  # of a record: 200,000 parameters with 100 bytes each are 20 MB
 MOST_DEPTH = 32  # of brackets in brackets
+MOST_PARTS = 4_000_000  # of JSON: an object in Python takes 60 bytes where its text has 3
 _SAVED_BY = 253_402_300_799.0  # seconds since the epoch: the end of the year 9999
 
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
+MOST_COUNT = 1 << 53  # of steps, rows, bytes
+Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
+Positive = Annotated[int, Meta(ge=1, le=MOST_COUNT)]
 # Of a setting, or found out by us: never with control characters.
 Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
 RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]
@@ -203,6 +205,8 @@ def parsed_json(text: bytes) -> Any:
     """
     if (depth := _depth(text)) > MOST_DEPTH:  # the parser is recursive: it would end the process
         raise ValueError(f"got {depth:,} brackets in each other, expected at most {MOST_DEPTH}")
+    if (parts := max(text.count(mark) for mark in b",[{")) > MOST_PARTS:
+        raise ValueError(f"got {parts:,} parts, expected at most {MOST_PARTS:,}")
     try:
         # Decoded here: the parser would take UTF-16 too, in which brackets were not counted.
         return json.loads(text.decode(), object_pairs_hook=_without_duplicates)

@@ -11,6 +11,7 @@ from typing import Protocol, TextIO, cast
 from rich.console import Console
 from rich.live import Live
 
+from quorate.machine.columns import in_four_places
 from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.live_view import LiveView
@@ -225,4 +226,4 @@ def numbers(report: Report, shown: Mapping[str, float]) -> str:
 
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics in one line: ``loss 0.3127  accuracy 0.8871``."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return "  ".join(f"{name} {in_four_places(value)}" for name, value in values.items())
