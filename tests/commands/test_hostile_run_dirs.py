@@ -44,8 +44,10 @@ CONSUMERS: dict[str, Callable[[Path], int]] = {
     "inspect --json": lambda run_dir: main(["inspect", "--json", str(run_dir)]),
     "runs": lambda run_dir: main(["runs", str(run_dir)]),
     "runs --json": lambda run_dir: main(["runs", "--json", str(run_dir)]),
-    "plan --check": lambda run_dir: main(["plan", "--check", str(run_dir)]),
-    "plan FILE": lambda run_dir: main(["plan", "--workers", "2", str(run_dir / "profile.json")]),
+    "plan --check": lambda run_dir: main(["plan", "--steps", "20", "--check", str(run_dir)]),
+    "plan FILE": lambda run_dir: main(
+        ["plan", "--steps", "20", "--workers", "2", str(run_dir / "profile.json")]
+    ),
     "resume": resumed,
 }
 
@@ -106,7 +108,6 @@ class Looked(dict[str, Any]):
 def look(consumer: str, run_dir: Path, scratch: Path) -> Looked:
     """Have a fork of this process, which has imported all, look at a run directory."""
     out, err, told = (scratch / f"{name}.txt" for name in ("out", "err", "told"))
-    wall = time.monotonic()
     pid = os.fork()
     if pid == 0:
         code = 99
@@ -128,8 +129,6 @@ def look(consumer: str, run_dir: Path, scratch: Path) -> Looked:
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if os.environ.get("QUORATE_TEST_WALL"):
-        print(f"{consumer}: {time.monotonic() - wall:.2f} s of wall")
     found = Looked(code=code, out=out.read_text(errors="replace"), err=err.read_text())
     if told.exists():
         found |= json.loads(told.read_text())
@@ -175,7 +174,7 @@ def look_at(number: int, sound: Path, folder: Path) -> dict[str, Looked]:
     return found
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 def test_hostile_files_are_one_line(number: int, sound: Path, tmp_path: Path) -> None:
     look_at(number, sound, tmp_path)
 
@@ -185,11 +184,12 @@ def test_hundreds_of_hostile_files_are_one_line(sound: Path, tmp_path: Path) -> 
     most: dict[str, tuple[float, float]] = {}
     codes: dict[str, Counter[int]] = {name: Counter() for name in CONSUMERS}
     failed = []
-    for number in range(4, 4 + FORGERIES):
+    for number in range(2, 2 + FORGERIES):
         try:
             found = look_at(number, sound, tmp_path)
         except AssertionError as error:
             failed.append(str(error).partition("\nassert")[0])
+            print(failed[-1])
             continue
         for name, seen in found.items():
             codes[name][seen["code"]] += 1

@@ -23,7 +23,8 @@ from quorate.settings import resolved
 from quorate.transports.worker_status import WorkerStatus
 
 LINE_EVERY_S = 5.0
-TABLE_EVERY_S = 60.0  # where the table makes a log longer; a run that is shorter shows none
+TABLE_EVERY_S = 60.0  # where the table makes a log longer
+TABLE_AFTER_S = 10.0  # of a run that ends before a first table: a shorter one has few figures
 
 
 class Display(Protocol):
@@ -65,14 +66,14 @@ def display(stream: TextIO | Steady | None = None) -> Display:
 class Lines:
     """A display of one line every few seconds, at the end of an epoch, and at the end.
 
-    The table of workers comes once a minute, and at the end.
+    The table of workers comes once a minute, and at the end of a run of ``TABLE_AFTER_S``.
     """
 
     def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
         self._stream = stream
         self._shown = shown or Shown()
         self._writing = threading.RLock()  # again by a signal handler of the thread that has it
-        self._shown_at = self._table_at = time.monotonic()
+        self._begun_at = self._shown_at = self._table_at = time.monotonic()
         self._first = True
         self._table = WorkerRows()
         self._slow = SlowWorkers()
@@ -115,8 +116,9 @@ class Lines:
         return named
 
     def close(self) -> None:
-        """Show the table of workers once more, if it was shown; and who was slow how often."""
-        if self._shows_tables and self._rows:
+        """Show the table of workers, unless the run was very short; and who was slow how often."""
+        is_long = time.monotonic() - self._begun_at >= TABLE_AFTER_S and not self._shown.quiet
+        if self._rows and (self._shows_tables or is_long):
             self._show_table()
         if (line := self._slow.summary()) is not None:
             self.say(line)
