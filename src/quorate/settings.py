@@ -28,6 +28,9 @@ S = TypeVar("S", bound="Settings")
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides")
 
 
+NONE = "none"  # what is typed at the command for a number that a script sets to None
+
+
 class AtResume(Enum):
     """What becomes of a run whose setting is not what its checkpoint says."""
 
@@ -48,6 +51,7 @@ class Option:
     recorded: str  # its name in a checkpoint
     seen: Callable[[Any], Any]  # from the value to what a checkpoint has of it, for JSON
     place: str = ""  # where it is in a script: "Workers(timeout_s=)"
+    may_be_none: bool = False  # a number, or NONE at the command for None in a script
 
 
 def about(
@@ -89,6 +93,7 @@ def options(group: type[Settings], place: str = "") -> dict[str, Option]:
     Args:
         place: what a script calls; the name of the class if it is left out.
     """
+    optional = {field.name for field in fields(group) if str(field.type).endswith("| None")}
     described = {field.name: option for field in fields(group) if (option := _option(field))}
     return {
         name: replace(
@@ -96,6 +101,7 @@ def options(group: type[Settings], place: str = "") -> dict[str, Option]:
             name=option.name or name,
             recorded=option.recorded or option.name or name,
             place=f"{place or group.__name__}({name}=)",
+            may_be_none=option.kind in (int, float) and name in optional,
         )
         for name, option in described.items()
     }
@@ -135,7 +141,7 @@ def resolved(group: type[S], value: object) -> S:
         passed = group(value)  # type: ignore[call-arg]
     typed = _overrides.get({})
     given = {
-        field: typed[option.name]
+        field: None if option.may_be_none and typed[option.name] == NONE else typed[option.name]
         for field, option in options(group).items()
         if option.name in typed
     }

@@ -258,7 +258,7 @@ def test_costs_that_cannot_be(bench: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_bench_of_parts_in_parts(bench: Path) -> None:
     bench.write_text("[" * 100_000)
-    with pytest.raises(DataError, match="got parts in parts without end"):
+    with pytest.raises(DataError, match="brackets in each other"):
         read_bench(bench)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forgery.places import PLACES
 from support.small import DATA, trainer
 
 from quorate.commands.main import main
@@ -172,6 +173,9 @@ def test_evaluations_and_lines_without_times_are_not_counted(run_dir: Path) -> N
         (lambda text: text.replace('step": 7,', 'step": 5,', 1), "line 7: got global_step 5"),
         (lambda text: "\x00" * 40 + "\n" + text, "line 1: got no JSON object"),
         (lambda text: "", "got no update, expected a line per update"),
+        (lambda text: text.replace('"rows": 12', f'"rows": {10**400}', 1), "line 1: got rows 1000"),
+        (lambda text: text.replace("1002.0", "1e308", 1), "line 8: got at 1e+308, expected"),
+        (lambda text: "x" * (5 << 20) + text, "got a line of more than the 4,194,304 bytes"),
     ],
 )
 def test_lines_that_cannot_be(
@@ -188,6 +192,26 @@ def test_lines_that_cannot_be(
     (line,) = capsys.readouterr().err.splitlines()
     assert str(path) in line
     assert words in line
+
+
+@pytest.mark.parametrize("place", ["a FIFO", "a link to /dev/zero", "a sparse terabyte"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "profile.json"])
+def test_what_has_no_end_is_refused_at_once(
+    run_dir: Path, name: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(run_dir, made())
+    (run_dir / name).unlink(missing_ok=True)
+    PLACES[place](run_dir / name)
+    assert main(["plan", "--check", str(run_dir)]) == 2
+    assert str(run_dir / name) in "".join(capsys.readouterr().err.splitlines())
+
+
+def test_metrics_that_are_not_finite_are_read(run_dir: Path) -> None:
+    """As strings, and as the NaN of logs from before, which is no JSON."""
+    lines = made()
+    for line, value in zip(lines, ("NaN", "-Infinity", float("nan"), float("inf")), strict=False):
+        line["loss"] = value
+    assert len(read_trace(write(run_dir, lines))) == len(lines)
 
 
 def test_what_is_missing_is_said(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

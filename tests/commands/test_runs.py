@@ -79,6 +79,19 @@ def test_the_table_and_its_order(folder: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == [".", "stopped"]
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown"), [("1e308", "1.0000e+308"), ("NaN", "nan"), ('"NaN"', "nan"), ('"x"', "")]
+)
+def test_losses_that_are_huge_or_not_finite(
+    loss: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"global_step": 7, "loss": {loss}}}\n')
+    assert main(["runs", str(tmp_path)]) == 0
+    cells = capsys.readouterr().out.splitlines()[1].split()
+    assert cells[:3] == [".", "killed", "7"]
+    assert (cells[3] if shown else "") == shown
+
+
 def test_where_there_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(folder / "data")]) == 0
     assert capsys.readouterr().out == f"no run directory in {folder / 'data'} or below it\n"

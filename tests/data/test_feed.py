@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import Dataset
 
 from quorate.coordination.plan import Plan
@@ -198,3 +199,24 @@ def test_what_cannot_be_loaded_raises_when_it_is_taken(error: BaseException) -> 
             feed.take((0, 1))
         feed.load_following()
         assert feed.take((0, 2)).data.tolist() == rows.plan.shard(0, 2).tolist()
+
+
+def test_memory_that_cannot_be_page_locked_ends_no_prefetching(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[Any] = []
+
+    def pinned(batch: Any, _device: torch.device) -> Any:
+        tried.append(batch)
+        if len(tried) % 2:
+            raise RuntimeError("no page-locked memory is left")
+        return batch
+
+    monkeypatch.setattr("quorate.data.feed.pinned", pinned)
+    rows = source(Slow())
+    with closing(Feed(rows, TICKETS, ahead=2, moves_to=torch.device("cuda"))) as feed:
+        assert [feed.take(t).rows.tolist() for t in TICKETS] == [
+            rows.plan.shard(*t).tolist() for t in TICKETS
+        ]
+    assert len(tried) == len(TICKETS)
+    assert caplog.text.count("without page-locked memory, which is slower (RuntimeError: no") == 1

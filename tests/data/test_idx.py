@@ -102,7 +102,7 @@ def test_damage_is_told(tmp_path: Path, content: bytes, told: str) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # opening it for reading would wait for ever
-    for name, told in (("absent", "no such file"), (".", "no regular"), ("pipe", "no regular")):
+    for name, told in (("absent", "no such file"), (".", "a directory"), ("pipe", "a FIFO")):
         with pytest.raises(DataError, match=told) as caught:
             read_idx(tmp_path / name)
         assert str(tmp_path / name) in str(caught.value)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.few_descriptors import no_descriptor_left
 from torch.utils.data import Dataset
 
 from quorate.coordination.plan import Plan
@@ -84,6 +85,50 @@ def test_what_cannot_be_handed_over_is_loaded_by_the_workers(
     said = capfd.readouterr().err
     assert said.count("cannot come from a loader process (") == 1
     assert "lambda" in said
+
+
+class Sealed:
+    """Part of a batch that raises in the process that it is sent to."""
+
+    def __reduce__(self) -> Any:
+        return opened_in, (os.getpid(),)
+
+
+def opened_in(pid: int) -> Sealed:
+    if pid != os.getpid():
+        raise ZeroDivisionError("it can be opened in one process alone")
+    return Sealed()
+
+
+def test_what_cannot_be_made_anew_is_loaded_by_the_workers(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """And what comes after it is loaded ahead still."""
+
+    def collate(samples: list[Any]) -> Any:
+        return [Sealed() if samples[0][1] == 4 else 0, samples]
+
+    with closing(LoaderProcesses(source(collate=collate), iter(TICKETS), 2, threads=1)) as loads:
+        none = [ticket for ticket, batch in loads if batch is None]
+    assert none == [TICKETS[2]]
+    assert "(ZeroDivisionError: it can be opened in one process alone)" in capfd.readouterr().err
+
+
+def test_batches_that_cannot_be_taken_end_no_thread(capfd: pytest.CaptureFixture[str]) -> None:
+    """With no descriptor left for their memory nobody waits: who needs a batch loads it."""
+    expected = source(collate=lambda samples: torch.zeros(1 << 20) + samples[0][1])
+    with closing(Feed(expected, TICKETS, ahead=2, loader_workers=1)) as feed, no_descriptor_left():
+        for number, ticket in enumerate(TICKETS):
+            assert feed.take(ticket).data[0] == 2 * number
+    assert capfd.readouterr().err.count("the workers load its rows themselves") == 1
+
+
+def test_what_is_sent_is_not_copied_before() -> None:
+    held = torch.zeros(4)
+    rows = source(collate=lambda _: held)
+    assert rows.load(TICKETS[0]).data is not held  # a loss may write to its batch
+    rows.is_sent = True
+    assert rows.load(TICKETS[0]).data is held
 
 
 def test_a_signal_to_the_whole_job_is_not_theirs() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.few_descriptors import no_descriptor_left
 
 from quorate.data.parcel import pack, unpack
+from quorate.errors import UserError
 
 
 def sent(batch: Any) -> tuple[Any, str | None]:
@@ -100,4 +102,13 @@ def test_what_cannot_be_sent_is_said_and_the_next_one_comes() -> None:
         assert unpack(there) == ("sound", None)
         here.close()
         with pytest.raises(EOFError):
+            unpack(there)
+
+
+def test_memory_that_is_lost_on_its_way_is_named_at_once() -> None:
+    """It would be waited for in the socket, for ever."""
+    here, there = socket.socketpair()
+    with here, there:
+        pack(here, torch.zeros(1 << 20))
+        with no_descriptor_left(), pytest.raises(UserError, match="without those that it was sent"):
             unpack(there)

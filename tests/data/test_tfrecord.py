@@ -128,7 +128,7 @@ def test_what_is_no_file(files: Path) -> None:
         TFRecordDataset(files / "nothing", FEATURES)
     os.mkfifo(files / "pipe")
     for place in (files, files / "pipe"):
-        with pytest.raises(DataError, match="no regular file"):
+        with pytest.raises(DataError, match="where a regular file is expected"):
             TFRecordDataset(place, FEATURES)
 
 

@@ -1,9 +1,9 @@
-"""A training on many pairs, mapped or as lists, whose workers say what memory they hold.
+"""A training on many pairs, in a file or as lists, whose workers say what memory they hold.
 
     quorate run --devices cpu --workers 2 tests/scripts/tokens.py KIND PAIRS FOLDER
 
-KIND: mapped (in a file of FOLDER), lists, or none (few pairs). The last line is JSON: KiB of each
-worker process's own memory, and those of the mapped file.
+KIND: file (of FOLDER), lists, or none (few pairs). The last line is JSON: KiB of each worker
+process's own memory.
 """
 
 from __future__ import annotations
@@ -58,17 +58,10 @@ def summed(samples: list[Any]) -> torch.Tensor:
     return torch.stack([torch.stack([q.sum(), a.sum()]).float() for q, a in samples]) / 1e5
 
 
-def memory(of: str = "") -> dict[str, int]:
-    """KiB of this process's memory, by kind: of a mapped file, or of all."""
-    found: dict[str, int] = {}
-    is_of = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, *rest = line.split()
-        if not name.endswith(":"):
-            is_of = line.endswith(of)
-        elif is_of and rest[-1:] == ["kB"]:
-            found[name[:-1]] = found.get(name[:-1], 0) + int(rest[0])
-    return found
+def own_memory() -> int:
+    """Return the KiB of this process's memory that no file holds."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
 calls = 0
@@ -80,9 +73,8 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         calls += 1
         for row in range(10 * calls, len(data), 10 * STEPS):  # all pages, in the course of a run
             data[row]
-        every, of_file = memory(), memory(str(path))
         # Not what is private: pages of libraries and of a fork are that once nobody else has them.
-        content = json.dumps({"own": every["Anonymous"], "of the file": of_file})
+        content = json.dumps({"own": own_memory()})
         (folder / f"{kind}-{worker.number}.json").write_text(content)
     return model(batch).square().mean()
 

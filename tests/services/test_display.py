@@ -172,13 +172,20 @@ def test_a_terminal_has_the_table_below_the_bar(terminal: Terminal) -> None:
     ]
 
 
-def test_a_short_log_has_no_table() -> None:
+@pytest.mark.parametrize(("after_s", "tables"), [(progress.TABLE_AFTER_S, 0), (0.0, 1)])
+def test_a_log_of_less_than_a_minute_has_a_table_at_its_end_alone(
+    after_s: float, tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one of a few seconds has none."""
+    monkeypatch.setattr(progress, "TABLE_AFTER_S", after_s)
     stream = io.StringIO()
     lines = Lines(stream)
     for shards in (2, 4, 6):
         lines.workers(three(shards), [])
-    lines.close()
     assert stream.getvalue() == ""
+    lines.close()
+    assert stream.getvalue().count("worker  device") == tables
+    assert stream.getvalue().count("\n") == 4 * tables
 
 
 def test_a_long_log_has_a_table_once_in_a_while_and_at_its_end(

@@ -262,6 +262,19 @@ def test_lines_wait_while_a_disk_is_full_and_none_is_torn_or_lost(tmp_path: Path
         assert steps(place / "metrics.jsonl") == list(range(1, 102))
 
 
+def test_numbers_that_are_not_finite_are_json(tmp_path: Path) -> None:
+    metrics = {"loss": float("nan"), "most": float("inf"), "least": -float("inf"), "sound": 0.5}
+    log = metrics_log.MetricsLog(tmp_path, 0, print)
+    log.evaluation(1, metrics)
+    log.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    refused: list[str] = []
+    read = json.loads(text, parse_constant=refused.append)["validation"]
+    assert refused == []
+    assert read == {"loss": "NaN", "most": "Infinity", "least": "-Infinity", "sound": 0.5}
+    assert str({name: float(value) for name, value in read.items()}) == str(metrics)
+
+
 def test_closing_a_log_on_a_full_disk_is_said_and_raises_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     with disk(tmp_path / "disk", "1m") as place:

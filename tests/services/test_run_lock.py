@@ -208,10 +208,15 @@ def test_whatever_the_file_says_another_run_is_refused(
     monkeypatch.setattr(run_lock, "OWNER_S", 0.05)
     with RunLock(tmp_path).held(print):
         (tmp_path / NAME).write_bytes(signature)
-        refused(RunLock(tmp_path), "another run does; wait for its end")
+        refused(
+            RunLock(tmp_path), rf"process {os.getpid()} .* has .*{NAME} locked; wait for its end"
+        )
 
 
-def test_the_name_of_a_host_does_not_reach_the_terminal_as_it_is(tmp_path: Path) -> None:
+def test_the_name_of_a_host_does_not_reach_the_terminal_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "_holders", lambda _: [])  # as for a run on another host
     with RunLock(tmp_path).held(print):
         forged = {"pid": 7, "host": "\x1b[2J" + "x" * 3000, "since": 0}
         (tmp_path / NAME).write_text(json.dumps(forged))
@@ -228,7 +233,46 @@ def test_who_is_gone_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with RunLock(tmp_path).held(print):
         signature = json.loads((tmp_path / NAME).read_text())
         (tmp_path / NAME).write_text(json.dumps(signature | {"pid": gone.pid}))
+        refused(RunLock(tmp_path), f"process {os.getpid()} ")
+        monkeypatch.setattr(run_lock, "_holders", lambda _: [])  # as where nobody tells
         refused(RunLock(tmp_path), "another run does")
+
+
+# --- who may lock it ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "file"), [(0o755, 0o600), (0o700, 0o600), (0o775, 0o660), (0o777, 0o666)]
+)
+@pytest.mark.parametrize("before", [None, 0o644, 0o666])
+def test_who_may_not_write_to_a_directory_cannot_lock_it(
+    folder: int, file: int, before: int | None, tmp_path: Path
+) -> None:
+    if before is not None:  # of an earlier version
+        (tmp_path / NAME).touch()
+        (tmp_path / NAME).chmod(before)
+    tmp_path.chmod(folder)
+    with RunLock(tmp_path).held(print):
+        assert (tmp_path / NAME).stat().st_mode & 0o777 == file
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="reads /proc/locks")
+def test_who_has_the_lock_and_is_no_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``flock -x RUN_DIR/run.lock sleep 9999``, by whoever may open the file."""
+    monkeypatch.setattr(run_lock, "OWNER_S", 0.05)
+    with RunLock(tmp_path).held(print):
+        pass
+    code = "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX)"
+    words = [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen([*words, str(tmp_path / NAME)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        refused(RunLock(tmp_path), rf"process {holder.pid} \(python.*, of user .*\) has .*{NAME}")
+        holder.kill()
+    with RunLock(tmp_path).held(print):
+        pass
 
 
 # --- where it cannot be ---------------------------------------------------------------------------
@@ -291,7 +335,7 @@ def test_a_full_disk_has_a_lock_without_a_name(
     with disk(tmp_path / "disk", "1m") as place:
         fill(place)
         with RunLock(place).held(print):
-            refused(RunLock(place), "another run does")
+            refused(RunLock(place), f"process {os.getpid()} ")
 
 
 # --- a directory that was removed -----------------------------------------------------------------

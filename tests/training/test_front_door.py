@@ -145,6 +145,9 @@ def test_a_group_checks_itself(make: Any, said: str) -> None:
 
 def test_none_is_allowed_where_it_means_something() -> None:
     assert quorate.RunDir("a", save_every_s=None, summary_every_s=None).save_every_s is None
+    with overriding({"summary_every_s": "none", "run_dir": "none"}):  # as typed at the command
+        typed = resolved(quorate.RunDir, None)
+    assert (typed.summary_every_s, typed.path) == (None, Path("none"))
     with pytest.raises(SettingError, match="keep: got None"):
         quorate.RunDir("a", keep=None)  # type: ignore[arg-type]
 

@@ -7,11 +7,15 @@ import os
 import socket
 import struct
 import threading
+from contextlib import closing
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.few_descriptors import no_descriptor_left
 
+from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
 from quorate.transports.processes.wire import Message, Wire
 
@@ -165,3 +169,16 @@ def test_what_waits_for_one_that_is_gone_is_lost_without_an_error() -> None:
     assert not one.has_unsent
     assert len([*Path("/dev/fd").iterdir()]) <= before - 1  # no copy is left open
     one.close()
+
+
+def test_descriptors_that_are_lost_on_their_way_are_named_at_once() -> None:
+    """The kernel cuts them off, in silence, where the receiver has too many files open."""
+    here, there = Wire.pair()
+    with closing(here), closing(there):
+        here.send({"kind": "open"}, [here.socket.fileno(), there.socket.fileno()])
+        with no_descriptor_left(), pytest.raises(UserError, match="without those that it was sent"):
+            there.receive()
+        here.send({"kind": "close"}, [here.socket.fileno()])
+        assert there.receive() is not None
+        assert len(there.fds) == 1
+        os.close(there.fds.pop())

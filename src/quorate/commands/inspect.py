@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import click
 
 from quorate.commands.command import Command
 from quorate.errors import SettingError
+from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:
     from quorate.services.checkpoints.files import Listed
@@ -87,7 +87,7 @@ def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
         facts["doubts"] = _doubts(record)
         facts["same_bits"] = not facts["doubts"]
     if as_json:
-        print(json.dumps(facts, indent=1))
+        print(dumped(facts, indent=1))
         return 0
     if "phases" in facts:
         facts["phases"] = [*map(_phase, facts["phases"])]
@@ -129,9 +129,11 @@ def _phase(phase: dict[str, Any]) -> str:
 
 def _line(saved: Listed, best: dict[str, Any] | None) -> str:
     """``step 1,200  13,204,512 bytes  2026-11-21 10:02:11  sound``."""
+    from quorate.machine.columns import in_four_places
+
     state = "sound" if saved.wrong is None else saved.wrong
     if best is not None and best["global_step"] == saved.global_step:
-        state += f", the best {best['metric']}: {best['value']:.4f}"
+        state += f", the best {best['metric']}: {in_four_places(best['value'])}"
     when = "" if saved.saved_at is None else _time(saved.saved_at)
     return f"step {saved.global_step:,}  {saved.nbytes:,} bytes  {when}  {state}"
 

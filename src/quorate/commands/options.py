@@ -10,7 +10,7 @@ import click
 
 from quorate.commands.help_text import GroupedOption
 from quorate.services.display.shown import Shown
-from quorate.settings import Option, options
+from quorate.settings import NONE, Option, options
 from quorate.training.recipe import OPTIONS as OF_THE_TRAINER
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,7 +72,7 @@ def setting_options(*names: str) -> Callable[[F], F]:
                 flags,
                 cls=GroupedOption,
                 group=group,
-                type=option.kind,
+                type=_NumberOrNone(option.kind) if option.may_be_none else option.kind,
                 default=None,
                 metavar=_metavar(option),
                 help=f"{option.help}  [{option.place}]" if option.place else option.help,
@@ -80,6 +80,18 @@ def setting_options(*names: str) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+class _NumberOrNone(click.ParamType[Any]):
+    """A number, or the word that stands for None: no summaries, no saves by the clock."""
+
+    def __init__(self, kind: type | None) -> None:
+        self._number = click.types.convert_type(kind)
+        self.name = self._number.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or ``NONE``."""
+        return NONE if value == NONE else self._number.convert(value, param, ctx)
 
 
 def _metavar(option: Option) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +12,9 @@ from typing import Any, NamedTuple
 from quorate.errors import CheckpointError, UserError
 from quorate.machine.printable import printable
 from quorate.machine.regular_file import open_regular, size_of
+from quorate.machine.valid_json import number
 from quorate.services.checkpoints import files
+from quorate.services.checkpoints.record import MOST_COUNT, parsed_json
 from quorate.services.run_status import FINISHED, KILLED, NAME, RUNNING, STOPPED, status_of
 
 MARKS = ("checkpoints", NAME, "metrics.jsonl", "run.lock")  # of a run directory: one is enough
@@ -132,14 +133,14 @@ def _newest(log: Path) -> tuple[int | None, float | None]:
     except OSError:
         return None, None
     for line in reversed(lines):
-        with suppress(ValueError, RecursionError):  # half a line
-            record = json.loads(line)
+        with suppress(ValueError):  # half a line
+            record = parsed_json(line)
             if not isinstance(record, dict) or "validation" in record:
                 continue
             step, phase = record.get("global_step"), record.get("phase")
             loss = record.get("loss" if phase is None else f"{phase}/loss")
-            if type(step) is int and step >= 0:
-                return step, float(loss) if isinstance(loss, (int, float)) else None
+            if type(step) is int and 0 <= step <= MOST_COUNT:
+                return step, number(loss)
     return None, None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from quorate.commands.command import Command
 from quorate.errors import SettingError, cure
+from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:
     from quorate.commands.run_facts import RunFacts
@@ -52,7 +52,7 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
     now = time.time()
     runs = sorted(found.runs, key=lambda run: _order(run, sort, now))
     if as_json:
-        print(json.dumps([_record(run, now) for run in runs], indent=1))
+        print(dumped([_record(run, now) for run in runs], indent=1))
     elif runs:
         print(aligned([HEADS, *(_cells(run, now) for run in runs)], right=RIGHT))
     else:
@@ -88,6 +88,7 @@ def _record(run: RunFacts, now: float) -> dict[str, Any]:
 
 
 def _cells(run: RunFacts, now: float) -> tuple[str, ...]:
+    from quorate.machine.columns import in_four_places
     from quorate.machine.printable import printable
 
     step = "" if run.global_step is None else f"{run.global_step:,}"
@@ -96,12 +97,12 @@ def _cells(run: RunFacts, now: float) -> tuple[str, ...]:
     best = ""
     if run.best is not None:
         metric = printable(run.best["metric"], 30)
-        best = f"{metric} {run.best['value']:.4f} at {run.best['global_step']:,}"
+        best = f"{metric} {in_four_places(run.best['value'])} at {run.best['global_step']:,}"
     return (
         run.path,
         run.state,
         step,
-        "" if run.loss is None else f"{run.loss:.4f}",
+        "" if run.loss is None else in_four_places(run.loss),
         best,
         "" if run.at is None else age(now - run.at),
         printable(run.why, WHY_CHARACTERS),

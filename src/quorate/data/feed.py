@@ -71,6 +71,7 @@ class Feed:
         self._tickets = iter(tickets)
         self._taken: Ticket = (-1, -1)  # the last one, while nothing is loaded ahead
         self._told = told
+        self._has_warned = False  # of memory that cannot be page-locked
         self._slow = 0  # loads in turn that were not cheap
         if loader_workers or moves_to.type != "cpu" or not self._is_cheap():
             # Loader processes start here, in the caller's thread: of a training loop before the
@@ -187,11 +188,28 @@ class Feed:
             )
         self._ready.clear()
 
+    def _pinned(self, loaded: Batch) -> Batch | None:
+        """Return a batch in page-locked memory; None where that fails.
+
+        Whoever wants the batch then loads it again, and moves it as it is: there may be no more
+        such memory now, and be some for the next batch.
+        """
+        try:
+            return loaded._replace(data=pinned(loaded.data, self._moves_to))
+        except Exception as error:  # the edge of a thread; a batch has the user's own classes
+            if not self._has_warned:
+                self._has_warned = True
+                logging.getLogger("quorate").warning(
+                    "batches are moved to %s without page-locked memory, which is slower (%s: %s)",
+                    *(self._moves_to, type(error).__name__, str(error).partition("\n")[0]),
+                )
+            return None
+
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
         try:
             for ticket, loaded in self._loads:
-                batch = loaded and loaded._replace(data=pinned(loaded.data, self._moves_to))
+                batch = loaded and self._pinned(loaded)
                 with self._changed:
                     # Nobody may come for what is ready: others computed it. So a ticket that
                     # somebody waits for is loaded even beyond the bound.

@@ -22,6 +22,7 @@ import torch
 
 from quorate.errors import DataError
 from quorate.machine.most_memory import too_large
+from quorate.machine.regular_file import open_regular
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -42,10 +43,7 @@ def read_idx(path: str | Path) -> torch.Tensor:
     """
     path = Path(path)
     try:
-        # Opening a pipe would wait for a writer.
-        if path.exists() and not path.is_file():
-            raise DataError(path, got="something that is no regular file", expected="an IDX file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             compressed = file.read(2) == GZIP_MAGIC
             file.seek(0)
             if not compressed:

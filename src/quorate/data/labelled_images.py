@@ -13,6 +13,7 @@ import torch
 
 from quorate.data.idx import read_idx
 from quorate.errors import DataError
+from quorate.machine.regular_file import open_regular
 
 ARRAYS = (("images", "labels"), ("x", "y"), ("x_train", "y_train"))  # names that are looked for
 
@@ -45,7 +46,7 @@ def read_npz(path: Path) -> LabelledImages:
         DataError: it is missing or damaged, holds something else, or they do not fit.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = _pair(path, arrays)
     except FileNotFoundError:
         raise DataError(path, got="no such file", expected="an .npz file") from None

@@ -189,11 +189,17 @@ class _LoaderProcess:
 
     def take(self) -> Batch | None:
         """Return the next of those that were asked for; None if it cannot be had. Blocks."""
+        if self._is_lost:  # and whoever asks nothing of it, waits for nothing
+            return None
         try:
             loaded: Batch | None
             loaded, problem = unpack(self._socket)
         except (OSError, EOFError):
             self._lost()
+            return None
+        except Exception as error:  # the edge of a thread: too many files, no memory
+            # What is left in the socket may be the rest of this batch: nothing more can be had.
+            self._lost(f"{type(error).__name__}: {error}".splitlines()[0])
             return None
         if problem is not None:
             _say(f"what the dataset gives cannot come from a loader process ({problem})")
@@ -218,10 +224,19 @@ class _LoaderProcess:
         with suppress(ValueError):  # it is closed
             self._process.kill()
 
-    def _lost(self) -> None:
+    def _lost(self, problem: str = "") -> None:
+        """Say once why nothing more comes from this process.
+
+        Args:
+            problem: with what it sent, for which the process is ended; empty: it is gone.
+        """
         if self._is_ended or self._is_lost:
             return
         self._is_lost = True
+        if problem:
+            self.kill()
+            _say(f"what loader process {self._process.pid} gives cannot be taken ({problem})")
+            return
         self._process.join(1.0)
         code = self._process.exitcode
         how = "ended" if code is None or code >= 0 else f"was killed by signal {-code}"
@@ -246,6 +261,7 @@ def _serve(
     parents_end.close()
     keep_freed_memory()
     torch.set_num_threads(threads)
+    source.is_sent = True
     with suppress(OSError):  # the parent's end is closed
         while len(asked := end.recv(_TICKET.size, socket.MSG_WAITALL)) == _TICKET.size:
             step, shard = _TICKET.unpack(asked)

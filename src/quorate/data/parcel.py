@@ -12,25 +12,23 @@ comes with the number.
 
 from __future__ import annotations
 
-import array
 import io
 import itertools
 import os
 import pickle
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from quorate.machine.descriptors import receive_descriptors
+
 _NUMBER = struct.Struct("<q")
 _ALIGNMENT = 64  # bytes: torch's, of what it allocates
 _SMALL_BYTES = 1 << 17  # parcels that go through the socket
-_CLOSED_IN_CHILDREN = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 def pack(end: socket.socket, batch: Any) -> None:
@@ -42,8 +40,7 @@ def pack(end: socket.socket, batch: Any) -> None:
     try:
         buffers = _pickled((batch, None))
     except Exception as error:  # the user's: whatever is in the batch may not be made for it
-        text = str(error).partition("\n")[0][:200]
-        buffers = _pickled((None, f"{type(error).__name__}: {text}"))
+        buffers = _pickled((None, _in_words(error)))
     sizes = b"".join(_NUMBER.pack(buffer.nbytes) for buffer in buffers)
     memory = _filled(buffers) if sum(b.nbytes for b in buffers) > _SMALL_BYTES else None
     if memory is None:
@@ -63,9 +60,11 @@ def unpack(end: socket.socket) -> tuple[Any, str | None]:
 
     Raises:
         EOFError, OSError: the other end is closed.
+        UserError: memory came that this process has no descriptor left for.
+        RuntimeError: memory that came cannot be mapped.
     """
-    number, rights, _, _ = end.recvmsg(_NUMBER.size, _ONE_FD, _CLOSED_IN_CHILDREN)
-    memory = int.from_bytes(rights[0][2], sys.byteorder) if rights else None
+    number, fds = receive_descriptors(end, _NUMBER.size, 1)
+    memory = fds[0] if fds else None
     try:
         (count,) = _NUMBER.unpack(bytes(number) + bytes(_received(end, _NUMBER.size - len(number))))
         sizes = np.frombuffer(_received(end, _NUMBER.size * count), dtype="<q").tolist()
@@ -76,8 +75,16 @@ def unpack(end: socket.socket) -> tuple[Any, str | None]:
     finally:
         if memory is not None:
             os.close(memory)
-    unpacked: tuple[Any, str | None] = pickle.loads(data, buffers=buffers)
+    try:
+        unpacked: tuple[Any, str | None] = pickle.loads(data, buffers=buffers)
+    except Exception as error:  # the user's: its batch is made anew by classes of its own
+        return None, _in_words(error)
     return unpacked
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error).partition("\n")[0][:200]
+    return f"{type(error).__name__}: {text}"
 
 
 def _filled(buffers: list[memoryview]) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged
@@ -134,6 +134,7 @@ class Source:
         self._draws = False  # from torch's generator
         self.load_s, self.last_s = inf, 0.0  # that a shard took at least, and the last one
         self.hashes_samples = False  # whether batches tell what each row held
+        self.is_sent = False  # whether batches go to another process, where all is in other memory
 
     def hashing(self) -> Source:
         """Return a source of the same, whose batches tell what each row held."""
@@ -184,9 +185,7 @@ class Source:
         # A turn also keeps other threads out of the dataset, which need not be thread-safe.
         with loading(at_of(self.plan, ticket[0], rows)), Stream() as stream:
             data, hashes = self._turns.run(lambda reseed: self._load(ticket, stream, reseed))
-        if (
-            self.has_defaults or get_worker_info() is not None
-        ):  # from there it comes in other memory
+        if self.has_defaults or self.is_sent:
             return Batch(rows, data, hashes)
         # What the user's functions return may be, or be part of, what the dataset holds: a loss
         # function that writes its batch would write that, and other epochs would read it.

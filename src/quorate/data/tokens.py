@@ -1,8 +1,8 @@
-"""Tokens: rows of any lengths in one file, which all processes of a machine map into memory.
+"""Tokens: rows of any lengths in one file, which all processes of a machine read row by row.
 
-A million pairs as Python lists take half a gigabyte or more of each process. In a file that is
-mapped they are in memory once, in the system's cache of files, and a process that reads them has
-nothing of its own.
+A million pairs as Python lists take half a gigabyte or more of each process. In a file they are in
+memory once, in the system's cache of files, and a process that reads them has nothing of its own.
+They are not mapped: the system ends a process that reads what was cut off from a mapped file.
 
     bytes    64 of magic and version; V values; up to 63 of padding
     offsets  (R * K + 1,) int64: where each field of each row begins among the values, and V
@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
@@ -30,25 +31,26 @@ from torch.utils.data import Dataset
 
 from quorate.errors import DataError, SettingError
 from quorate.machine.atomic_file import write_atomically
-from quorate.machine.regular_file import open_regular
+from quorate.machine.regular_file import regular_descriptor
 
 _MAGIC = b"quorate tokens, version 1\n".ljust(64, b"\0")
 _ALIGNMENT = 64
 _END = struct.Struct("<qqq8s32sI60x")  # R, K, V, type, SHA-256 of made_from, CRC-32C
 _TYPES = ("<u1", "<i1", "<u2", "<i2", "<i4", "<i8", "<f4", "<f8")
 _ROWS_AT_ONCE = 4096
+_OFFSETS_AT_ONCE = 1 << 15
 
 Row = ArrayLike | Sequence[ArrayLike]
 
 
 class Tokens(Dataset[Any]):
-    """The rows of a file of tokens, which is mapped and never read as a whole.
+    """The rows of a file of tokens, which is never read as a whole.
 
     A row of one field is a tensor (T,), one of several a tuple of them: int32 of int32, and so on,
     in memory of their own. ``Loading(collate=)`` pads them.
 
     Do not write to the file while it is used: write another one in its place, as ``write_tokens``
-    does. A process that reads what was cut off from a mapped file is ended by the system.
+    does. What was cut off from it meanwhile cannot be read, and raises ``DataError``.
 
     Args:
         path: of a file that ``write_tokens`` has written.
@@ -59,8 +61,8 @@ class Tokens(Dataset[Any]):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-        found = _opened(self.path)
-        self._values, self._offsets, self._fields, self.made_from_sha256 = found
+        self._file = _File(self.path)
+        self._fields, self.made_from_sha256 = self._file.fields, self._file.made_from_sha256
 
     @classmethod
     def built(
@@ -93,31 +95,34 @@ class Tokens(Dataset[Any]):
         return cls(path)
 
     def __len__(self) -> int:
-        return (len(self._offsets) - 1) // self._fields
+        return self._file.rows
 
     def __getitem__(self, row: int) -> Any:
         """Return a row: a tensor, or a tuple of tensors.
 
         Raises:
             IndexError: there is no such row.
+            DataError: the file was cut or changed while it was used.
         """
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row:,} of {len(self):,}")
         first = row % len(self) * self._fields
-        offsets = self._offsets[first : first + self._fields + 1].tolist()
-        # Copies: a mapped file cannot be written, and a tensor of it would say so when it is.
+        offsets = self._file.offsets(first, self._fields + 1).tolist()
+        values = self._file.values(offsets[0], offsets[-1])
+        # Copies: what was read cannot be written, and fields are to have memory of their own.
         fields = tuple(
-            torch.from_numpy(self._values[start:stop].copy()) for start, stop in pairwise(offsets)
+            torch.from_numpy(values[start - offsets[0] : stop - offsets[0]].copy())
+            for start, stop in pairwise(offsets)
         )
         return fields if self._fields > 1 else fields[0]
 
     def lengths(self, field: int = 0) -> NDArray[np.int64]:
         """Return how many values each row has in a field, (R,): for ``Loading(order=)``."""
-        every = np.diff(self._offsets).astype(np.int64)
-        return every[field :: self._fields]
+        every = np.diff(self._file.offsets(0, self._file.rows * self._fields + 1))
+        return every[field :: self._fields].astype(np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokens, (self.path,)  # another process maps it for itself
+        return Tokens, (self.path,)  # another process opens it for itself
 
 
 def write_tokens(
@@ -174,7 +179,7 @@ def _pieces(
     table = np.frombuffer(offsets, dtype=np.int64).astype("<i8").tobytes()
     yield table
     end = (number, fields, offsets[-1], kind.str.replace("|", "<").encode(), _digest(made_from))
-    yield _END.pack(*end, _checksum(end, table))
+    yield _END.pack(*end, google_crc32c.extend(_checksum_of_end(*end), table))
 
 
 def _fitting(
@@ -216,51 +221,95 @@ def _fitting(
     raise DataError(row, got=wrong, expected=f"{least} to {most}", fix=fix)
 
 
-def _opened(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, bytes]:
-    """Return values, offsets, K and the hash of what it was made from."""
-    expected = "a file of tokens"
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            magic = file.read(len(_MAGIC))
-            file.seek(max(0, size - _END.size))
-            tail = file.read(_END.size)
-            if magic != _MAGIC:
-                raise DataError(path, got="another file", expected=expected)
-            damaged = DataError(
-                path, got="a damaged end", expected=expected, fix="write it again: it was cut"
-            )
-            if size < len(_MAGIC) + _END.size:
-                raise damaged
-            *end, checksum = _END.unpack(tail)
-            rows, fields, values, name, made_from = end
-            name = name.rstrip(b"\0")
-            if name.decode("ascii", "replace") not in _TYPES or min(rows, fields, values + 1) < 1:
-                raise damaged
-            kind = np.dtype(name.decode())
-            at = len(_MAGIC) + values * kind.itemsize
-            at += -(values * kind.itemsize) % _ALIGNMENT
-            if size != at + 8 * (rows * fields + 1) + _END.size:
-                raise damaged
-            body = np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
-    except FileNotFoundError:
-        raise DataError(path, got="no such file", expected=expected) from None
-    except OSError as error:
-        raise DataError(path, got=error.strerror or error, expected=expected) from error
-    table = body[at : size - _END.size]
-    if _checksum((*end[:3], name, made_from), table) != checksum:
-        raise damaged
-    first = len(_MAGIC)
-    found: NDArray[Any] = body[first : first + values * kind.itemsize].view(kind)
-    return found, table.view("<i8"), fields, made_from
+class _File:
+    """An open file of tokens. Any thread may read; a fork reads through the same descriptor.
+
+    Raises:
+        DataError: the file is missing, cut or damaged, or no file of tokens.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        expected = "a file of tokens"
+        try:
+            self._fd = regular_descriptor(path)
+        except FileNotFoundError:
+            raise DataError(path, got="no such file", expected=expected) from None
+        except OSError as error:
+            raise DataError(path, got=error.strerror or error, expected=expected) from error
+        closing = weakref.finalize(self, os.close, self._fd)
+        closing.atexit = False  # a thread may be reading still
+        size = os.fstat(self._fd).st_size
+        if self._read(0, min(size, len(_MAGIC))) != _MAGIC:
+            raise DataError(path, got="another file", expected=expected)
+        if size < len(_MAGIC) + _END.size:
+            raise self._damaged()
+        *end, checksum = _END.unpack(self._read(size - _END.size, _END.size))
+        self.rows: int = end[0]
+        self.fields: int = end[1]
+        self._values: int = end[2]
+        name: bytes = end[3].rstrip(b"\0")
+        self.made_from_sha256: bytes = end[4]
+        is_known = name.decode("ascii", "replace") in _TYPES
+        if not is_known or min(self.rows, self.fields, self._values + 1) < 1:
+            raise self._damaged()
+        self._kind = np.dtype(name.decode())
+        at = len(_MAGIC) + self._values * self._kind.itemsize
+        self._table_at = at + -at % _ALIGNMENT
+        self._bounds = self.rows * self.fields + 1
+        if size != self._table_at + 8 * self._bounds + _END.size:
+            raise self._damaged()
+        # The offsets, some at a time: in order, from the first value to behind the last one.
+        crc = _checksum_of_end(self.rows, self.fields, self._values, name, self.made_from_sha256)
+        before = 0
+        for first in range(0, self._bounds, _OFFSETS_AT_ONCE):
+            some = self.offsets(first, min(_OFFSETS_AT_ONCE, self._bounds - first))
+            crc = google_crc32c.extend(crc, some.tobytes())
+            bounds = np.concatenate([[before], some])
+            if (bounds[1:] < bounds[:-1]).any() or (first == 0 and some[0] != 0):
+                raise self._damaged()
+            before = int(some[-1])
+        if crc != checksum or before != self._values:
+            raise self._damaged()
+
+    def offsets(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return where some fields begin among the values."""
+        content = self._read(self._table_at + 8 * first, 8 * count)
+        return np.frombuffer(content, dtype="<i8")
+
+    def values(self, start: int, stop: int) -> NDArray[Any]:
+        """Return some of the values."""
+        if not 0 <= start <= stop <= self._values:
+            raise self._damaged()
+        itemsize = self._kind.itemsize
+        content = self._read(len(_MAGIC) + start * itemsize, (stop - start) * itemsize)
+        return np.frombuffer(content, dtype=self._kind)
+
+    def _read(self, at: int, nbytes: int) -> bytes:
+        try:
+            content = os.pread(self._fd, nbytes, at)
+            while 0 < len(content) < nbytes:  # the system reads 2 GiB at once, at most
+                more = os.pread(self._fd, nbytes - len(content), at + len(content))
+                if not more:
+                    break
+                content += more
+        except OSError as error:
+            got = error.strerror or error
+            raise DataError(self._path, got=got, expected="a readable file", offset=at) from error
+        if len(content) < nbytes:
+            got = f"the end of the file after {len(content):,} bytes"
+            fix = "write it again: it was cut"
+            raise DataError(self._path, got=got, expected=f"{nbytes:,}", offset=at, fix=fix)
+        return content
+
+    def _damaged(self) -> DataError:
+        fix = "write it again: it was cut"
+        return DataError(self._path, got="a damaged end", expected="a file of tokens", fix=fix)
 
 
-def _checksum(end: Sequence[Any], table: Any) -> int:
-    *numbers, name, made_from = end
-    head = struct.pack("<qqq8s32s", *numbers, name, made_from)
-    crc: int = google_crc32c.value(head)
-    for start in range(0, len(table), 1 << 22):
-        crc = google_crc32c.extend(crc, bytes(table[start : start + (1 << 22)]))
+def _checksum_of_end(rows: int, fields: int, values: int, name: bytes, made_from: bytes) -> int:
+    """Return the CRC-32C of the end: those of the offsets are to follow."""
+    crc: int = google_crc32c.value(struct.pack("<qqq8s32s", rows, fields, values, name, made_from))
     return crc
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+MOST_IN_FULL = 1e12  # of which a float has four places: 1e308 has 309 digits before them
+
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
     """Return rows of cells as lines with a column below the other, two spaces apart.
@@ -20,3 +22,8 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def in_four_places(value: float) -> str:
+    """Return a metric with four places: ``0.3127``; ``1.0000e+308`` where it has many digits."""
+    return f"{value:.4f}" if not abs(value) >= MOST_IN_FULL else f"{value:.4e}"

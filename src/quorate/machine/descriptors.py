@@ -1,12 +1,14 @@
 """Descriptors: how many files a process may open, and how many a run needs.
 
-Where they run out, a message between processes arrives without the descriptors it was sent with,
-and nothing says why: so it is looked at before anything is started.
+Where they run out, a message between processes arrives without the descriptors it was sent with: so
+it is looked at before anything is started, and whoever receives such a message raises.
 """
 
 from __future__ import annotations
 
+import array
 import os
+import socket
 from pathlib import Path
 
 from quorate.errors import UserError
@@ -20,6 +22,45 @@ PER_DEVICE = 4  # of a replica in stages, while processes start: how each was st
 # while they connect.
 PER_RANK = 11  # its process, see above, three connections by gloo, pipes, shared memory
 SPARE_OF_RANKS = 20  # what gloo listens with, and the above
+
+# Else what this process starts would inherit descriptors that it receives.
+_NOT_INHERITED = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+
+
+def receive_descriptors(
+    end: socket.socket, nbytes: int, count: int, flags: int = 0
+) -> tuple[bytes, list[int]]:
+    """Receive bytes from a Unix socket, and the descriptors that came with them.
+
+    ``socket.recv_fds`` of Python 3.11 ignores its flags, and says nothing of lost descriptors.
+
+    Args:
+        end: of a pair of sockets. It blocks, or not, as it is set and as ``flags`` say.
+        nbytes: that are received at most.
+        count: of descriptors that come with one message at most. The caller owns those returned.
+        flags: of ``recvmsg``.
+
+    Raises:
+        UserError: the kernel could not hand descriptors over: this process has too many open.
+        OSError: as ``recvmsg`` raises it.
+    """
+    fds = array.array("i")
+    space = socket.CMSG_SPACE(count * fds.itemsize)
+    data, extra, came, _ = end.recvmsg(nbytes, space, flags | _NOT_INHERITED)
+    for level, kind, payload in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
+    if came & socket.MSG_CTRUNC:
+        for fd in fds:  # some of a message are as good as none
+            os.close(fd)
+        most, opened = limit()[0], _open()
+        raise UserError(
+            f"descriptors: got a message between processes without those that it was sent with, as "
+            f"process {os.getpid()} has {'too many' if opened is None else opened} of "
+            f"{'its' if most is None else most} open (ulimit -n); raise it, or close files that "
+            "the script leaves open"
+        )
+    return data, list(fds)
 
 
 def limit() -> tuple[int | None, int | None]:

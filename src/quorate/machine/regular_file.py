@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -24,21 +25,48 @@ _KINDS = {
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
+def regular_descriptor(path: str | Path) -> int:
+    """Return a descriptor for reading a regular file, which the caller closes. Does not block.
+
+    Raises:
+        OSError: the file is not there, cannot be read, or is no regular file; the error's text
+            says what it is.
+    """
+    # Before the opening too: that of some devices has an effect (a tape is rewound).
+    _require_regular(Path(path).stat(), path)
+    descriptor = os.open(path, os.O_RDONLY | _AT_ONCE)
+    try:
+        _require_regular(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file for reading bytes. Does not block, whatever is there.
 
     Raises:
-        OSError: it is not there, cannot be read, or is no regular file; its text says what it is.
+        OSError: see ``regular_descriptor``.
     """
-    # Before the opening too: that of some devices has an effect (a tape is rewound).
-    _require_regular(Path(path).stat(), path)
-    file = os.fdopen(os.open(path, os.O_RDONLY | _AT_ONCE), "rb")
-    try:
-        _require_regular(os.fstat(file.fileno()), path)
-    except BaseException:
-        file.close()
-        raise
-    return file
+    return os.fdopen(regular_descriptor(path), "rb")
+
+
+def regular_lines(path: str | Path, most_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of a regular file with their ends, in memory for one of them.
+
+    Args:
+        path: of the file.
+        most_bytes: of a line with its end. A sparse file of a terabyte is one line.
+
+    Raises:
+        OSError: see ``regular_descriptor``; or a line is longer.
+    """
+    with open_regular(path) as file:
+        while line := file.readline(most_bytes + 1):
+            if len(line) > most_bytes:
+                raise _too_large(f"a line of more than the {most_bytes:,} bytes", path)
+            yield line
 
 
 def size_of(file: BufferedReader) -> int:
@@ -58,9 +86,12 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
     with open_regular(path) as file:  # it may grow: no more is read than there was, and one byte
         data = file.read(min(size_of(file), most_bytes) + 1)
     if len(data) > most_bytes:
-        reason = f"more than the {most_bytes:,} bytes that it may have"
-        raise OSError(errno.EFBIG, reason, str(path))
+        raise _too_large(f"more than the {most_bytes:,} bytes", path)
     return data
+
+
+def _too_large(got: str, path: str | Path) -> OSError:
+    return OSError(errno.EFBIG, f"{got} that it may have", str(path))
 
 
 def _require_regular(found: os.stat_result, path: str | Path) -> None:

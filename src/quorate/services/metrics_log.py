@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.errors import UserError
+from quorate.machine.valid_json import dumped
 from quorate.services.log_cut import cut
 from quorate.services.report import Report
 from quorate.transports.worker_status import PHASES, WorkerStatus
@@ -26,6 +26,8 @@ SPENT_PER_WORKER_S = 0.1  # and less often with very many, whose figures are lon
 
 class MetricsLog:
     """A log of one JSON object per update and per evaluation; ``close`` it.
+
+    A number that is not finite is a string in it: "NaN", "Infinity" or "-Infinity".
 
     Lines of steps after ``global_step``, which a run that was cut off may have left, are dropped:
     those steps are computed again. What cannot be written waits in memory, on a disk that is full
@@ -120,7 +122,7 @@ class MetricsLog:
 
     def _log(self, record: dict[str, Any]) -> None:
         known = {name: value for name, value in record.items() if value is not None}
-        self._write((json.dumps(known) + "\n").encode())
+        self._write((dumped(known) + "\n").encode())
 
     def _write(self, line: bytes) -> None:
         if len(self._waiting) + len(line) <= MOST_WAITING_BYTES:

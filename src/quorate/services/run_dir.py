@@ -54,7 +54,7 @@ class RunDir(Settings):
     _: KW_ONLY
     save_every_s: float | None = field(
         default=600.0,
-        metadata=about("seconds between checkpoints (600)", kind=float, check=between(0)),
+        metadata=about("seconds between checkpoints, or none (600)", kind=float, check=between(0)),
     )
     save_every_steps: int | None = field(
         default=None,
@@ -73,7 +73,7 @@ class RunDir(Settings):
     summary_every_s: float | None = field(
         default=20.0,
         metadata=about(
-            "seconds between two points of a curve in TensorBoard (20)",
+            "seconds between two points of a curve in TensorBoard, or none (20)",
             kind=float,
             check=between(0),
         ),

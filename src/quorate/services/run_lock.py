@@ -6,6 +6,9 @@ process is gone, whatever it died of. Over NFS, Linux asks the server for it (a 
 file, since 2.6.12), so that it holds between machines; a machine that vanishes keeps it until the
 server's lease is over. With the mount option ``local_lock=flock`` or ``nolock`` it holds within a
 machine alone. File systems without locks are said, and trained on.
+
+Whoever may open the file may lock it: the file is open to those who may write to the directory, and
+to nobody who may read there alone. A process that has the lock and is no run is named all the same.
 """
 
 from __future__ import annotations
@@ -22,9 +25,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from quorate.errors import SettingError
 from quorate.machine.printable import printable
+from quorate.services.checkpoints.record import parsed_json
 
 if sys.platform != "win32":
     import fcntl
@@ -148,9 +155,10 @@ def _locked(run_dir: Path) -> tuple[int, str | None]:
         for how in (os.O_RDONLY, os.O_RDWR):
             descriptor = _open(path, how)
             try:
+                _close_to_readers(run_dir, descriptor)
                 is_taken, lacking = _lock(descriptor)
                 if is_taken:
-                    raise _in_use(run_dir, path)
+                    raise _in_use(run_dir, path, descriptor)
                 is_there = _is_still(path, descriptor)
             except OSError as error:
                 os.close(descriptor)
@@ -174,6 +182,19 @@ def _open(path: Path, how: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return descriptor
+
+
+def _close_to_readers(run_dir: Path, descriptor: int) -> None:
+    """Let nobody open the lock who may not write to the directory: it was 0644 once."""
+    file, folder = os.fstat(descriptor), run_dir.stat()
+    mode = 0o600
+    if folder.st_mode & stat.S_IWGRP and folder.st_gid == file.st_gid:
+        mode |= 0o060
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        mode |= 0o006
+    if stat.S_IMODE(file.st_mode) != mode:
+        with suppress(OSError):  # another user's, or a file system without modes
+            os.fchmod(descriptor, mode)
 
 
 def _lock(descriptor: int) -> tuple[bool, str | None]:
@@ -214,25 +235,63 @@ def _sign(path: Path) -> None:
             os.close(descriptor)
 
 
-def _in_use(run_dir: Path, path: Path) -> SettingError:
+def _in_use(run_dir: Path, path: Path, descriptor: int) -> SettingError:
     """Return the error that names who has a lock."""
     deadline = time.monotonic() + OWNER_S
     while (owner := _owner(path)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    return SettingError(
-        "run_dir",
-        str(run_dir),
-        "a directory that no other run trains in",
-        f"{owner or 'another run'} does; wait for its end, stop it, or choose another run_dir",
-    )
+    holders = _holders(descriptor)
+    if holders and (owner is None or owner.pid not in holders):
+        # Whoever signed is a run, and is not who has it: a process that is none, or the signature
+        # could not be written.
+        named = " and ".join(_process(pid) for pid in holders)
+        fix = f"{named} has {path} locked; wait for its end, stop it, or choose another run_dir"
+    else:
+        named = "another run" if owner is None else owner.words
+        fix = f"{named} does; wait for its end, stop it, or choose another run_dir"
+    return SettingError("run_dir", str(run_dir), "a directory that no other run trains in", fix)
 
 
-def _owner(path: Path) -> str | None:
+def _holders(descriptor: int) -> list[int]:
+    """Return the processes of this host that have a file locked, as far as Linux tells.
+
+    A line of /proc/locks: ``1: FLOCK  ADVISORY  WRITE 4711 fd:00:131092 0 EOF``.
+    """
+    file, holders = os.fstat(descriptor), []
+    with suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            words = line.split()
+            if len(words) != 8 or words[1] != "FLOCK":
+                continue
+            major, minor, inode = words[5].split(":")
+            device = os.makedev(int(major, 16), int(minor, 16))
+            if (device, int(inode)) == (file.st_dev, file.st_ino):
+                holders.append(int(words[4]))
+    return holders
+
+
+def _process(pid: int) -> str:
+    """``process 4711 (flock, of user ann)``: as much as is known of a process of this host."""
+    known = []
+    with suppress(psutil.Error, OSError):
+        known = [printable(psutil.Process(pid).name(), 40)]
+        known.append(f"of user {printable(psutil.Process(pid).username(), 40)}")
+    return f"process {pid}" + (f" ({', '.join(known)})" if known else "")
+
+
+class _Owner(NamedTuple):
+    """A run that says that a lock is its own."""
+
+    pid: int
+    words: str
+
+
+def _owner(path: Path) -> _Owner | None:
     """Return who says that a lock is his; None if nobody says it, or somebody who is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
-            signature = json.loads(os.read(descriptor, MOST_SIGNATURE_BYTES))
+            signature = parsed_json(os.read(descriptor, MOST_SIGNATURE_BYTES))
         finally:
             os.close(descriptor)
         pid, host, since = (signature[name] for name in ("pid", "host", "since"))
@@ -240,14 +299,13 @@ def _owner(path: Path) -> str | None:
         if not isinstance(pid, int) or pid <= 0:
             return None
         if pid == os.getpid() and host == socket.gethostname():
-            return f"another Trainer of this process (pid {pid}, since {when})"
+            return _Owner(pid, f"another Trainer of this process (pid {pid}, since {when})")
         if host == socket.gethostname():
-            os.kill(pid, 0)  # raises: it is what an earlier run left
-    except PermissionError:  # another user's process; or a file that is not ours to read
-        pass
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            with suppress(PermissionError):  # another user's process: it is there
+                os.kill(pid, 0)  # raises: it is what an earlier run left
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    return f"process {pid} on {printable(host)} (since {when})"
+    return _Owner(pid, f"process {pid} on {printable(host)} (since {when})")
 
 
 # --- forks ----------------------------------------------------------------------------------------

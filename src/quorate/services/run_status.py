@@ -23,6 +23,7 @@ from quorate.machine import this_host
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.printable import printable
 from quorate.machine.regular_file import read_regular
+from quorate.services.checkpoints.record import parsed_json
 
 NAME = "status.json"
 MOST_BYTES = 1 << 16
@@ -98,7 +99,7 @@ class RunStatus:
 def status_of(run_dir: Path) -> Status | None:
     """Return the status of a run; None where it is not written, or by somebody else."""
     try:
-        record = json.loads(read_regular(run_dir / NAME, MOST_BYTES))
+        record = parsed_json(read_regular(run_dir / NAME, MOST_BYTES))
         if not isinstance(record, dict) or record["state"] not in WRITTEN:
             return None
         step, last = _count(record["global_step"]), _count(record["last_step"])
@@ -107,7 +108,7 @@ def status_of(run_dir: Path) -> Status | None:
         if state == RUNNING:
             state, reason = _looked_for(record)
         return Status(state, at, step, last, reason)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

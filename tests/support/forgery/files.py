@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from support.forgery.forged import TENSORS, Forged
+from support.forgery.places import PLACES
 
 from quorate.services.checkpoints.files import MARKER, RECORD
 
@@ -26,19 +26,11 @@ def forged_file(forged: Forged) -> str:
         return f"{name} is that of step 4"
     forged.write()
     target.unlink()
-    ways: dict[str, Callable[[], None]] = {
-        "a FIFO": lambda: os.mkfifo(target),
-        "a directory": target.mkdir,
-        "a link to /dev/zero": lambda: target.symlink_to("/dev/zero"),
-        "a link to a FIFO": lambda: (os.mkfifo(path / "pipe"), target.symlink_to(path / "pipe"))[0],
-        "a dangling link": lambda: target.symlink_to(path / "nothing"),
-        "a link to itself": lambda: target.symlink_to(target),
-        "missing": lambda: None,
-        "a sparse terabyte": lambda: (target.write_bytes(b""), os.truncate(target, 1 << 40))[1],
-        "that of another step": lambda: None if name in TENSORS else _copied(other, target),
+    ways: dict[str, Callable[[Path], object]] = PLACES | {
+        "that of another step": lambda target: None if name in TENSORS else _copied(other, target),
     }
     way = chance.choice([*ways])
-    ways[way]()
+    ways[way](target)
     return f"{name} is {way}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from quorate.commands.command import Command
 from quorate.commands.help_text import GroupedOption
 from quorate.errors import DataError, SettingError
+from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:
     from quorate.commands.plan.measurements import Measurement
@@ -119,7 +119,7 @@ def command(file: Path | None, **asked: Any) -> int:
 
         record = check(Path(asked["check"]), file, asked, assumptions)
         if asked["as_json"] is not None:
-            _written("json", Path(asked["as_json"]), json.dumps(record, indent=1) + "\n")
+            _written("json", Path(asked["as_json"]), dumped(record, indent=1) + "\n")
         return 0
     if file is None:
         expected = "the results.json of quorate bench, or --check RUN_DIR"
@@ -157,7 +157,7 @@ def command(file: Path | None, **asked: Any) -> int:
             "of_itself": of_itself.to_json(),
             "predictions": [told.to_json() for told in rows],
         }
-        _written("json", Path(asked["as_json"]), json.dumps(record, indent=1) + "\n")
+        _written("json", Path(asked["as_json"]), dumped(record, indent=1) + "\n")
     if picture is not None:
         from quorate.commands.plan.plot import plot
 

@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 
 from quorate.coordination.rules import parse
 from quorate.errors import DataError, SettingError, cure
+from quorate.machine.printable import printable
+from quorate.machine.regular_file import read_regular
+from quorate.services.checkpoints.record import parsed_json
 from quorate.simulation.inputs import ENGINES, MOST
 from quorate.simulation.simulate import rule_for
 
 WORK = ("fetching", "forward", "backward", "pushing")  # phases that a shard goes through
 KINDS = ("towers", *ENGINES)
+MOST_BYTES = 8 << 20  # of a file of measurements: the results of a thousand workers take 1 MB
 BYTE_ORDER = "\ufeff"  # what spreadsheets begin a file with
 COLUMNS = ("shard_s", "worker", "step", "shard")
 _BENCH, _AGAIN = "what quorate bench writes", "write it again with quorate bench"
@@ -67,14 +71,15 @@ def read_bench(path: Path) -> list[Measurement]:
     """
     text = text_of(path, "the results.json of quorate bench")
     try:
-        record = json.loads(text)
-    except RecursionError:
-        raise DataError(path, got="parts in parts without end", expected=_BENCH) from None
-    except json.JSONDecodeError as error:
+        record = parsed_json(text.encode())
+    except ValueError as error:
+        if not isinstance(error.__cause__, json.JSONDecodeError):
+            got = printable(error).removeprefix("got ")
+            raise DataError(path, got=got, expected=_BENCH, fix=_AGAIN) from None
         written = text.strip()
         is_short = not written or (written.startswith("{") and not written.endswith("}"))
         got = "the end of the file" if is_short else "no JSON"
-        where = f"{path}, line {error.lineno}"
+        where = f"{path}, line {error.__cause__.lineno}"
         raise DataError(where, got=got, expected=_BENCH, fix=_AGAIN) from None
     reader = _Reader(path, text)
     if isinstance(record, dict) and "contenders" not in record and "updates" in record:
@@ -317,16 +322,21 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
     return tuple(times)
 
 
+def unread(path: Path, error: OSError, expected: str) -> DataError:
+    """Return the error of a file that cannot be read."""
+    got = "no file" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
+    return DataError(path, got=got, expected=expected)
+
+
 def text_of(path: Path, expected: str) -> str:
-    """Return the text of a file.
+    """Return the text of a regular file of ``MOST_BYTES`` at most.
 
     Raises:
-        DataError: it is not there, cannot be read, or is no text.
+        DataError: it is not there, cannot be read, is larger, or is no text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, MOST_BYTES).decode()
     except OSError as error:
-        got = "no file" if isinstance(error, FileNotFoundError) else str(error.strerror)
-        raise DataError(path, got=got, expected=expected) from None
+        raise unread(path, error, expected) from None
     except UnicodeDecodeError as error:
         raise DataError(path, got="no text", expected=expected, offset=error.start) from None

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from math import isfinite
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quorate.commands.plan.measurements import text_of
+from quorate.commands.plan.measurements import unread
 from quorate.errors import DataError, cure
+from quorate.machine.regular_file import regular_lines
+from quorate.machine.valid_json import number
+from quorate.services.checkpoints.record import MOST_COUNT, parsed_json
+from quorate.services.log_cut import MOST_LINE_BYTES
+from quorate.simulation.inputs import MOST
 from quorate.transports.worker_status import PHASES
 
 SPENT = ("shards", *PHASES)
@@ -44,11 +49,10 @@ def read_trace(path: Path) -> list[Line]:
     Raises:
         DataError: it is not there, or says what cannot be; with its line.
     """
-    text = text_of(path, "the metrics.jsonl of a run")
     lines: list[Line] = []
     evaluated = False
-    for number, words in enumerate(text.splitlines(keepends=True), 1):
-        where = f"{path}, line {number}"
+    for place, words in enumerate(_lines_of(path), 1):
+        where = f"{path}, line {place}"
         record = _object(where, words)
         step = record["global_step"]
         if "validation" in record:
@@ -68,17 +72,29 @@ def read_trace(path: Path) -> list[Line]:
     return lines
 
 
-def _object(where: str, words: str) -> dict[str, Any]:
+def _lines_of(path: Path) -> Iterator[bytes]:
+    expected = "the metrics.jsonl of a run"
     try:
-        record = json.loads(words)
-    except (ValueError, RecursionError):
+        yield from regular_lines(path, MOST_LINE_BYTES)
+    except OSError as error:
+        raise unread(path, error, expected) from None
+
+
+def _object(where: str, words: bytes) -> dict[str, Any]:
+    try:
+        record = parsed_json(words)
+    except ValueError:
         record = None
-    if not words.endswith("\n"):
+    if not words.endswith(b"\n"):
         fix = "the run was cut off there: go on with it, or remove the line"
         raise DataError(where, got="a line without an end", expected="a whole one", fix=fix)
     step = record.get("global_step") if isinstance(record, dict) else None
-    if type(step) is not int or step < 0:
-        shown = "no JSON object" if record is None else f"global_step {json.dumps(step)[:40]}"
+    if type(step) is not int or not 0 <= step <= MOST_COUNT:
+        shown = (
+            "no JSON object"
+            if not isinstance(record, dict)
+            else f"global_step {json.dumps(step)[:40]}"
+        )
         raise DataError(where, got=shown, expected="a line of metrics.jsonl", fix=_AGAIN)
     return dict(record)
 
@@ -95,8 +111,7 @@ def _line(where: str, record: dict[str, Any], *, is_after_evaluation: bool) -> L
         raise DataError(where, got=got, expected="as many in fresh, stale, dropped", fix=_AGAIN)
     known = (*COUNTS, *NUMBERS, *LISTS, *OTHERS)
     for name, value in record.items():
-        is_metric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if name not in known and not is_metric:
+        if name not in known and number(value) is None:
             fix = cure(name, known, "leave it out")
             got = f"column {name!r}, {json.dumps(value)[:40]}"
             raise DataError(where, got=got, expected="a number, if it is a metric", fix=fix)
@@ -136,7 +151,9 @@ def _number(where: str, record: dict[str, Any], name: str, *, whole: bool = Fals
     value = record.get(name)
     expected = "a whole number >= 0" if whole else "a number >= 0"
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not is_number or not isfinite(value) or value < 0:  # type: ignore[arg-type, operator]
+    # What shards weigh is not used here, and is the script's own.
+    most = sys.float_info.max if name == "weight" else MOST
+    if not is_number or not 0 <= value <= most:  # type: ignore[operator]
         got = f"{name} {json.dumps(value)[:40]}" if name in record else f"no {name}"
         raise DataError(where, got=got, expected=expected, fix=_AGAIN)
     return float(value)  # type: ignore[arg-type]

@@ -4,8 +4,10 @@ The index of FILE is kept as .FILE.index in the same folder, or under QUORATE_DA
 be written there. It belongs to a path, a size and a time of change, and has a checksum: of a file
 that was replaced, or with an index that is damaged, a new one is made.
 
-An index is a few named arrays. They are mapped and not read, so that all processes of a machine
-have one copy of them.
+An index is a few named arrays. They are read into memory, not mapped: the system ends a process
+that reads from a mapped file after somebody has cut the file. A checksum does not say that quorate
+wrote an index, either, so each kind of file compares the arrays with the size of the file before
+anything is read with them.
 """
 
 from __future__ import annotations
@@ -27,16 +29,36 @@ from numpy.typing import NDArray
 from quorate.errors import DataError
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.environment import cache_dir
-from quorate.machine.regular_file import open_regular
+from quorate.machine.regular_file import open_regular, regular_descriptor
 
 # Magic; the file's size and time of change; bytes of the header; CRC-32C of all that follows.
 _TOP = struct.Struct("<16sqqqI")
 _MAGIC = b"quorate-arrays2\n"
 _ALIGNMENT = 64
 _PIECE_BYTES = 1 << 22
+_MOST_HEAD_BYTES = 4096
+_MOST_TIMES = 16  # as large as its file an index is: of lines of one byte 8 times, of tars once
 
 Arrays = Mapping[str, NDArray[Any]]
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file that has no table of contents, and what its index holds.
+
+    Args:
+        name: for messages; the last word but one is in the name of the index: "a tar file".
+        dtypes: of the index's arrays, little-endian, by name: ``{"starts": "<i8"}``.
+        scan: makes the arrays of an open file, given path, file and size; may raise DataError.
+        fits: whether arrays could be those of a file of a size in bytes: every number of a row
+            and every byte that the arrays name has to be there.
+    """
+
+    name: str
+    dtypes: Mapping[str, str]
+    scan: Callable[[Path, BinaryIO, int], Arrays]
+    fits: Callable[[Arrays, int], bool]
 
 
 @dataclass(frozen=True)
@@ -55,7 +77,7 @@ class Indexed:
             DataError: it cannot be read, or was changed since.
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            fd = regular_descriptor(self.path)
             stat = os.fstat(fd)
         except OSError as error:
             got = error.strerror or error
@@ -83,13 +105,8 @@ class Indexed:
         return content
 
 
-def indexed(path: Path, kind: str, scan: Callable[[Path, BinaryIO, int], Arrays]) -> Indexed:
+def indexed(path: Path, kind: Kind) -> Indexed:
     """Return a file with its index: the one that was kept, or a new one, which is kept.
-
-    Args:
-        path: of the file.
-        kind: what it is, for messages: "a tar file".
-        scan: makes the index of an open file, given path, file and size; may raise DataError.
 
     Raises:
         DataError: the file is missing, compressed, or not what it should be.
@@ -99,18 +116,18 @@ def indexed(path: Path, kind: str, scan: Callable[[Path, BinaryIO, int], Arrays]
         with open_regular(path) as file:
             stat = os.fstat(file.fileno())
             for place in _places(path, kind):
-                if (arrays := _kept(place, stat)) is not None:
+                if (arrays := _kept(place, stat, kind)) is not None:
                     return Indexed(path, stat.st_size, stat.st_mtime_ns, arrays)
             head = file.peek(2)[:2]
             if (compressed := COMPRESSED.get(head)) is not None:
                 got = f"a {compressed}-compressed file, in which no row can be found by its number"
-                raise DataError(path, got=got, expected=kind, fix="unpack it")
-            arrays = scan(path, file, stat.st_size)
+                raise DataError(path, got=got, expected=kind.name, fix="unpack it")
+            arrays = kind.scan(path, file, stat.st_size)
             after = os.fstat(file.fileno())
     except FileNotFoundError:
-        raise DataError(path, got="no such file", expected=kind) from None
+        raise DataError(path, got="no such file", expected=kind.name) from None
     except OSError as error:
-        raise DataError(path, got=error.strerror or error, expected=kind) from error
+        raise DataError(path, got=error.strerror or error, expected=kind.name) from error
     if (stat.st_size, stat.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise DataError(path, got="a file that is being written", expected="one that is done")
     fresh = Indexed(path, stat.st_size, stat.st_mtime_ns, arrays)
@@ -118,13 +135,13 @@ def indexed(path: Path, kind: str, scan: Callable[[Path, BinaryIO, int], Arrays]
     return fresh
 
 
-def _places(path: Path, kind: str) -> tuple[Path, Path]:
-    name = hashlib.sha256(os.fsencode(path) + kind.encode()).hexdigest()[:32]
-    beside = path.with_name(f".{path.name}.{kind.split()[-2]}.index")
+def _places(path: Path, kind: Kind) -> tuple[Path, Path]:
+    name = hashlib.sha256(os.fsencode(path) + kind.name.encode()).hexdigest()[:32]
+    beside = path.with_name(f".{path.name}.{kind.name.split()[-2]}.index")
     return beside, cache_dir() / "indexes" / f"{name}.index"
 
 
-def _kept(place: Path, stat: os.stat_result) -> Arrays | None:
+def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
     """Return the arrays in an index file; None if there is none that fits, or it is damaged."""
     try:
         with open_regular(place) as file:
@@ -132,24 +149,43 @@ def _kept(place: Path, stat: os.stat_result) -> Arrays | None:
             magic, *of_file, head_bytes, crc = _TOP.unpack(file.read(_TOP.size))
             if magic != _MAGIC or of_file != [stat.st_size, stat.st_mtime_ns]:
                 return None
-            if not 0 < head_bytes <= size - _TOP.size:
+            if not 0 < head_bytes <= _MOST_HEAD_BYTES:
                 return None
             head = file.read(head_bytes)
-            found = google_crc32c.value(head)
-            while piece := file.read(_PIECE_BYTES):
-                found = google_crc32c.extend(found, piece)
-            if found != crc:
+            table = json.loads(head)
+            # 1. The arrays that an index of this kind has, one behind the other, and nothing else:
+            # so the file's size bounds what is read.
+            if not isinstance(table, dict) or table.keys() != kind.dtypes.keys():
                 return None
-            body = np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
-            return {
-                name: body[start : start + nbytes].view(dtype)
-                for name, (dtype, start, nbytes) in json.loads(head).items()
+            at = _TOP.size + head_bytes
+            for name, dtype in kind.dtypes.items():
+                at += -at % _ALIGNMENT
+                _, _, nbytes = table[name]
+                if table[name] != [dtype, at, nbytes] or type(nbytes) is not int:
+                    return None
+                if not 0 <= nbytes <= size - at or nbytes % np.dtype(dtype).itemsize:
+                    return None
+                at += nbytes
+            # 2. No index is larger than ``_MOST_TIMES`` the file: a sparse one is not read.
+            if at != size or size > _MOST_TIMES * stat.st_size + _MOST_HEAD_BYTES:
+                return None
+            content = np.zeros(size, dtype=np.uint8)  # aligned as the file is
+            at, found = _TOP.size + head_bytes, google_crc32c.value(head)
+            while piece := file.read(min(_PIECE_BYTES, size - at)):
+                content[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+                at, found = at + len(piece), google_crc32c.extend(found, piece)
+            if (at, found) != (size, crc):
+                return None
+            arrays = {
+                name: content[start : start + nbytes].view(dtype)
+                for name, (dtype, start, nbytes) in table.items()
             }
-    except (OSError, struct.error, ValueError):
+            return arrays if kind.fits(arrays, stat.st_size) else None
+    except (OSError, struct.error, ValueError, TypeError, RecursionError):
         return None
 
 
-def _keep(fresh: Indexed, kind: str) -> None:
+def _keep(fresh: Indexed, kind: Kind) -> None:
     """Write an index file, whole or not at all."""
     arrays = {name: np.ascontiguousarray(array) for name, array in fresh.arrays.items()}
     size, head = -1, b""

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quorate.data.streams.files import IndexedFiles, Paths, paths_of
-from quorate.data.streams.index_file import Arrays, Indexed, indexed
+from quorate.data.streams.index_file import Arrays, Indexed, Kind, indexed
 
-KIND = "a text file"  # its second word is in the name of the index
 _PIECE_BYTES = 1 << 22
 _NEWLINE, _RETURN = 10, 13
 
@@ -32,7 +31,7 @@ class LinesDataset(IndexedFiles):
 
     def __init__(self, files: Paths, parse: Callable[[bytes], Any]) -> None:
         self._parse = parse
-        found = [indexed(path, KIND, _scan) for path in paths_of(files)]
+        found = [indexed(path, KIND) for path in paths_of(files)]
         super().__init__(found, [len(file.arrays["starts"]) for file in found])
 
     def _sample(self, file: Indexed, fd: int, row: int) -> Any:
@@ -66,3 +65,18 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:  # noqa: ARG001
     sizes = stops - starts - is_return
     there = sizes > 0
     return {"starts": starts[there], "sizes": sizes[there]}
+
+
+def _fits(arrays: Arrays, size: int) -> bool:
+    """Whether these can be the lines of a file: in order, none empty, an end between two."""
+    starts, sizes = arrays["starts"], arrays["sizes"]
+    return (
+        len(starts) == len(sizes)
+        and bool(((starts >= 0) & (starts < size) & (sizes > 0)).all())
+        # Subtracted, as a sum may overflow.
+        and bool((starts[1:] - starts[:-1] > sizes[:-1]).all())
+        and bool((sizes <= size - starts).all())
+    )
+
+
+KIND = Kind("a text file", {"starts": "<i8", "sizes": "<i8"}, _scan, _fits)

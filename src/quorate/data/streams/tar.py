@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quorate.data.streams.files import IndexedFiles, Paths, paths_of
-from quorate.data.streams.index_file import Arrays, Indexed, indexed
+from quorate.data.streams.index_file import Arrays, Indexed, Kind, indexed
 from quorate.errors import DataError
 
-KIND = "a tar file"  # its second word is in the name of the index
 BLOCK = 512
 KEY = "__key__"
 _LISTED = "\0"  # between the ends of names, in which there is none
@@ -50,7 +50,7 @@ class TarDataset(IndexedFiles):
 
     def __init__(self, files: Paths, decode: Callable[[Members], Any] | None = None) -> None:
         self._decode = decode
-        found = [indexed(path, KIND, _scan) for path in paths_of(files)]
+        found = [indexed(path, KIND) for path in paths_of(files)]
         self._kinds = [_texts(file.arrays["kinds"]).split(_LISTED) for file in found]
         self._number_of = {file.path: number for number, file in enumerate(found)}
         super().__init__(found, [len(file.arrays["firsts"]) - 1 for file in found])
@@ -125,7 +125,8 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
                 sizes.append(stored)
                 kind_of.append(kinds.setdefault(kind, len(kinds)))
     except tarfile.TarError as error:
-        raise DataError(path, got=f"no tar file ({error})", expected=KIND, offset=at) from error
+        got = f"no tar file ({error})"
+        raise DataError(path, got=got, expected=KIND.name, offset=at) from error
     # A header that is damaged ends an archive for Python's reader, without a word.
     if os.pread(file.fileno(), BLOCK, at) != bytes(BLOCK):
         got = "a damaged header, or the end of the file"
@@ -141,3 +142,43 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
         "offsets": np.array(offsets, dtype=np.int64),
         "sizes": np.array(sizes, dtype=np.int64),
     }
+
+
+def _fits(arrays: Arrays, size: int) -> bool:
+    """Whether these can be the rows and members of a tar file.
+
+    R rows, M members: ``firsts`` and ``keys_at`` are (R + 1,), ``offsets``, ``sizes`` and
+    ``kind_of`` (M,).
+    """
+    firsts, keys_at, keys = arrays["firsts"], arrays["keys_at"], arrays["keys"]
+    offsets, sizes, kind_of = arrays["offsets"], arrays["sizes"], arrays["kind_of"]
+    kinds = bytes(arrays["kinds"]).split(os.fsencode(_LISTED))
+    return (
+        len(firsts) == len(keys_at) >= 1
+        and len(offsets) == len(sizes) == len(kind_of)
+        and _rises(firsts, len(offsets))
+        and _rises(keys_at, len(keys))
+        and len(set(kinds)) == len(kinds)
+        and bool(((kind_of >= 0) & (kind_of < len(kinds))).all())
+        # In the file, whatever they are: so no difference of two of them overflows.
+        and bool(((offsets >= BLOCK) & (offsets <= size) & (sizes >= 0)).all())
+        and bool((sizes <= size - offsets).all())
+        # A member's header lies between two members.
+        and bool((offsets[1:] - offsets[:-1] - BLOCK >= sizes[:-1]).all())
+    )
+
+
+def _rises(bounds: NDArray[np.int64], end: int) -> bool:
+    """Whether bounds go from 0 to an end, each above the one before."""
+    return bounds[0] == 0 and bounds[-1] == end and bool((bounds[1:] > bounds[:-1]).all())
+
+
+KIND = Kind(
+    "a tar file",
+    {
+        **{"firsts": "<i8", "keys_at": "<i8", "keys": "|u1", "kinds": "|u1"},
+        **{"kind_of": "<i4", "offsets": "<i8", "sizes": "<i8"},
+    },
+    _scan,
+    _fits,
+)

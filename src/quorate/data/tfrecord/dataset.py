@@ -14,6 +14,7 @@ from quorate.data.tfrecord.example import Features
 from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, TAIL, checksum, length_in
 from quorate.data.tfrecord.index import Index, index, record_name
 from quorate.errors import DataError
+from quorate.machine.regular_file import regular_descriptor
 
 
 class TFRecordDataset(Dataset[Any]):
@@ -104,7 +105,7 @@ class _Open:
     def __enter__(self) -> _Open:
         path, wanted = self._file.path, "a readable file"
         try:
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._fd = regular_descriptor(path)
             stat = os.fstat(self._fd)
         except OSError as error:
             raise DataError(path, got=error.strerror or error, expected=wanted) from error

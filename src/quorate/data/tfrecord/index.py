@@ -3,8 +3,9 @@
 A TFRecord file has no table of contents, so that all lengths must be read to find a record by its
 number. The index of FILE is kept as .FILE.index in the same folder, or under QUORATE_DATA where
 nothing can be written there. It belongs to a path, a size and a time of change, and has a checksum:
-a file that was replaced, or a damaged index, is indexed anew. It is never trusted either: whoever
-reads a record compares its length and its checksums.
+a file that was replaced, or a damaged index, is indexed anew. Nor does a checksum make an index a
+true one: its offsets have to lie in the file, in order, and whoever reads a record compares the
+record's length and its checksums.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, length_in
 from quorate.errors import DataError
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.environment import cache_dir
-from quorate.machine.regular_file import read_regular
+from quorate.machine.regular_file import open_regular, read_regular
 
 _PIECE_BYTES = 1 << 14  # read at a time while looking for lengths: large records are jumped over
 
@@ -57,11 +58,7 @@ def index(path: Path) -> Index:
     """
     path = path.absolute()
     try:
-        # Opening a pipe would wait for a writer.
-        if path.exists() and not path.is_file():
-            got = "something that is no regular file"
-            raise DataError(path, got=got, expected="a TFRecord file")
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             stat = os.fstat(file.fileno())
             for place in _places(path):
                 offsets = _read(place, stat)
@@ -157,7 +154,11 @@ def _read(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:
     fits = (magic, size, changed_ns) == (_MAGIC, stat.st_size, stat.st_mtime_ns)
     if not fits or len(body) != 8 * (records + 1) or google_crc32c.value(body) != crc:
         return None
-    return np.frombuffer(body, dtype="<i8").astype(np.int64)
+    offsets = np.frombuffer(body, dtype="<i8").astype(np.int64)
+    is_in_file = ((offsets >= 0) & (offsets <= stat.st_size)).all()  # so no difference overflows
+    if not is_in_file or offsets[:1].tolist() != [0] or offsets[-1] != stat.st_size:
+        return None
+    return None if (np.diff(offsets) < OVERHEAD_BYTES).any() else offsets
 
 
 def _keep(fresh: Index) -> None:

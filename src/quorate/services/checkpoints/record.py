@@ -39,8 +39,9 @@ MOST_DEPTH = 32  # of brackets in brackets
 MOST_OBJECTS, MOST_VALUES = 3 << 20, 8 << 20
 _SAVED_BY = 253_402_300_799.0  # seconds since the epoch: the end of the year 9999
 
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
+MOST_COUNT = 1 << 53  # of steps, rows, bytes
+Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
+Positive = Annotated[int, Meta(ge=1, le=MOST_COUNT)]
 # Of a setting, or found out by us: never with control characters.
 Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
 RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]

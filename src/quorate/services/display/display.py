@@ -12,6 +12,7 @@ from typing import Protocol, TextIO, cast
 from rich.console import Console
 from rich.live import Live
 
+from quorate.machine.columns import in_four_places
 from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.live_view import LiveView
@@ -23,7 +24,8 @@ from quorate.settings import resolved
 from quorate.transports.worker_status import WorkerStatus
 
 LINE_EVERY_S = 5.0
-TABLE_EVERY_S = 60.0  # where the table makes a log longer; a run that is shorter shows none
+TABLE_EVERY_S = 60.0  # where the table makes a log longer
+TABLE_AFTER_S = 10.0  # of a run that ends before a first table: a shorter one has few figures
 
 
 class Display(Protocol):
@@ -65,14 +67,14 @@ def display(stream: TextIO | Steady | None = None) -> Display:
 class Lines:
     """A display of one line every few seconds, at the end of an epoch, and at the end.
 
-    The table of workers comes once a minute, and at the end.
+    The table of workers comes once a minute, and at the end of a run of ``TABLE_AFTER_S``.
     """
 
     def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
         self._stream = stream
         self._shown = shown or Shown()
         self._writing = threading.RLock()  # again by a signal handler of the thread that has it
-        self._shown_at = self._table_at = time.monotonic()
+        self._begun_at = self._shown_at = self._table_at = time.monotonic()
         self._first = True
         self._table = WorkerRows()
         self._slow = SlowWorkers()
@@ -115,8 +117,9 @@ class Lines:
         return named
 
     def close(self) -> None:
-        """Show the table of workers once more, if it was shown; and who was slow how often."""
-        if self._shows_tables and self._rows:
+        """Show the table of workers, unless the run was very short; and who was slow how often."""
+        is_long = time.monotonic() - self._begun_at >= TABLE_AFTER_S and not self._shown.quiet
+        if self._rows and (self._shows_tables or is_long):
             self._show_table()
         if (line := self._slow.summary()) is not None:
             self.say(line)
@@ -227,4 +230,4 @@ def numbers(report: Report, shown: Mapping[str, float]) -> str:
 
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics in one line: ``loss 0.3127  accuracy 0.8871``."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return "  ".join(f"{name} {in_four_places(value)}" for name, value in values.items())

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 
+from quorate.machine.descriptors import receive_descriptors
 from quorate.machine.shared_memory import Segment
 from quorate.transports.processes import records
 
@@ -27,17 +28,18 @@ Message = records.Message
 
 _HEADER = struct.Struct("<I")
 _CHUNK = 1 << 16
-_FDS_SPACE = socket.CMSG_SPACE(8 * array.array("i").itemsize)
+_MOST_FDS = 8  # that come with one message
 # Else a script that has SIGPIPE's default action back ends when the other end has.
 _NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
-# Else what the worker starts would inherit descriptors that it receives.
-_NOT_INHERITED = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 # As plain numbers: two flags of an enumeration are put together in microseconds.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 
 
 class Wire:
-    """One end of a wire. The receiver of descriptors owns them. Not thread-safe."""
+    """One end of a wire. The receiver of descriptors owns them. Not thread-safe.
+
+    Receiving raises ``UserError`` where descriptors were sent that this process cannot take.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -157,15 +159,10 @@ class Wire:
 
     def _read(self, flags: int) -> None:
         try:
-            # socket.recv_fds of Python 3.11 ignores its flags.
-            data, extra, _, _ = self.socket.recvmsg(_CHUNK, _FDS_SPACE, flags | _NOT_INHERITED)
+            data, fds = receive_descriptors(self.socket, _CHUNK, _MOST_FDS, flags)
         except ConnectionResetError:
-            data, extra = b"", []
-        for level, kind, payload in extra:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds = array.array("i")
-                fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
-                self.fds += fds
+            data, fds = b"", []
+        self.fds += fds
         self._received += data
         self.is_cut = not data
 
