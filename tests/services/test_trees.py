@@ -143,7 +143,7 @@ def test_what_is_there_twice_is_one_object_again() -> None:
         *(np.longdouble(1), np.datetime64("2020"), np.ma.array([1]), np.array(["a"]), object()),
         *(b"bytes", torch.Size([1]), torch.device("cpu"), torch.ones(2).to_sparse()),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_be_saved_is_named(value: object) -> None:
     with pytest.raises(CheckpointError, match=r"value\.state\.0 is "):
