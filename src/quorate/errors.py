@@ -249,12 +249,18 @@ def show_one_line_errors() -> bool:
     global _shown_before
     if _shown_before is None:
         _shown_before, sys.excepthook = sys.excepthook, _show
-    return _shown_before is sys.__excepthook__ and sys.excepthook is _show
+    return _is_plain(_shown_before) and sys.excepthook is _show
+
+
+def _is_plain(hook: Hook) -> bool:
+    """Whether a hook shows what Python does: torch's adds the rank, once there is a group."""
+    module = getattr(hook, "__module__", None) or ""
+    return hook is sys.__excepthook__ or module.startswith("torch.distributed")
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     assert _shown_before is not None
-    if not isinstance(error, OneLineError) or _shown_before is not sys.__excepthook__:
+    if not isinstance(error, OneLineError) or not _is_plain(_shown_before):
         _shown_before(kind, error, trace)  # whoever shows exceptions in another way shows all
     elif sys.stderr is not None:
         with suppress(OSError, ValueError):  # nobody is there to read it

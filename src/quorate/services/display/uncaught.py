@@ -62,13 +62,13 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
             sys.stderr.flush()
     if isinstance(error, OneLineError):
         # Of ranks that were refused alike, the first of a host shows it; torchrun shows all.
-        if _told_torchrun(error.line) and not is_first_rank_here():
+        if told_torchrun(error.line) and not is_first_rank_here():
             raise SystemExit(error.exit_code)
         _shown_before(kind, error, trace)  # its line, and its exit code
 
 
-def _told_torchrun(line: str) -> bool:
-    """Have torchrun's report name an error; return False where this is no rank of torchrun's."""
+def told_torchrun(line: str) -> bool:
+    """Have torchrun report the line of an error; return False where this is none of its ranks."""
     file = torchrun_error_file()
     if file is None:
         return False

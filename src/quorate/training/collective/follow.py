@@ -14,6 +14,7 @@ from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
 from quorate.replica.witness.between import Between
+from quorate.services.display.uncaught import told_torchrun
 from quorate.training.collective import share
 from quorate.training.collective.asked import Asked, end_by_signals
 from quorate.training.collective.checks import CHECK, check_asked
@@ -59,6 +60,7 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
     except BaseException as error:  # the edge of the process
         if (refusal := refused_call(error)) is not None:  # rank 0 makes the same call, and says so
             code, why = refusal.exit_code, str(refusal)
+            told_torchrun(refusal.line)  # which ends rank 0, maybe before that has said it
         else:
             sys.excepthook(*sys.exc_info())
             why = type(error).__name__
