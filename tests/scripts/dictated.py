@@ -134,13 +134,13 @@ class Director:
     # --- called by the coordinator's thread ---
 
     def drive(
-        self, coordinator: Coordinator, channel: Channel, apply: Any, say: Any, stopping: Any
+        self, coordinator: Coordinator, channel: Channel, apply: Any, say: Any, **how: Any
     ) -> Iterator[Any]:
         coordinator._dealing._next_copy = lambda *_: None  # type: ignore[method-assign]
         seen: Any = _Seen(channel, self)
         self._channel = channel
         clock = lambda: len(self.log) + self._skipped_s  # noqa: E731
-        yield from drive(coordinator, seen, apply, clock, say, stopping=stopping)
+        yield from drive(coordinator, seen, apply, clock, say, **how)
 
     def give(self, effect: Compute) -> None:
         number, self._tokens = self._tokens, self._tokens + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,13 @@ def plain(module: ModuleType) -> Any:
             for mine, its in zip(slow.parameters(), fast.parameters(), strict=True):
                 mine.lerp_(its, 0.01)
     return [*fast.parameters()], keys
+
+
+@pytest.fixture(autouse=True)
+def no_module_is_left() -> Iterator[None]:
+    """Forget the script's module: a ``Shared`` that lives on is part of every later training."""
+    yield
+    sys.modules.pop("queue_of_keys", None)
 
 
 @pytest.mark.parametrize("shards", [1, 4, 24])

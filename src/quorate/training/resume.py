@@ -118,7 +118,8 @@ def _is_of_later_fit(record: Mapping[str, Any], facts: Mapping[str, Any]) -> boo
     A fit ends after an update that is counted in all: the checkpoint has more. It says nothing of
     the rows of the earlier fit.
     """
-    return bool(record["global_step"] > facts.get("last_step", record["global_step"]))
+    last = facts.get("last_step")
+    return last is not None and bool(record["global_step"] > last)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

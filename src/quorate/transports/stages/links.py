@@ -68,13 +68,11 @@ class Links(Arrivals):
                 sent, problem = unpack(end)
                 if problem is not None:
                     self.put("problem", problem)
-                else:
-                    self.put(*sent)
+                    return
+                self.put(*sent)
         except (OSError, EOFError):
             pass  # the other end is closed
-        except (
-            Exception
-        ) as error:  # the edge of a thread: a user's class may raise while it is read
+        except Exception as error:  # the edge of a thread
             text = str(error).partition("\n")[0][:200]
             self.put("problem", f"{type(error).__name__}: {text}")
         finally:
