@@ -8,6 +8,7 @@ from pathlib import Path
 import ray
 
 from quorate.errors import SettingError, UserError
+from quorate.machine.path_kinds import is_folder
 from quorate.replica.sparse.found import no_rows
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.script import Script
@@ -123,7 +124,7 @@ def folder_of(script: Script, working_dir: str) -> Path:
         SettingError: the script is not in it.
     """
     folder = Path(script.folder, working_dir).resolve()
-    if not folder.is_dir() or not Path(script.path).resolve().is_relative_to(folder):
+    if not is_folder(folder) or not Path(script.path).resolve().is_relative_to(folder):
         expected = f"a folder that {script.path} is in"
         raise SettingError("working_dir", working_dir, expected, "name the script's own folder")
     return folder
