@@ -28,7 +28,7 @@ import torch
 
 from quorate.errors import OutputError, SettingError
 from quorate.machine.atomic_file import flush_folder, folder_beside, write_atomically
-from quorate.machine.path_kinds import exists, is_file, is_folder
+from quorate.machine.path_kinds import exists, is_file, is_folder, reason_against_new_file
 from quorate.training.predicting import columns
 from quorate.training.predicting.columns import Column, Columns
 
@@ -54,6 +54,10 @@ class Files:
                 "to", str(to), "a folder that is not there, is empty, or has a prediction",
                 "choose another",
             )  # fmt: skip
+        if (reason := reason_against_new_file(to)) is not None:  # not at the end, when all is done
+            raise SettingError(
+                "to", str(to), "a folder that can be made", f"{reason}; choose another"
+            )
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             self._folder = folder_beside(to.parent, ".quorate-")
