@@ -347,4 +347,10 @@ def directory(name: str, value: object) -> Path | None:
         raise SettingError(name, str(value), expected, f"{nearest} {why}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass  # it is yet to be made
+    except OSError as error:  # its name is too long, say
+        raise SettingError(name, str(value), expected, error.strerror or str(error)) from error
     return path

@@ -103,6 +103,24 @@ OF_THE_TRAINER = {
     "soft_placement": {"'no'": "got 'no', expected True or False"},
     "no_such": {"1": "expected a keyword of Trainer"},
 }
+WITH_PATHS = (
+    "run {PATH}",
+    "run -m {PATH}",
+    "run --devices cpu --init-from {PATH} {BROKEN} fine",
+    "run --devices cpu --run-dir {PATH} {BROKEN} fine",
+    "run --devices cpu --trace {PATH} {BROKEN} fine",
+    "run --devices cpu --profile {PATH} {BROKEN} fine",
+    "run --devices cpu --record {PATH} {BROKEN} fine",
+    "run --devices cpu --measure-model {PATH} {BROKEN} fine",
+    "verify {PATH}",
+    "bench {PATH}",
+    "bench --out {PATH} {BROKEN}",
+    "runs {PATH}",
+    "inspect {PATH}",
+    "plan {PATH}",
+    "plan --check {PATH}",
+    "convert {PATH} labels target",
+)
 OF_FIT = {
     "epochs": {"1.5": "got 1.5", "None": "got None", "-1": "got -1"},
     "steps": {"0": "got 0, expected a whole number >= 1", "'a'": "got 'a'"},
@@ -194,6 +212,23 @@ def test_a_loop_of_ranks_that_is_to_be_looked_at(tmp_path: Path) -> None:
 def test_no_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "nowhere.py"]) == 2
     assert "script: got 'nowhere.py'" in the_line(capsys)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "y/" * 3000], ids=["name", "path"])
+@pytest.mark.parametrize("typed", WITH_PATHS)
+def test_a_path_too_long_for_the_system_is_refused_in_one_line(
+    typed: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([word.format(PATH=name, BROKEN=BROKEN) for word in typed.split()]) == 2
+    line = the_line(capsys)
+    assert line.startswith("quorate: ")
+    assert name[:100] in line
+    assert not [*tmp_path.iterdir()]
 
 
 def test_inspecting_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Output that is closed, full or broken, at any moment: the same bits, exit code 0, no traceback.
 
-QUORATE_TEST_MOMENTS says how many moments are tried (5).
+QUORATE_TEST_MOMENTS says how many moments are tried (5), and QUORATE_TEST_CLOSED=all has every
+combination of closed descriptors be tried on every local engine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes t
 MOMENTS = int(os.environ.get("QUORATE_TEST_MOMENTS", "5"))
 KINDS = ("broken", "slow", "closed", "full", "none")
 STEPS = 60
+
+TOWERS, PROCESSES = ("--engine", "towers"), ("--engine", "processes")
+ENGINES = {
+    "inline": (*TOWERS, "--workers", "1"),
+    "towers": (*TOWERS, "--workers", "2"),
+    "processes": (*PROCESSES, "--workers", "2"),
+    "stages": ("--devices", "cpu+cpu", "--split", "2"),
+}
+CLOSED = (">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-")
+# Forks and pipes between processes meet most of what is closed.
+SOME_CLOSED = [("processes", ">&-"), ("processes", "2>&-"), ("stages", "<&- >&-")]
+ALL_CLOSED = [(engine, closed) for engine in ENGINES for closed in CLOSED]
 
 
 def words(engine: str, run_dir: Path, *arguments: str) -> list[str]:
@@ -119,3 +132,23 @@ def test_a_plain_script_whose_reader_leaves_ends_with_0(moment: int, tmp_path: P
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "closed"),
+    ALL_CLOSED if os.environ.get("QUORATE_TEST_CLOSED") == "all" else SOME_CLOSED,
+)
+def test_a_run_that_is_started_with_closed_descriptors_ends_as_any_other(
+    engine: str, closed: str, tmp_path: Path, references: References
+) -> None:
+    run_dir = tmp_path / "run"
+    options = (*ENGINES[engine], "--run-dir", str(run_dir))
+    line = command("spoken.py", "left", str(STEPS), options=options)
+    redirected = ["sh", "-c", f'exec "$@" {closed}', "sh", *line]
+    ended = subprocess.run(redirected, capture_output=True, timeout=LIMIT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert b"Traceback" not in ended.stderr + ended.stdout
+    assert ended.stderr == b""
+    assert b"started again" not in ended.stdout
+    assert digests(run_dir) == references.on_a_tower("spoken.py", "left", "0").digests

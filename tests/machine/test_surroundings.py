@@ -47,3 +47,20 @@ def test_descriptors_that_are_closed_are_taken_before_files_get_them() -> None:
     )
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", check]
     assert subprocess.run(closed, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_a_process_does_not_have_are_flushed_and_written_to_by_doing_nothing(
+    closed: str,
+) -> None:
+    check = (
+        "import sys\n"
+        "from quorate.machine.standard_streams import Steady, flush_standard_streams\n"
+        "assert None in (sys.stdout, sys.stderr)\n"
+        "flush_standard_streams()\n"
+        "print('error', file=Steady(sys.stderr), flush=True)\n"  # None would be standard output
+    )
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", check]
+    ended = subprocess.run(words, capture_output=True, timeout=60, check=False)
+    expected = b"" if "2>&-" in closed else b"error\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", expected)

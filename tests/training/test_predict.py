@@ -155,6 +155,8 @@ def test_files_hold_the_same(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     with pytest.raises(SettingError, match="a folder that is not there, is empty"):
         made.predict(DATA, to=tmp_path / "mine")
+    with pytest.raises(SettingError, match="File name too long; choose another"):
+        made.predict(DATA, to=tmp_path / ("x" * 5000))
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from quorate.commands.command import Command
+from quorate.machine.path_kinds import exists
 
 HELP = """Make a TFRecord file of labelled images, with the features image_raw and label.
 
@@ -33,7 +34,7 @@ def command(sources: tuple[Path, ...], target: Path, rows: str | None, overwrite
     from quorate.data.tfrecord.images import read_images, write_images
     from quorate.errors import DataError, SettingError
 
-    if target.exists() and not overwrite:
+    if exists(target) and not overwrite:
         raise SettingError("target", str(target), "a new file", "name another, or --overwrite")
     if len(sources) == 2:
         content = read_idx_pair(*sources)

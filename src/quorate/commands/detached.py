@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quorate.commands.options import as_typed
 from quorate.errors import SettingError, UserError
 from quorate.machine.environment import ray_address
+from quorate.machine.standard_streams import Steady
 from quorate.transports.engines import RAY, require_ray
 from quorate.transports.processes.script import Script
 
@@ -61,7 +63,7 @@ def run_detached(script: Script, settings: Mapping[str, Any]) -> int:
         print(
             f"quorate: a detached run of {run_dir}; Ctrl-C stops it, and nothing else that becomes "
             "of this command, which looks on when it is given again",
-            file=sys.stderr,
+            file=Steady(sys.stderr),
             flush=True,
         )
         return _looked_on(run)
@@ -69,11 +71,11 @@ def run_detached(script: Script, settings: Mapping[str, Any]) -> int:
 
 def _looked_on(run: Detached) -> int:
     since = told = 0
+    letters = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     with _counting(signal.SIGINT) as asked:
         while True:
             said = run.ask("said", since)
-            sys.stdout.buffer.write(said.text)
-            sys.stdout.flush()
+            print(letters.decode(said.text), end="", flush=True)
             since = said.until
             if said.code is not None:
                 run.end()
@@ -140,5 +142,5 @@ def inspected(address: str, run_dir: Path, words: Sequence[str]) -> int:
             there = f"there are {', '.join(runs)}" if runs else "there is none"
             raise UserError(f"no detached run of {name} is at {address}; {there}")
         code, text = runs[name].ask("inspected", [*words, name])
-    sys.stdout.write(text)
+    print(text, end="")
     return int(code)

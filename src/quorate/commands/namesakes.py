@@ -13,6 +13,8 @@ from pathlib import Path
 
 import click
 
+from quorate.machine.path_kinds import is_file
+
 MOST_BYTES = 1 << 20  # of a file; a larger one is not looked into
 MOST_FILES = 50  # of a script and what it imports from beside it
 
@@ -61,7 +63,7 @@ def _with_imports(file: Path) -> Iterator[tuple[Path, ast.Module]]:
             continue
         yield each, tree
         beside = (file.parent / f"{name}.py" for name in _imported(tree))
-        files += [new for new in beside if new not in files and new.is_file()]
+        files += [new for new in beside if new not in files and is_file(new)]
         del files[MOST_FILES:]
 
 
@@ -87,4 +89,4 @@ def _file(script: str, module: str | None) -> Path | None:
         return Path(script)
     place = Path(*module.split("."))
     files = (place.with_suffix(".py"), place / "__main__.py")
-    return next((file for file in files if file.is_file()), None)
+    return next((file for file in files if is_file(file)), None)

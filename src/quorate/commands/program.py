@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quorate.errors import SettingError, cure
+from quorate.machine.path_kinds import is_file, is_folder
 
 
 def require_program(script: str, module: str | None) -> Path:
@@ -22,14 +23,14 @@ def require_program(script: str, module: str | None) -> Path:
     if module is not None:
         return _file_of(module)
     file = Path(script)
-    if not file.is_file():
+    if not is_file(file):
         beside = [path.name for path in _scripts_in(file.parent)]
         raise SettingError("script", script, "a Python file", _fix(file, beside))
     return file
 
 
 def _fix(file: Path, beside: Sequence[str]) -> str:
-    if file.is_dir():
+    if is_folder(file):
         return f"it is a folder: name a file in it, such as {file / (beside or ['train.py'])[0]}"
     return cure(file.name, beside, "check the path")
 

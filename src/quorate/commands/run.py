@@ -17,6 +17,7 @@ from quorate.commands.options import given, setting_options
 from quorate.commands.program import require_program
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
+from quorate.machine.path_kinds import is_folder, reason_against_new_file
 from quorate.machine.surroundings import can_fork, require_current_folder
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import real, whole
@@ -174,22 +175,33 @@ def _observers(
 ) -> Iterator[Observe]:
     """Yield what looks at the training loop; the paths are absolute, as a script may go away."""
     if profile is not None:
-        file = Path(profile).absolute()
-        if not file.parent.is_dir():
-            raise SettingError("profile", profile, "a file in a folder", "make the folder")
+        _require_new_file("profile", profile)
         real("profile_s", profile_s, above=0)
         from quorate.commands.bench.profile import profiling  # imports torch
 
-        yield profiling(file, profile_s, kills=profile_kill)
+        yield profiling(Path(profile).absolute(), profile_s, kills=profile_kill)
     if measure_model is not None:
         from quorate.commands.doctor.model.measuring import measuring  # imports torch
 
+        _require_new_file("measure_model", measure_model)
         yield measuring(Path(measure_model).absolute())
     if record is not None:
         folder = Path(record).absolute()
-        if not folder.is_dir() or any(folder.iterdir()):
+        if not is_folder(folder) or any(folder.iterdir()):
             raise SettingError("record", record, "an empty folder", "make one")
         whole("record_updates", record_updates, least=1)
         from quorate.commands.verify.recorder import recording
 
         yield recording(folder, record_updates, record_kill)
+
+
+def _require_new_file(name: str, value: str) -> None:
+    """Refuse the path of a file that cannot be written at the end, when all was measured.
+
+    Raises:
+        SettingError: there is no folder for it, or a file cannot have that name.
+    """
+    file = Path(value).absolute()
+    reason = reason_against_new_file(file) if is_folder(file.parent) else "make the folder"
+    if reason is not None:
+        raise SettingError(name, value, "a file in a folder", reason)

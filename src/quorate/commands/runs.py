@@ -11,6 +11,7 @@ import click
 
 from quorate.commands.command import Command
 from quorate.errors import SettingError, cure
+from quorate.machine.path_kinds import is_folder
 from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
     from quorate.settings import one_of
 
     one_of("sort", sort, SORTS)
-    if not folder.is_dir():
+    if not is_folder(folder):
         beside = [path.name for path in _folders_in(folder.parent)]
         fix = cure(folder.name, beside, "name the folder that your run directories are in")
         raise SettingError("FOLDER", str(folder), "a folder", fix)
@@ -64,7 +65,7 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
 
 def _folders_in(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
+        return sorted(path for path in folder.iterdir() if is_folder(path))
     except OSError:
         return []
 

@@ -28,6 +28,7 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.signal_handlers import ignore_job_signals
+from quorate.machine.standard_streams import Steady
 
 # Shards that each process was asked for and has not handed over.
 PREFETCHED = 2
@@ -283,5 +284,5 @@ def _say(line: str) -> None:
         if line in _said:
             return
         _said.add(line)
-    with suppress(OSError, ValueError, AttributeError):  # nobody listens
-        print(f"quorate: {line}; the workers load its rows themselves", file=sys.stderr, flush=True)
+    errors = Steady(sys.stderr)
+    print(f"quorate: {line}; the workers load its rows themselves", file=errors, flush=True)

@@ -31,6 +31,7 @@ from torch.utils.data import Dataset
 
 from quorate.errors import DataError, SettingError
 from quorate.machine.atomic_file import write_atomically
+from quorate.machine.path_kinds import exists
 from quorate.machine.regular_file import regular_descriptor
 
 _MAGIC = b"quorate tokens, version 1\n".ljust(64, b"\0")
@@ -87,7 +88,7 @@ class Tokens(Dataset[Any]):
         Raises:
             DataError: the file is damaged, or a value does not fit.
         """
-        if Path(path).exists():
+        if exists(path):
             there = cls(path)
             if there.made_from_sha256 == _digest(made_from):
                 return there

@@ -132,6 +132,17 @@ def steady() -> Iterator[Steady]:
                 setattr(sys, name, stream)
 
 
+def flush_standard_streams() -> None:
+    """Flush ``sys.stdout`` and ``sys.stderr``; skip a stream that is missing, closed or broken.
+
+    A process that was started with a closed descriptor 1 or 2 (``>&-``) has None for the stream.
+    Call this before a fork, which would copy the text in the buffers, and before ``os._exit``,
+    which would drop it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        Steady(stream).flush()
+
+
 def inherited_by_children() -> tuple[int | None, int | None]:
     """Return what ``subprocess`` is to give a child as standard output and error.
 

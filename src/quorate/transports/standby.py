@@ -14,10 +14,11 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.machine.standard_streams import flush_standard_streams
 from quorate.transports.processes import fork_server
 from quorate.transports.processes.wire import Wire
 
@@ -63,9 +64,7 @@ def on_standby() -> Iterator[None]:
     """
     ours, theirs = Wire.pair()
     coordinator = os.getpid()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # None, broken, closed
-            stream.flush()  # else both processes write what is in the buffer
+    flush_standard_streams()  # else both processes write what is in the buffer
     try:
         pid = os.fork()
     except OSError:  # too many processes, or no memory: perhaps later

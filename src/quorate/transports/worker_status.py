@@ -10,22 +10,19 @@ from typing import Any, NamedTuple
 from quorate.coordination.spans import SpanLog
 from quorate.transports.tracing import own_log
 from quorate.transports.tracing.batch import Batch, batch
+from quorate.transports.two_copies import TwoCopies
 
 # In the order in which a shard goes through the last four of them.
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 
 _NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 
-# Version; phase, step, shard; when the phase began, time.monotonic(), or 0 if none has; shards
+# Phase, step, shard; when the phase began, time.monotonic(), or 0 if none has; shards
 # begun; the stage that is waited for, or -1; seconds in each phase before this one.
-_FIELDS = f"qqqqdqq{len(PHASES)}d"
-_BEFORE = 7  # fields before the seconds
+_ENTRY = struct.Struct(f"<qqqdqq{len(PHASES)}d")
+_EMPTY = bytes(_ENTRY.size)
+_BEFORE = 7  # numbers before the seconds: the entry's version, and the above
 _STAGE = _BEFORE - 1
-_COUNT = _BEFORE + len(PHASES)
-_ENTRY = struct.Struct(f"<{_FIELDS}")
-_BOTH = struct.Struct(f"<{_FIELDS}{_FIELDS}")
-_VERSION = struct.Struct("<q")
-_VERSIONS = struct.Struct(f"<q{_ENTRY.size - _VERSION.size}xq")  # of both copies
 
 
 class WorkerStatus(NamedTuple):
@@ -79,19 +76,17 @@ class Timesheet:
     """What one worker is at and was at, in memory that others may read meanwhile.
 
     One thread writes at a time: the worker's, or the coordinator's while there is no worker. There
-    is no lock, as who holds it may be killed, or not run for a while. There are two copies instead:
-    the one with the higher version counts, and the other one is written, its version last.
+    is no lock, as who holds it may be killed, or not run for a while: see ``TwoCopies``.
 
     Args:
         memory: at first zeroed; tell it what the worker begins with.
         start: of the ``SIZE`` bytes in it, a multiple of 8.
     """
 
-    SIZE = _BOTH.size  # bytes
+    SIZE = TwoCopies.room(_ENTRY.size)  # bytes
 
     def __init__(self, memory: bytearray | mmap, start: int = 0) -> None:
-        self._memory = memory
-        self._copies = (start, start + _ENTRY.size)
+        self._copies = TwoCopies(memory, start, _ENTRY.size)
         self._last: list[Any] = [-1]  # what this object wrote last
         self._log: SpanLog | None = None  # of a run that is traced
 
@@ -102,7 +97,7 @@ class Timesheet:
         """
         last = self._last
         # Most often nobody else has written: five phases of each shard need not read what is known.
-        if max(_VERSIONS.unpack_from(self._memory, self._copies[0])) != last[0]:
+        if self._copies.last_version() != last[0]:
             last = self._last = [*self._newest()]
         _, was, old_step, old_shard, since, shards, *_ = last
         number = _NUMBERS[phase]
@@ -163,11 +158,7 @@ class Timesheet:
         self._write(version + 1, *entry, *seconds)
 
     def _write(self, version: int, *rest: float) -> None:
-        entry = _ENTRY.pack(version, *rest)
-        start = self._copies[version % 2]
-        # Not pack_into(), which zeroes first.
-        self._memory[start + _VERSION.size : start + _ENTRY.size] = entry[_VERSION.size :]
-        self._memory[start : start + _VERSION.size] = entry[: _VERSION.size]
+        self._copies.write(version, _ENTRY.pack(*rest))
 
     def read(self) -> Doing:
         """Return what it is at. Any thread of any process may ask; does not block."""
@@ -177,14 +168,8 @@ class Timesheet:
         return Doing(PHASES[phase], step, shard, since, spent, shards, stage)
 
     def _newest(self) -> tuple[Any, ...]:
-        while True:
-            both = _BOTH.unpack_from(self._memory, self._copies[0])
-            entry, older = both[:_COUNT], 1
-            if both[_COUNT] > both[0]:
-                entry, older = both[_COUNT:], 0
-            # A copy is written again only when the other one has been.
-            if _VERSION.unpack_from(self._memory, self._copies[older])[0] <= entry[0]:
-                return entry
+        version, content = self._copies.read()
+        return (version, *_ENTRY.unpack(content or _EMPTY))
 
 
 class OwnTimesheet:

@@ -17,6 +17,7 @@ import click
 from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
 from quorate.commands.program import require_program
+from quorate.machine.standard_streams import Steady
 
 if TYPE_CHECKING:
     from quorate.commands.bench.contenders import Contender
@@ -148,7 +149,7 @@ def _measured(
     """Run everything, one after the other, and say how it goes, as errors beside JSON."""
     from quorate.commands.bench.runs import run
 
-    say = partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
+    say = partial(print, flush=True, file=Steady(sys.stderr if as_json else sys.stdout))
     by_contender: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
     total = len(order) * len(order[0])
     began = time.monotonic()
@@ -173,7 +174,7 @@ def _costs(
     """Measure what a plan has to know, with the fewest workers."""
     from quorate.commands.bench.costs import costs
 
-    say = partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
+    say = partial(print, flush=True, file=Steady(sys.stderr if as_json else sys.stdout))
     least = min(measured, key=lambda contender: contender.workers)
     base = measured[least]
     return costs(program, least, base[0].shards, base, log, say)

@@ -17,6 +17,7 @@ from quorate.commands.plan.trace import Line, read_trace
 from quorate.coordination.rules import parse
 from quorate.errors import CheckpointError, DataError
 from quorate.machine.columns import aligned
+from quorate.machine.path_kinds import exists
 from quorate.services.checkpoints import files
 from quorate.services.display.shard_time import duration
 from quorate.simulation.inputs import Failures, Stragglers
@@ -210,7 +211,7 @@ def _source(
 ) -> tuple[str, Measurement, Stragglers]:
     """Return where shard times come from, in words, they themselves, and who is slow."""
     path = bench or run_dir / PROFILE
-    if bench is not None or path.exists():
+    if bench is not None or exists(path):
         listed = read_bench(path)
         alike = [one for one in listed if one.workers == workers] or listed[-1:]
         (measured,) = alike[:1]

@@ -13,6 +13,7 @@ from quorate.commands.command import ScriptCommand
 from quorate.commands.options import given, setting_options
 from quorate.commands.program import require_program
 from quorate.errors import SettingError, UserError
+from quorate.machine.standard_streams import Steady
 
 if TYPE_CHECKING:
     from quorate.commands.verify.runs import Done
@@ -89,7 +90,7 @@ def command(
     counts = _counts(workers)
     wanted = {Way.TOWERS: towers, Way.RESUMED: resume, Way.KILLED: kill}
     ways = frozenset(way for way, is_wanted in wanted.items() if is_wanted)
-    say = partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
+    say = partial(print, flush=True, file=Steady(sys.stderr if as_json else sys.stdout))
     options = given(settings)
     program = Program(script, module, arguments, options, updates, ways, Limit(limit), say)
     with ended_by_sigterm():

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from quorate.errors import CheckpointError
 from quorate.machine.most_memory import too_large
+from quorate.machine.path_kinds import exists, is_folder
 from quorate.machine.printable import printable
 from quorate.machine.regular_file import open_regular, size_of
 from quorate.services.checkpoints import files, tensor_file
@@ -56,7 +57,7 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
     own = {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     own_prefix = "".join(_prefixes_of(own))  # a compiled model's, which is given plain weights
     own = {name.removeprefix(own_prefix): value for name, value in own.items()}
-    file = _file_in(path, say) if path.is_dir() else path
+    file = _file_in(path, say) if is_folder(path) else path
     # 1. Which tensors there are: by the header alone, where there is one.
     weights = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
     names = {name: name for name in weights}
@@ -92,7 +93,7 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
 def _file_in(folder: Path, say: Callable[[str], None]) -> Path:
     """Return the weights' file in a checkpoint's directory, or in that of a run: checked."""
     file = "model.safetensors"
-    if (folder / files.MARKER).exists() or (folder / files.RECORD).exists():
+    if exists(folder / files.MARKER) or exists(folder / files.RECORD):
         files.check_named(folder)
         return folder / file
     sound = files.find(folder)

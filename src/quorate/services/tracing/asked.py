@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from quorate.errors import SettingError
+from quorate.machine.path_kinds import is_folder, reason_against_new_file
 
 ALL = "0:"
 
@@ -43,7 +44,12 @@ def new_file(name: str, value: object) -> Path:
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         raise SettingError(name, value, expected, "pass a str or a Path")
     path = Path(value)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        fix = "it is a folder: name a file in it" if path.is_dir() else "make the folder first"
+    if is_folder(path):
+        fix: str | None = "it is a folder: name a file in it"
+    elif not is_folder(path.absolute().parent):
+        fix = "make the folder first"
+    else:
+        fix = reason_against_new_file(path)
+    if fix is not None:
         raise SettingError(name, str(value), expected, fix)
     return path

@@ -6,13 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from typing import Any, NoReturn
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
+from quorate.machine.standard_streams import Steady, flush_standard_streams
 from quorate.replica.witness.between import Between
 from quorate.services.display.uncaught import told_torchrun
 from quorate.training.collective import share
@@ -49,10 +50,10 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
     except RankError as error:
         named = crew.company.named(error)
         if here() is None:  # else whoever started it says so
-            print(named.line, file=sys.stderr)
+            print(named.line, file=Steady(sys.stderr))
         why = str(named)
     except QuorateError as error:
-        print(f"quorate: {error}", file=sys.stderr)
+        print(f"quorate: {error}", file=Steady(sys.stderr))
         code = 2 if isinstance(error, UserError) else 1
         why = str(error)
     except SystemExit as error:  # another rank of this host says why
@@ -65,9 +66,7 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
             sys.excepthook(*sys.exc_info())
             why = type(error).__name__
     crew.company.part(why)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or None
-            stream.flush()
+    flush_standard_streams()
     os._exit(code)
 
 

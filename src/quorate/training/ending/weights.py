@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from quorate.errors import CheckpointError, SettingError, UserError
+from quorate.machine.path_kinds import exists, is_folder
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.weights import load_weights
 from quorate.training.prepared import Prepared
@@ -82,8 +83,8 @@ def load(
 
 def give_weights(path: Path, say: Say, state: State) -> None:
     """Give a state the weights of a path: averaged ones too, if it has them."""
-    if path.is_dir():
-        if not (path / files.MARKER).exists():
+    if is_folder(path):
+        if not exists(path / files.MARKER):
             sound = files.find(path)
             if sound is None:
                 raise CheckpointError(f"weights of {path}: there is no checkpoint in it")

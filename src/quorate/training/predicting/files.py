@@ -28,6 +28,7 @@ import torch
 
 from quorate.errors import OutputError, SettingError
 from quorate.machine.atomic_file import flush_folder, folder_beside, write_atomically
+from quorate.machine.path_kinds import exists, is_file, is_folder, reason_against_new_file
 from quorate.training.predicting import columns
 from quorate.training.predicting.columns import Column, Columns
 
@@ -48,11 +49,15 @@ class Files:
 
     def __init__(self, to: Path, rows: int) -> None:
         self._to, self._rows = to, rows
-        if to.exists() and (not to.is_dir() or (any(to.iterdir()) and not _is_ours(to))):
+        if exists(to) and (not is_folder(to) or (any(to.iterdir()) and not _is_ours(to))):
             raise SettingError(
                 "to", str(to), "a folder that is not there, is empty, or has a prediction",
                 "choose another",
             )  # fmt: skip
+        if (reason := reason_against_new_file(to)) is not None:  # not at the end, when all is done
+            raise SettingError(
+                "to", str(to), "a folder that can be made", f"{reason}; choose another"
+            )
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             self._folder = folder_beside(to.parent, ".quorate-")
@@ -209,4 +214,4 @@ class _Lines:
 
 
 def _is_ours(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
+    return is_file(folder / MANIFEST)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from quorate.errors import WorkerError
+from quorate.machine.standard_streams import flush_standard_streams
 from quorate.transports import remote_error
 from quorate.transports.as_worker.users_line import line_of_error
 
@@ -38,8 +38,7 @@ def message_of(error: Exception) -> dict[str, Any]:
 def _printed() -> str:
     """Return the end of what the script has printed: up to its loop that goes to a file."""
     with suppress(OSError, ValueError):  # or elsewhere, in an actor
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        flush_standard_streams()
         size = os.fstat(1).st_size
         return os.pread(1, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
     return ""

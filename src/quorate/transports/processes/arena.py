@@ -30,12 +30,14 @@ from quorate.transports.processes.layouts import (
     is_channels_last,
     layout_of,
 )
+from quorate.transports.two_copies import TwoCopies
 from quorate.transports.worker_status import Doing, Timesheet
 
 _PAGE = 4096
 _TICKET = struct.Struct("<q")
 MOST_IN_RUNS = 1 << 24  # bytes of a gradient; of a larger one no shard is short
-_AHEAD = struct.Struct("<qqq")  # whether anything, step, shard
+_AHEAD = struct.Struct("<qq")  # step, shard; nothing at all where a worker loads nothing ahead
+_AHEAD_BYTES = TwoCopies.room(_AHEAD.size)
 Image = np.ndarray[tuple[int], np.dtype[np.uint8]]  # bytes as they lie in a segment
 
 
@@ -95,8 +97,8 @@ class Arena:
         self._buffers_bytes = integer_buffers_at + integer_buffers
         sheets_at = _up(self._buffers_bytes, 64)
         self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
-        self._ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
-        self._slots_at = _up(self._ahead_at + workers * _AHEAD.size, _PAGE)
+        ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
+        self._slots_at = _up(ahead_at + workers * _AHEAD_BYTES, _PAGE)
         self._written_at = _up(  # within a slot
             _up(_room(parameters, snapshots).nbytes, 64) + 8 * floats + integer_buffers, 64
         )
@@ -111,6 +113,10 @@ class Arena:
         )
         self._sheets = [
             Timesheet(self._segment.map, sheets_at + worker * Timesheet.SIZE)
+            for worker in range(workers)
+        ]
+        self._ahead = [
+            TwoCopies(self._segment.map, ahead_at + worker * _AHEAD_BYTES, _AHEAD.size)
             for worker in range(workers)
         ]
         for worker in range(workers if segment is None else 0):
@@ -239,7 +245,9 @@ class Arena:
 
     def cancel(self, worker: int, ticket: int) -> None:
         """Let a worker leave off what it was given with this ticket."""
-        _TICKET.pack_into(self._segment.map, self._cancelled_at + worker * _TICKET.size, ticket)
+        at = self._cancelled_at + worker * _TICKET.size
+        # A slice is written and read as a whole; pack_into() and unpack_from() go byte by byte.
+        self._segment.map[at : at + _TICKET.size] = _TICKET.pack(ticket)
 
     def doing(self, worker: int) -> Doing:
         """Return what a worker is at. Any thread may ask; does not block."""
@@ -247,10 +255,11 @@ class Arena:
 
     def loaded_ahead(self, worker: int) -> tuple[int, int] | None:
         """Return the step and shard whose rows a worker loads ahead, or did at its end."""
-        any_, step, shard = _AHEAD.unpack_from(
-            self._segment.map, self._ahead_at + worker * _AHEAD.size
-        )
-        return (step, shard) if any_ else None
+        _, content = self._ahead[worker].read()
+        if not content:
+            return None
+        step, shard = _AHEAD.unpack(content)
+        return step, shard
 
     # --- a worker's side --------------------------------------------------------------------------
 
@@ -314,7 +323,7 @@ class Arena:
     def is_cancelled(self, worker: int, ticket: int) -> bool:
         """Return whether this worker may leave off what it was given with this ticket."""
         at = self._cancelled_at + worker * _TICKET.size
-        return bool(_TICKET.unpack_from(self._segment.map, at)[0] == ticket)
+        return bool(_TICKET.unpack(self._segment.map[at : at + _TICKET.size])[0] == ticket)
 
     def tell(
         self, worker: int, phase: str, step: int | None = None, shard: int | None = None
@@ -337,8 +346,8 @@ class Arena:
 
     def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
         """Say what this worker loads ahead from now on, beside the shard that it is at."""
-        entry = (0, 0, 0) if ticket is None else (1, *ticket)
-        _AHEAD.pack_into(self._segment.map, self._ahead_at + worker * _AHEAD.size, *entry)
+        ahead = self._ahead[worker]
+        ahead.write(ahead.read()[0] + 1, b"" if ticket is None else _AHEAD.pack(*ticket))
 
     # --- both -------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import torch
 
 from quorate.machine.dies_with_parent import die_with
 from quorate.machine.environment import become
+from quorate.machine.standard_streams import flush_standard_streams
 from quorate.transports.processes import worker
 from quorate.transports.processes.wire import Wire
 
@@ -94,8 +95,7 @@ class _ForkServer:
 
     def _forks(self, report: Wire, task: _Task) -> bool:
         """Fork, and return whether this is the child."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_standard_streams()  # else each fork writes what is in the buffer
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or no memory

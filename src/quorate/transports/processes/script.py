@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quorate.machine.path_kinds import is_file
 from quorate.settings import overriding
 
 # A script may change its folder before it trains; its arguments are relative to this one.
@@ -102,7 +103,7 @@ def current() -> Script | None:
     if _running is not None:
         return _running
     file = Path(_folder, path)
-    if not file.is_file() or _is_installed(file):
+    if not is_file(file) or _is_installed(file):
         return None
     if spec is not None and spec.name == "__main__":  # python FOLDER
         return Script(str(file.parent), None, _arguments(file.parent.name), _folder, None)

@@ -14,6 +14,7 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -112,10 +113,7 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self.members = Members([str(group) for group in groups], timeout_s, growth)
         self._processes: list[Hand | None] = [None] * len(groups)
-        told: Any = {"threads": threads, "say": say, "changes": original.changes}
-        self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
         self._script = script
-        self._sources = script.sources()
         self._decided = decided
         self._timeout_s = timeout_s
         self._say = say
@@ -124,11 +122,17 @@ class Processes:
         self._channels: dict[int, ProcessesChannel] = {}
         self._jobs = 0
         self._oom_kills = oom_kills()  # as far as they are explained
-        self._description, self._fds = arena.described()
-        self._selector = selectors.DefaultSelector()
-        self._alarm = Alarm(self._selector)
-        self._lookout = Lookout(self.members, self._channels, arena)
+        told: Any = {"threads": threads, "say": say, "changes": original.changes}
+        # What is open is closed in the opposite order, also when the rest cannot be opened.
+        self._open = ExitStack()
         try:
+            self._open.callback(site.close)
+            self._agreement = Agreement(model, arena, buffers, probe, groups, datasets, **told)
+            self._sources = script.sources()
+            self._description, self._fds = arena.described()
+            self._selector = self._open.enter_context(selectors.DefaultSelector())
+            self._alarm = self._open.enter_context(closing(Alarm(self._selector)))
+            self._lookout = Lookout(self.members, self._channels, arena)
             for number in range(len(groups)):
                 self._start(number)
         except BaseException as error:
@@ -224,9 +228,7 @@ class Processes:
                 process.wait(max(0.0, deadline - time.monotonic()))
         for number in range(len(self._processes)):
             self._release(number)
-        self._site.close()
-        self._selector.close()
-        self._alarm.close()
+        self._open.close()
 
     # --- what was decided -------------------------------------------------------------------------
 

@@ -22,7 +22,12 @@ from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
 from quorate.machine.shared_memory import Segment
 from quorate.machine.signal_handlers import OF_PYTHON, ignore_job_signals
-from quorate.machine.standard_streams import Steady, occupy_standard_descriptors, steady
+from quorate.machine.standard_streams import (
+    Steady,
+    flush_standard_streams,
+    occupy_standard_descriptors,
+    steady,
+)
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.sharing import Sharing
@@ -118,7 +123,7 @@ class Worker:
         thread = threading.Thread(target=serve, name=f"quorate-worker-{self.number}")
         thread.start()
         thread.join()
-        self._flush()
+        flush_standard_streams()
         os._exit(code)
 
     def _serve(self, program: Program) -> None:
@@ -180,15 +185,10 @@ class Worker:
 
     def show(self) -> None:
         """Have what is printed from now on reach whoever started the coordinator."""
-        self._flush()
+        flush_standard_streams()
         for fd, original in self._outputs.items():
             os.dup2(original, fd)
             os.close(original)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, Steady):
                 stream.fault = None  # it leads elsewhere now
-
-    def _flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # closed, or None
-                stream.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from selectors import EVENT_READ, BaseSelector
 from typing import IO
@@ -17,6 +18,7 @@ from quorate.transports.processes.site import Hand
 from quorate.transports.processes.starter import Starter, new_starter
 from quorate.transports.processes.wire import Message, WatchedWire, Wire
 
+KILLED_S = 10.0  # how long the kernel may take to end a process after signal 9
 _TAIL = 2000  # characters of its output that are shown
 
 
@@ -37,21 +39,19 @@ class WorkerProcess(Hand):
         self, number: int, script: Script, starter: Starter, *, place: Place | None = None
     ) -> None:
         super().__init__(number)
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  up to the training loop
-        self.wire, theirs = Wire.pair()
-        self._line = WatchedWire(self.wire)
-        try:
-            self._process = starter.start(theirs, self._output)
-        except BaseException:
-            self.wire.close()
-            self._output.close()
-            raise
-        finally:
-            theirs.close()
         self._selector: BaseSelector | None = None
-        given = None if place is None else asdict(place)
-        told = {"number": number, "script": asdict(script), "place": given}
-        self.post({**told, "own": own_process.facts()})
+        with ExitStack() as undo:
+            # What the script prints up to its training loop.
+            self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
+            self.wire, theirs = Wire.pair()
+            self._line = undo.enter_context(closing(WatchedWire(self.wire)))
+            with closing(theirs):
+                self._process = starter.start(theirs, self._output)
+            undo.callback(self._end_process)
+            given = None if place is None else asdict(place)
+            told = {"number": number, "script": asdict(script), "place": given}
+            self.post({**told, "own": own_process.facts()})
+            undo.pop_all()
 
     def watch(
         self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
@@ -123,14 +123,22 @@ class WorkerProcess(Hand):
         return Ending(code, self._process.error, self._tail())
 
     def close(self) -> None:
-        """Kill it if it lives, wait for its exit, and close what belonged to it."""
+        """Kill it if it lives, wait for its exit, and close what belonged to it.
+
+        Blocks for at most ``KILLED_S``: a process that hangs in the kernel (on a disk of the
+        network that does not answer, say) ends when the kernel lets it, and runs no code until
+        then.
+        """
         if self._selector is not None and self.exit is not None:
             self._selector.unregister(self.exit)
-        self._process.kill()
-        self._process.wait()
-        self._process.close()
+        self._end_process()
         self._line.close()
         self._output.close()
+
+    def _end_process(self) -> None:
+        self._process.kill()
+        self._process.wait(KILLED_S)
+        self._process.close()
 
     def _tail(self) -> str:
         """Return the end of what the script printed."""

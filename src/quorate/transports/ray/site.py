@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import ray
 
 from quorate.errors import SettingError, UserError
+from quorate.machine.path_kinds import is_folder
 from quorate.replica.sparse.found import no_rows
 from quorate.transports.processes.arena import Arena
 from quorate.transports.processes.script import Script
@@ -59,23 +60,23 @@ class RaySite:
         folder = None if working_dir is None else folder_of(script, working_dir)
         # Of parameters as many versions as workers may read, and of results one each.
         store_bytes = (2 * demand.of_one_machine + 4) * arena.slot_bytes
-        self._cluster = Cluster(address, demand, store_bytes, folder)
-        self.servers: RayServers | None = None
-        if servers is not None:
-            try:
-                self.servers = RayServers(*servers, self._cluster.node)
-            except BaseException:
-                self._cluster.close()
-                raise
         self._script = script
         self._folder = folder
         self._same = same_everywhere(script)
         self._arena = arena
-        self._published = Published(arena, self._cluster.node, self.servers)
-        self._results = Results(arena, self._cluster.node)
         self._threads = threads
         self._hands: dict[int, RayHand] = {}  # the newest of each worker
-        self._notices = Notices(lambda: list(self._hands.values()), self._cluster.node)
+        self.servers: RayServers | None = None
+        with ExitStack() as undo:
+            self._cluster = Cluster(address, demand, store_bytes, folder)
+            undo.callback(self._cluster.close)
+            if servers is not None:
+                self.servers = RayServers(*servers, self._cluster.node)
+                undo.callback(self.servers.close)
+            self._published = Published(arena, self._cluster.node, self.servers)
+            self._results = Results(arena, self._cluster.node)
+            self._notices = Notices(lambda: list(self._hands.values()), self._cluster.node)
+            undo.pop_all()
         self._door: Door | None = None
         if self.servers is None:  # else nobody computes from what is here
             with suppress(OSError):  # workers of this node are as those of others then
@@ -123,7 +124,7 @@ def folder_of(script: Script, working_dir: str) -> Path:
         SettingError: the script is not in it.
     """
     folder = Path(script.folder, working_dir).resolve()
-    if not folder.is_dir() or not Path(script.path).resolve().is_relative_to(folder):
+    if not is_folder(folder) or not Path(script.path).resolve().is_relative_to(folder):
         expected = f"a folder that {script.path} is in"
         raise SettingError("working_dir", working_dir, expected, "name the script's own folder")
     return folder

@@ -72,7 +72,7 @@ def _main() -> None:
         time.sleep(0.01)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
-    if said is not None:
+    if said is not None and sys.stderr is not None:  # None: print() would write to stdout
         print(said, file=sys.stderr, flush=True)
 
 

@@ -6,10 +6,9 @@ killed or stopped anywhere: nobody waits for a word, and none is ever locked.
 
 from __future__ import annotations
 
-import struct
 from mmap import mmap
 
-_WORD = struct.Struct("<q")  # 2 * stage + 1: it computes; 2 * stage: it waits for that stage's turn
+_WORD_BYTES = 8
 
 
 class AtWork:
@@ -20,19 +19,21 @@ class AtWork:
     """
 
     def __init__(self, devices: int) -> None:
-        self._memory = mmap(-1, _WORD.size * max(1, devices))
+        # 2 * stage + 1: it computes; 2 * stage: it waits for that stage's turn. Native words of a
+        # memoryview are written and read as a whole; struct goes through them byte by byte.
+        self._words = memoryview(mmap(-1, _WORD_BYTES * max(1, devices))).cast("q")
         for device in range(devices):
             self.waits(device, device)
 
     def computes(self, device: int, stage: int) -> None:
         """Note that a process begins to compute."""
-        _WORD.pack_into(self._memory, device * _WORD.size, 2 * stage + 1)
+        self._words[device] = 2 * stage + 1
 
     def waits(self, device: int, stage: int) -> None:
         """Note that a process begins to wait, for what a stage of its own takes."""
-        _WORD.pack_into(self._memory, device * _WORD.size, 2 * stage)
+        self._words[device] = 2 * stage
 
     def read(self, device: int) -> tuple[int, bool]:
         """Return the stage that a process is at, and whether it computes."""
-        (word,) = _WORD.unpack_from(self._memory, device * _WORD.size)
+        word = self._words[device]
         return word // 2, bool(word % 2)
