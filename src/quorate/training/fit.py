@@ -42,7 +42,7 @@ from quorate.training.saved_state import Contents, contents
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
 from quorate.training.unsaved import UnsavedAttributes
-from quorate.training.validation import Best, Validation
+from quorate.training.validation import Best, LossTrend, Validation
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -108,6 +108,7 @@ class Fit:
         self._state: State | None = None  # of the loop
         self._unsaved: str | None = None  # why saves fail at present, as it was said
         self._summaries: Summaries | None = None
+        self._loss_trend = LossTrend()
 
     def say(self, line: str) -> None:
         """Show a line to the user."""
@@ -191,6 +192,8 @@ class Fit:
                         is_last = report.global_step == report.last_step
                         unsaved.updated(is_last=is_last or self._stops.reason is not None)
                     self._save_if_due(loop.state)
+            if (warning := self._loss_trend.warning()) is not None:
+                self._screen.say(warning)
         signals.leave()
 
     def _has_nothing_to_do(self, loop: Loop) -> bool:
@@ -251,6 +254,8 @@ class Fit:
         epoch, rest = divmod(n, per_epoch)
         when = f"step {n:,}" if rest else f"epoch {epoch}"
         self._screen.say(f"{when}: validation{which}  {metrics(values)}")
+        if validation.best is None and "loss" in values:
+            self._loss_trend.add(when, values["loss"])
         if self._log is not None:
             self._log.evaluation(n, values)
         supervisor.evaluated(n, values)

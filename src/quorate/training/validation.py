@@ -54,6 +54,33 @@ class Best:
         return better
 
 
+class LossTrend:
+    """Notes the losses of a fit's evaluations, and says at the end if they have risen."""
+
+    RISE = 1.1  # of the last loss over the lowest one: less may be noise
+
+    def __init__(self) -> None:
+        self._losses: list[tuple[str, float]] = []  # "epoch 3", and the loss then
+
+    def add(self, when: str, loss: float) -> None:
+        """Note the loss of an evaluation."""
+        self._losses.append((when, loss))
+
+    def warning(self) -> str | None:
+        """Return a line if the loss was lower two evaluations ago or before; None otherwise."""
+        earlier = self._losses[:-2]
+        if not earlier:
+            return None
+        when, lowest = min(earlier, key=lambda item: item[1])
+        _, last = self._losses[-1]
+        if not 0 < lowest * self.RISE < last or lowest > min(loss for _, loss in self._losses):
+            return None
+        return (
+            f"the validation loss was lowest at {when} ({lowest:.4f}) and is {last:.4f} now; train "
+            "for less, or keep the best checkpoint: Validation(best='min:loss')"
+        )
+
+
 # Where settings are that were keywords of ``fit`` once, or are known from other trainers.
 ELSEWHERE_IN_FIT = {
     **ELSEWHERE_HERE,
