@@ -20,6 +20,7 @@ from enum import Enum
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -343,10 +344,27 @@ def cache_parametrizations(blocks: int) -> None:
 # private place too: there is no other.
 
 if TYPE_CHECKING or holds(Promise.OPERATORS):
-    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OperatorMode(TorchDispatchMode):
+        """A ``TorchDispatchMode`` that torch's compiler never compiles, and that never imports it.
+
+        torch wraps ``__torch_dispatch__`` so that code compiled around the mode leaves it alone.
+        That wrapper imports ``torch._dynamo`` at its first call: 1.6 to 4.6 s in each worker
+        process. Here the code of the method is marked instead. A torch without the mark, or that
+        asks for its wrapper by another name, wraps the method, which costs that time and nothing
+        else: ``test_a_mode_does_not_import_the_compiler`` notices.
+        """
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Tell torch whether to wrap the method; it asks when a class is derived."""
+            method = vars(cls).get("__torch_dispatch__")
+            return method is not None and not never_compile(method.__code__)
+
 else:
 
-    class TorchDispatchMode:
+    class OperatorMode:
         """A stand-in that cannot be entered, for a torch without one."""
 
         def __enter__(self) -> Any:
@@ -469,6 +487,25 @@ def repeatable_compiler() -> Iterator[None]:
         inductor.patch(fallback_random=True, deterministic=True),
     ):
         yield
+
+
+def never_compile(code: CodeType) -> bool:
+    """Have torch's compiler run a function, and all that it calls, as it is written.
+
+    ``torch._dynamo.disable`` does the same, but has to be imported. torch that ignores the mark
+    compiles what watches operators: ``test_the_compiler_leaves_a_mode_alone`` notices.
+
+    Returns:
+        Whether it is done; it is not where torch has no such mark.
+    """
+    compiler: Any = getattr(_C, "_dynamo", None)  # the part in C++, which torch itself imports
+    try:
+        part = compiler.eval_frame
+        skip = part._FrameAction.SKIP
+        part.set_code_exec_strategy(code, part._FrameExecStrategy(skip, skip))
+    except AttributeError:
+        return False
+    return True
 
 
 def compiler_is_in_use() -> bool:
