@@ -96,7 +96,7 @@ class Replica:
         # Told of each shard by whoever has loaded its rows.
         self.called = Called(loss, self.device, self._begin_phase)
         self._totals = totals
-        self._computing = computing
+        self._computing, self._notes = computing, notes
         self._layout = parameters.layout.gradients
         trained = laid_out(model, parameters.layout.sections)
         lowered = computing.precision.working_tensors(model, trained)
@@ -273,7 +273,15 @@ class Replica:
             fresh = rows_of.take()
             reseed(seed)
             self._begin(stream, seed, training=training)
-            return self._read(loss, fresh, rows, training=False)
+            marks = [] if training or not self._buffers.are_any else self._buffers.marks()
+            outcome = self._read(loss, fresh, rows, training=False)
+            if marks:
+                for name in self._buffers.drop_writes(marks, self._set_pulled):
+                    self._notes.add(
+                        f"forward writes the buffer {name!r} in evaluation too, which is dropped: "
+                        "evaluations and predictions leave the model as training made it"
+                    )
+            return outcome
 
         with torch.set_grad_enabled(training):
             outcome = self._run(compute, batch, reload, stream, training=training)
@@ -403,7 +411,7 @@ class Replica:
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
         if self._buffers.are_any:
-            self._set_pulled(self._buffers)
+            self._buffers.restore(self._set_pulled)
             if training:
                 self._buffers.begin()
         self.witness.begin(self._flat)

@@ -346,7 +346,7 @@ def cache_parametrizations(blocks: int) -> None:
 if TYPE_CHECKING or holds(Promise.OPERATORS):
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class OperatorMode(TorchDispatchMode):
+    class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A ``TorchDispatchMode`` that torch's compiler never compiles, and that never imports it.
 
         torch wraps ``__torch_dispatch__`` so that code compiled around the mode leaves it alone.
