@@ -20,7 +20,7 @@ from quorate.machine.devices import Group
 from quorate.replica import loss
 from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
-from quorate.replica.compiling import UserCompiles, as_given, eagerly
+from quorate.replica.compiling import UserCompiles, as_given, eagerly, is_compiled_by_script
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat
@@ -343,6 +343,11 @@ class Replica:
     def is_compiled(self) -> bool:
         """Whether the loss function is compiled, or something of what it calls may be."""
         return isinstance(self._loss, Compiled) or compiler_is_in_use()
+
+    @property
+    def is_compiled_by_script(self) -> bool:
+        """Whether the script compiled the model, a module in it, or the loss function."""
+        return is_compiled_by_script(self.model, self._given, self.plain_loss)
 
     def _run(
         self,

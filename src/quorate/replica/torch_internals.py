@@ -551,6 +551,11 @@ def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], torch.
     return context
 
 
+def is_call_compiled(module: torch.nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
 def compile_call_as(module: torch.nn.Module, copied: torch.nn.Module) -> bool:
     """Compile a copy's call as ``module.compile()`` did: ``copy.deepcopy`` leaves that out.
 
