@@ -338,8 +338,6 @@ with log.PlacementLog(model) as placed, data_writes.WriteWatch({}):
     model(torch.randn(4, 3)).clone().sum().backward()
 assert "addmm" in placed.table()
 assert len(OperatorMode.__subclasses__()) == 4
-for kind in OperatorMode.__subclasses__():
-    assert not hasattr(kind.__torch_dispatch__, "__wrapped__"), kind
 assert "torch._dynamo" not in sys.modules
 """
 

@@ -347,20 +347,28 @@ if TYPE_CHECKING or holds(Promise.OPERATORS):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """A ``TorchDispatchMode`` that torch's compiler never compiles, and that never imports it.
+        """A ``TorchDispatchMode`` that does not import torch's compiler.
 
         torch wraps ``__torch_dispatch__`` so that code compiled around the mode leaves it alone.
         That wrapper imports ``torch._dynamo`` at its first call: 1.6 to 4.6 s in each worker
-        process. Here the code of the method is marked instead. A torch without the mark, or that
-        asks for its wrapper by another name, wraps the method, which costs that time and nothing
-        else: ``test_a_mode_does_not_import_the_compiler`` notices.
+        process. So it is passed by until something else has imported it. A torch that wraps in
+        another way may take that time again, and nothing else:
+        ``test_a_mode_does_not_import_the_compiler`` notices.
         """
 
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            """Tell torch whether to wrap the method; it asks when a class is derived."""
-            method = vars(cls).get("__torch_dispatch__")
-            return method is not None and not never_compile(method.__code__)
+        def __init_subclass__(cls, **options: Any) -> None:
+            written = vars(cls).get("__torch_dispatch__")
+            super().__init_subclass__(**options)  # type: ignore[no-untyped-call]
+            wrapped = vars(cls).get("__torch_dispatch__")
+            if written is None or wrapped is None or written is wrapped:
+                return
+
+            def dispatch(*args: Any, **keywords: Any) -> Any:
+                is_imported = "torch._dynamo" in sys.modules
+                return (wrapped if is_imported else written)(*args, **keywords)
+
+            if never_compile(dispatch.__code__):  # or the compiler would try this function
+                setattr(cls, "__torch_dispatch__", dispatch)  # noqa: B010
 
 else:
 
