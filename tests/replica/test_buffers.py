@@ -247,3 +247,61 @@ def test_a_buffer_that_gets_another_dtype_is_refused_by_name() -> None:
     expected = "buffer 'seen' had dtype torch.int64 and has torch.float32"
     with pytest.raises(quorate.UserError, match=expected):
         run.fit(DATA, steps=1)
+
+
+class WritesAlways(nn.Module):
+    """Writes buffers in training and in evaluation alike; ``grown`` in evaluation alone."""
+
+    def __init__(self, *, grows: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.grows = nn.Linear(3, 3), grows
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("angles", torch.arange(3.0))
+        self.register_buffer("grown", torch.zeros(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean.lerp_(x.detach().mean(0), 0.5)
+        self.flags = ~self.flags
+        self.angles.copy_(torch.arange(3.0))  # computed anew each time, with the same values
+        if self.grows and not self.training:
+            self.grown = torch.cat([self.grown, x.detach()])
+        return self.layer(x)
+
+
+def writer(*, grows: bool) -> quorate.Trainer:
+    return trainer(
+        WritesAlways(grows=grows),
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=torch.optim.SGD,
+        batch_size=4,
+        shards=2,
+        devices="cpu",
+        workers=2,
+        engine="towers",
+    )
+
+
+def test_what_an_evaluation_writes_to_buffers_is_dropped_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = writer(grows=False)
+    run.fit(TensorDataset(X[:8]), epochs=1)
+    trained = copy.deepcopy(dict(run.model.named_buffers()))
+    assert trained["calls"] == 2
+    assert "in evaluation too" not in caplog.text
+    run.evaluate(TensorDataset(X))
+    for name, buffer in run.model.named_buffers():
+        assert torch.equal(buffer, trained[name]), name
+    for name in ("calls", "mean", "flags"):
+        assert caplog.text.count(f"forward writes the buffer {name!r} in evaluation too") == 1
+    assert caplog.text.count("in evaluation too") == 3
+
+
+def test_a_buffer_that_grows_in_evaluation_is_refused_by_name() -> None:
+    expected = r"buffer 'grown' had shape \(2, 3\) and has \(\d, 3\) after a forward pass"
+    with pytest.raises(quorate.UserError, match=expected):
+        writer(grows=True).evaluate(TensorDataset(X))

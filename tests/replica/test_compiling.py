@@ -108,6 +108,18 @@ def test_one_digest_on_processes_and_ranks(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model", "block", "regional", "function", "loss"])
+def test_stages_of_what_the_script_compiles_are_refused_in_one_line(kind: str) -> None:
+    """Stages compute operators and modules one by one: they would leave the compiler out."""
+    words = ["run", "--devices", "cpu+cpu", str(SCRIPT), kind, "eager"]
+    code, out, err = WARM.run(words, dict(os.environ), 200)
+    assert code == 2, out + err
+    assert "digest" not in out
+    (line,) = [each for each in err.splitlines() if each.startswith("quorate: split: ")]
+    assert "torch.compile" in line
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
 def test_inductor_traces_no_generator_of_ours(tmp_path: Path) -> None:
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}

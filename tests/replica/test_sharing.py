@@ -302,3 +302,28 @@ def test_a_buffer_without_memory_of_its_own_is_refused(buffer: torch.Tensor, mat
     model.register_buffer("held", buffer)
     with pytest.raises(SettingError, match=match):
         quorate.Trainer(model, cached, optimizer=torch.optim.SGD, batch_size=4)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.ao, which is deprecated
+def test_towers_train_what_is_prepared_for_quantisation() -> None:
+    """``module.qconfig`` leads back to the module, but only makes observers."""
+    from torch.ao import quantization
+
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    quantization.prepare_qat(model, inplace=True)
+    rows = torch.randn(16, 8)
+    model(rows)  # scales get their shapes: buffers that grow are refused
+    ranges = model[0].weight_fake_quant.scale.clone()
+    run = quorate.Trainer(
+        model,
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=8,
+        shards=2,
+        devices="cpu",
+        workers=quorate.Workers(2, engine="towers"),
+    )
+    run.fit(torch.utils.data.TensorDataset(rows), epochs=1)
+    assert not torch.equal(model[0].weight_fake_quant.scale, ranges)

@@ -219,7 +219,7 @@ def test_the_default_generator_of_python_is_replaced() -> None:
 def test_a_generator_is_known_by_what_it_stands_for() -> None:
     generator, seen = torch.Generator(), []
 
-    class Look(internals.TorchDispatchMode):
+    class Look(internals.OperatorMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -324,6 +324,58 @@ def test_inductor_compiles_under_options() -> None:
         assert config.recompile_limit == 4096
         assert torch.allclose(function(x), x.sin() + 1)
     assert len(compiled) == 1
+
+
+TRACED = """
+import sys
+import torch
+from quorate.replica.placement import fallback, log
+from quorate.replica.torch_internals import OperatorMode
+from quorate.replica.witness import data_writes, operator_trace
+
+model = torch.nn.Linear(3, 2)
+with log.PlacementLog(model) as placed, data_writes.WriteWatch({}):
+    model(torch.randn(4, 3)).clone().sum().backward()
+assert "addmm" in placed.table()
+assert len(OperatorMode.__subclasses__()) == 4
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_a_mode_does_not_import_the_compiler() -> None:
+    """Each worker process would import it at the first shard of ``quorate verify``."""
+    command = [sys.executable, "-c", TRACED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own modules, when the compiler imports them
+def test_the_compiler_leaves_a_mode_alone() -> None:
+    """Within a mode nothing is compiled, but what a mode calls is, unless torch is told."""
+
+    class Look(internals.OperatorMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(look(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone() * 2 + 1
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    seen: list[torch.Tensor] = []
+    compiled: list[torch.fx.GraphModule] = []
+    function = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    x = torch.ones(3)
+    with Look():
+        function(x)
+    assert len(seen) == 2
+    assert compiled == []
+    torch._dynamo.reset()
 
 
 def test_what_the_processor_can() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import UserError
-from quorate.replica.torch_internals import buffers_of, copy_all
+from quorate.replica.torch_internals import buffers_of, copy_all, version
 
 
 class _Place(NamedTuple):
@@ -122,6 +122,19 @@ class Buffers:
             ):
                 target.copy_(part.clone().view(target.dtype).view(target.shape))
 
+    def restore(self, values: Callable[[Buffers], None]) -> None:
+        """Call ``values(self)``, which copies values into all buffers.
+
+        Raises:
+            UserError: a buffer has another size than it had.
+        """
+        try:
+            values(self)
+        except RuntimeError:
+            for part in (self._floats, self._others):
+                part.vector()  # names the buffer
+            raise
+
     # --- changes ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -164,6 +177,36 @@ class Buffers:
             more.copy_(high > 1)
             mixed.copy_(low != high)
         return vector
+
+    def marks(self) -> list[tuple[torch.Tensor, int]]:
+        """Return each buffer's tensor and how often torch counts that it was written."""
+        found = [*self.floats(), *self.others()]
+        return [(tensor, 0 if tensor.is_inference() else version(tensor)) for tensor in found]
+
+    def drop_writes(
+        self, marks: list[tuple[torch.Tensor, int]], values: Callable[[Buffers], None]
+    ) -> list[str]:
+        """Drop what was written since ``marks()``; return the names of buffers that it changed.
+
+        Nothing is compared where nothing was written: that is what evaluations do mostly.
+
+        Args:
+            values: gives all buffers what they had when ``marks()`` was called.
+
+        Raises:
+            UserError: a buffer has another size than it had.
+        """
+        after = self.marks()
+        if all(
+            one is other and count == counted
+            for (one, count), (other, counted) in zip(marks, after, strict=True)
+        ):
+            return []
+        written = [tensor.clone() for tensor, _ in after]
+        self.restore(values)
+        names = [*self._floats.names, *self._others.names]
+        now = [*self.floats(), *self.others()]
+        return [n for n, w, t in zip(names, written, now, strict=True) if not torch.equal(w, t)]
 
     def take(
         self, change: torch.Tensor | None, first: torch.Tensor | None, shards: int

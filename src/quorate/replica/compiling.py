@@ -215,6 +215,25 @@ def as_given(model: torch.nn.Module, copied: torch.nn.Module | None = None) -> t
     return compiler(copied) if known is None else known
 
 
+def is_compiled_by_script(model: torch.nn.Module, given: torch.nn.Module, loss: object) -> bool:
+    """Return whether a script compiled a model, a module in it, or the loss function.
+
+    Functions that ``forward`` calls are not looked at.
+
+    Args:
+        model: of a replica.
+        given: what the loss function is called with: see ``as_given``.
+        loss: the user's loss function.
+    """
+    if given is not model or torch_internals.compiled_function(loss) is not None:
+        return True
+    return any(
+        torch_internals.compiled_original(module) is not None
+        or torch_internals.is_call_compiled(module)
+        for module in model.modules()
+    )
+
+
 def compile_calls(model: torch.nn.Module, copied: torch.nn.Module) -> None:
     """Compile the calls of a copy's modules where ``module.compile()`` did for the model's.
 

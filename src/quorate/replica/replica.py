@@ -20,7 +20,7 @@ from quorate.machine.devices import Group
 from quorate.replica import loss
 from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
-from quorate.replica.compiling import UserCompiles, as_given, eagerly
+from quorate.replica.compiling import UserCompiles, as_given, eagerly, is_compiled_by_script
 from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
 from quorate.replica.flat import Flat
@@ -96,7 +96,7 @@ class Replica:
         # Told of each shard by whoever has loaded its rows.
         self.called = Called(loss, self.device, self._begin_phase)
         self._totals = totals
-        self._computing = computing
+        self._computing, self._notes = computing, notes
         self._layout = parameters.layout.gradients
         trained = laid_out(model, parameters.layout.sections)
         lowered = computing.precision.working_tensors(model, trained)
@@ -273,7 +273,15 @@ class Replica:
             fresh = rows_of.take()
             reseed(seed)
             self._begin(stream, seed, training=training)
-            return self._read(loss, fresh, rows, training=False)
+            marks = [] if training or not self._buffers.are_any else self._buffers.marks()
+            outcome = self._read(loss, fresh, rows, training=False)
+            if marks:
+                for name in self._buffers.drop_writes(marks, self._set_pulled):
+                    self._notes.add(
+                        f"forward writes the buffer {name!r} in evaluation too, which is dropped: "
+                        "evaluations and predictions leave the model as training made it"
+                    )
+            return outcome
 
         with torch.set_grad_enabled(training):
             outcome = self._run(compute, batch, reload, stream, training=training)
@@ -335,6 +343,11 @@ class Replica:
     def is_compiled(self) -> bool:
         """Whether the loss function is compiled, or something of what it calls may be."""
         return isinstance(self._loss, Compiled) or compiler_is_in_use()
+
+    @property
+    def is_compiled_by_script(self) -> bool:
+        """Whether the script compiled the model, a module in it, or the loss function."""
+        return is_compiled_by_script(self.model, self._given, self.plain_loss)
 
     def _run(
         self,
@@ -403,7 +416,7 @@ class Replica:
         for parameter in self._trainable.values():
             parameter.grad = None  # an exception in backward leaves some
         if self._buffers.are_any:
-            self._set_pulled(self._buffers)
+            self._buffers.restore(self._set_pulled)
             if training:
                 self._buffers.begin()
         self.witness.begin(self._flat)

@@ -20,6 +20,7 @@ from enum import Enum
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -343,10 +344,35 @@ def cache_parametrizations(blocks: int) -> None:
 # private place too: there is no other.
 
 if TYPE_CHECKING or holds(Promise.OPERATORS):
-    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """A ``TorchDispatchMode`` that does not import torch's compiler.
+
+        torch wraps ``__torch_dispatch__`` so that code compiled around the mode leaves it alone.
+        That wrapper imports ``torch._dynamo`` at its first call: 1.6 to 4.6 s in each worker
+        process. So it is passed by until something else has imported it. A torch that wraps in
+        another way may take that time again, and nothing else:
+        ``test_a_mode_does_not_import_the_compiler`` notices.
+        """
+
+        def __init_subclass__(cls, **options: Any) -> None:
+            written = vars(cls).get("__torch_dispatch__")
+            super().__init_subclass__(**options)  # type: ignore[no-untyped-call]
+            wrapped = vars(cls).get("__torch_dispatch__")
+            if written is None or wrapped is None or written is wrapped:
+                return
+
+            def dispatch(*args: Any, **keywords: Any) -> Any:
+                is_imported = "torch._dynamo" in sys.modules
+                return (wrapped if is_imported else written)(*args, **keywords)
+
+            if never_compile(dispatch.__code__):  # or the compiler would try this function
+                setattr(cls, "__torch_dispatch__", dispatch)  # noqa: B010
+
 else:
 
-    class TorchDispatchMode:
+    class OperatorMode:
         """A stand-in that cannot be entered, for a torch without one."""
 
         def __enter__(self) -> Any:
@@ -471,6 +497,25 @@ def repeatable_compiler() -> Iterator[None]:
         yield
 
 
+def never_compile(code: CodeType) -> bool:
+    """Have torch's compiler run a function, and all that it calls, as it is written.
+
+    ``torch._dynamo.disable`` does the same, but has to be imported. torch that ignores the mark
+    compiles what watches operators: ``test_the_compiler_leaves_a_mode_alone`` notices.
+
+    Returns:
+        Whether it is done; it is not where torch has no such mark.
+    """
+    compiler: Any = getattr(_C, "_dynamo", None)  # the part in C++, which torch itself imports
+    try:
+        part = compiler.eval_frame
+        skip = part._FrameAction.SKIP
+        part.set_code_exec_strategy(code, part._FrameExecStrategy(skip, skip))
+    except AttributeError:
+        return False
+    return True
+
+
 def compiler_is_in_use() -> bool:
     """Return whether this process has called ``torch.compile``, at any time.
 
@@ -512,6 +557,11 @@ def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], torch.
     """Return ``torch.compile`` with the arguments that made a compiled module."""
     context: Callable[[torch.nn.Module], torch.nn.Module] = getattr(compiled, "dynamo_ctx")  # noqa: B009
     return context
+
+
+def is_call_compiled(module: torch.nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def compile_call_as(module: torch.nn.Module, copied: torch.nn.Module) -> bool:

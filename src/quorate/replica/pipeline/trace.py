@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -122,6 +123,10 @@ class Trace:
             raise
         except Exception as error:
             where = line_of(error.__traceback__)
+            if _is_from_compiler(error):
+                why = f"{where}: forward cannot be followed: torch.compile made what it calls"
+                fix = "leave torch.compile out, or take one device for a replica"
+                raise CutError(why, fix) from error
             why = f"{where}: forward cannot be followed: {type(error).__name__}: {error}"
             raise CutError(why, self._instead()) from error
         finally:
@@ -350,6 +355,13 @@ class Trace:
         if inside:
             return f"cut before {inside} or after it, not inside it"
         return "put what is done there in a module of its own, which is not cut"
+
+
+def _is_from_compiler(error: BaseException) -> bool:
+    """Return whether torch's compiler raised an error, or what it called did."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    names = (str(frame.f_globals.get("__name__")) for frame in frames)
+    return any(name.startswith("torch._dynamo") for name in names)
 
 
 def _above(split: Mapping[str, nn.Module], inside: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
 from quorate.replica.placement.call_site import CallSite, CallSites
 from quorate.replica.placement.schema import arguments
 from quorate.replica.streams import Stream
-from quorate.replica.torch_internals import TorchDispatchMode, is_composite, schema_arguments
+from quorate.replica.torch_internals import OperatorMode, is_composite, schema_arguments
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ class Lacking:
 Key = tuple[Any, str, tuple[torch.dtype, ...]]  # operator, kind of device, dtypes of its tensors
 
 
-class SoftPlacement(TorchDispatchMode):
+class SoftPlacement(OperatorMode):
     """Within a ``with`` block operators without a kernel run on the CPU.
 
     Nothing is run twice that writes: where an operator failed that may have begun to, the error is

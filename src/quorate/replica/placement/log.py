@@ -13,7 +13,7 @@ import torch
 from quorate.machine.columns import aligned
 from quorate.replica.nested import tensors
 from quorate.replica.placement.call_site import CallSites
-from quorate.replica.torch_internals import TorchDispatchMode
+from quorate.replica.torch_internals import OperatorMode
 
 COLUMNS = ("module", "class", "operator", "device", "forward", "backward")
 COUNTS = (4, 5)  # which of them are numbers
@@ -29,7 +29,7 @@ class _Calls:
     backward: int = 0
 
 
-class PlacementLog(TorchDispatchMode):
+class PlacementLog(OperatorMode):
     """Within a ``with`` block each operator that this thread calls is noted, also in backward.
 
     Views and uninitialised memory, which compute nothing, are left out.

@@ -47,6 +47,9 @@ _WRITTEN_IN_PLACE = (
 )
 # Never called while a shard is computed, if the object is there already.
 _BEFORE = ("__init__", "__new__", "__post_init__", "reset_parameters", "extra_repr", "__repr__")
+# ``module.qconfig`` of torch's quantization: it makes observers when a model is prepared, asks the
+# module for its device, and is never called while a shard is computed.
+_MAKES_OBSERVERS = "torch.ao.quantization.qconfig"
 
 
 class Found(NamedTuple):
@@ -145,6 +148,8 @@ class _Walk:
             return [_Step(part, way, True) for part in functions if part is not None]
         if isinstance(value, BuiltinFunctionType):
             return [_Step(getattr(value, "__self__", None), way, step.by_code)]
+        if type(value).__module__ == _MAKES_OBSERVERS:
+            return ()
         if isinstance(value, (dict, MappingProxyType)):  # others may load what they are asked for
             if step.by_code and isinstance(value, dict):
                 self.found.containers.append(Container.of(value, way))

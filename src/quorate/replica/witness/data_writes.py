@@ -16,11 +16,11 @@ import torch
 from quorate.replica.beside.composed import Composed
 from quorate.replica.loss import Loss
 from quorate.replica.placement.schema import arguments
-from quorate.replica.torch_internals import TorchDispatchMode
+from quorate.replica.torch_internals import OperatorMode
 from quorate.replica.witness.kept import names_of
 
 
-class WriteWatch(TorchDispatchMode):
+class WriteWatch(OperatorMode):
     """A note of which parameters this thread writes in a ``with`` block, by whatever way.
 
     Args:

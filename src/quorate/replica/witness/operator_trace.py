@@ -15,7 +15,7 @@ from quorate.replica.placement.schema import arguments
 from quorate.replica.replica import Replica
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
 from quorate.replica.torch_internals import (
-    TorchDispatchMode,
+    OperatorMode,
     base_of,
     current_backward_call,
     is_same_generator,
@@ -35,7 +35,7 @@ OVERWRITES = {
 }
 
 
-class OperatorTrace(TorchDispatchMode):
+class OperatorTrace(OperatorMode):
     """A note of each operator that this thread calls in a ``with`` block, also in backward.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quorate.data.source import Source
+from quorate.errors import CutError
 from quorate.replica.model import unchanged
 from quorate.replica.pipeline.called import call_of
 from quorate.replica.pipeline.chosen import chosen, described
@@ -32,6 +33,9 @@ def cut_once(
         return []
     with unchanged(state.model):
         batch, replica = source.load((0, 0)), make_replica(state)
+        if replica.is_compiled_by_script:  # stages would compute it as written
+            why = "the script compiles the model, a part of it or the loss with torch.compile"
+            raise CutError(why, "leave torch.compile out, or take one device for a replica")
         with on_shard(replica, batch, source.plan) as shard:
             call = call_of(replica, batch.data, len(batch.rows), shard.stream, shard.seed)
             found = chosen(replica.model, split, call)
