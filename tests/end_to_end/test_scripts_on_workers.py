@@ -117,5 +117,7 @@ def test_a_checkpoint_has_the_modes_of_the_umask(tmp_path: Path) -> None:
     assert ended.code == 0, ended.said
     found = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
     assert any(path.name == "model.safetensors" for path in found)
+    lock = found.pop(tmp_path / "run" / "run.lock")
+    assert lock == 0o600  # who may only read the directory must not be able to lock it
     for path, mode in found.items():
         assert mode == (0o750 if path.is_dir() else 0o640), path
