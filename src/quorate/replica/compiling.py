@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -179,6 +179,17 @@ def eagerly() -> Iterator[None]:
         return
     with gate.alone(), torch.compiler.set_stance("force_eager"):
         yield
+
+
+def as_written() -> AbstractContextManager[object]:
+    """Return a context in which compiled user code runs as it is written.
+
+    For trials before there are workers, when one thread computes: see ``eagerly``.
+    """
+    if not torch_internals.compiler_is_in_use():  # and to import it takes seconds
+        return nullcontext()
+    eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 # --- compiled models ------------------------------------------------------------------------------

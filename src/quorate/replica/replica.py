@@ -340,9 +340,14 @@ class Replica:
         return self._computing.precision.name == "fp32"
 
     @property
+    def compiles_loss(self) -> bool:
+        """Whether ``Compute(compile=True)`` compiles the loss function with the model."""
+        return isinstance(self._loss, Compiled)
+
+    @property
     def is_compiled(self) -> bool:
         """Whether the loss function is compiled, or something of what it calls may be."""
-        return isinstance(self._loss, Compiled) or compiler_is_in_use()
+        return self.compiles_loss or compiler_is_in_use()
 
     @property
     def is_compiled_by_script(self) -> bool:

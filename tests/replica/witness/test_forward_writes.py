@@ -59,6 +59,15 @@ def test_as_a_loop_of_plain_torch_on_any_number_of_towers(
     assert "same bits: no" not in said
 
 
+def test_a_write_is_found_in_a_process_that_has_compiled_something(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else one tower's first write would race with what others compute."""
+    torch.compile(torch.neg, backend="aot_eager")(torch.ones(2))
+    trained("later", 2, steps=1)  # which clamps nothing yet
+    assert "forward writes" in caplog.text
+
+
 def test_what_the_rows_determine_is_the_first_shards() -> None:
     """The first shard of the first step initialises, as its own loop would."""
     trainer = trained("actnorm", steps=1)

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from quorate.replica.compiling import as_written
 from quorate.replica.model import frozen, trainable
 from quorate.replica.replica import Replica
 from quorate.replica.torch_internals import version
@@ -72,9 +73,10 @@ def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tu
                 {name for name, seen in each.items() if _was_written(seen)} for each in before
             ]
             _restore_all(before, changed)
-        if names_data(model, replica.plain_loss) and not replica.is_compiled:
+        if names_data(model, replica.plain_loss) and not replica.compiles_loss:
             buffers = model.buffers()  # which a replica writes; one may be a parameter elsewhere
-            with suppress(Exception), WriteWatch({**trained, **still}, buffers) as watch:
+            watch = WriteWatch({**trained, **still}, buffers)
+            with suppress(Exception), as_written(), watch:
                 compute()
             changed = [
                 each | (watch.found & of.keys()) for each, of in zip(changed, before, strict=True)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from quorate.coordination.keys import key
 from quorate.data.source import Batch, Source
+from quorate.replica.compiling import as_written
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
 from quorate.replica.nested import tensors
@@ -161,7 +162,7 @@ class LossTrial:
 
             return called
 
-        with on_shard(replica, batch, plan) as shard, replica.watched(calm), _uncompiled():
+        with on_shard(replica, batch, plan) as shard, replica.watched(calm), as_written():
             seed = key("mistakes", plan.seed, number)
             total = replica.evaluation(shard.data, shard.rows, shard.stream, seed, training=True)
         weight = total.weight
@@ -173,17 +174,6 @@ def _calm(model: torch.nn.Module) -> None:
     for module in model.modules():
         if type(module).__module__.partition(".")[0] == "torch":
             module.training = False
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Return a context in which what the script compiled runs as it was written.
-
-    Otherwise parts of a shard would have it compiled for any number of rows: with other bits.
-    """
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to import it takes seconds
-        return nullcontext()
-    eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return eager
 
 
 def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
