@@ -60,7 +60,7 @@ def test_what_a_shard_frees_is_there_for_the_next_and_given_back_at_the_end() ->
     # arenas are, and that has no block of 90 MB. It hangs on the moment: one process of three.
     for _ in range(3):
         main, other, returned = run("keep")
-        if other < 100:
+        if main < 100 and other < 100:
             break
     assert main < 100
     assert other < 100

@@ -108,6 +108,7 @@ class Replicas:
             state.model,
             self._recipe.loss,
             self.notes,
+            trained=state.parameters.views.keys(),
             written=state.written,
             mutable_frozen=state.mutable_frozen,
         )

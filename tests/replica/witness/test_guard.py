@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -116,6 +118,62 @@ def test_user_code_between_updates_may_write() -> None:
         assert not report.doubts
         for parameter in trainer.model.parameters():
             parameter.data.mul_(0.9)
+
+
+class Fades(quorate.Callback):
+    def started(self, trainer: quorate.Trainer[Any, Any]) -> None:
+        self.model: Any = trainer.model
+        self.doubts: list[str] = []
+
+    def updated(self, report: quorate.Report) -> None:
+        self.doubts += report.doubts
+        for parameter in self.model.frozen.parameters():
+            parameter.data = parameter.data * 0.9
+        time.sleep(0.03)  # meanwhile the tower that is late ends its shard
+
+
+def test_a_callback_may_write_while_a_tower_computes_what_nobody_waits_for() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(4, 1), "frozen": nn.Linear(4, 1).requires_grad_(False)})
+
+    def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread().name.endswith("-2"):
+            time.sleep(0.01)  # another tower computes its shard too
+        value: torch.Tensor = (model.a(batch) + model.frozen(batch)).square().mean()
+        return value
+
+    trainer = quorate.Trainer(
+        model,
+        loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        batch_size=8,
+        shards=4,
+        devices="cpu",
+        workers=quorate.Workers(3, engine="towers"),
+    )
+    fades = Fades()
+    trainer.fit(X, epochs=5, callbacks=[fades])
+    assert not fades.doubts
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_late_write_of_what_is_frozen_is_named_once(workers: int) -> None:
+    class Counting(nn.Linear):
+        steps: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__(4, 1)
+            self.late = nn.Parameter(torch.zeros(()), requires_grad=False)
+            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            if int(self.steps) > 3:
+                with torch.no_grad():
+                    self.late.add_(1)
+            return super().forward(x)
+
+    (said,) = train(Counting(), workers)
+    assert said.startswith("late (Counting) is written in forward, and not when a shard was tried")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,8 +1,9 @@
 """What only updates and user code may write: whether shards left it as it was.
 
-A replica reads the coordinator's parameters where they are. A write by ``.data`` in place is
-counted nowhere, and all others compute from what was written. Around a shard it could not be told
-from an update that is made meanwhile; between two updates nobody writes.
+A replica reads the coordinator's parameters where they are, and towers have the frozen ones in
+common with it. Around a shard a write could not be told from an update or a callback that writes
+meanwhile: a tower may still compute a copy of a shard whose result came from another tower. Between
+two updates nobody writes. A write by ``.data`` in place is counted nowhere: values are compared.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import torch
 from quorate.replica.loss import Loss
 from quorate.replica.notes import Notes
 from quorate.replica.witness.data_writes import names_data
-from quorate.replica.witness.guard import bit_sum, tell_late
+from quorate.replica.witness.guard import bit_sum, places, tell_late
 
 
 class Between:
-    """Looks at a model's parameters between updates, if its code names ``.data``.
+    """Looks at a model's frozen parameters between updates, and at all if its code names ``.data``.
 
     Args:
         model: the coordinator's.
         loss: the user's loss function.
+        trained: names of the trained parameters.
         written: names of trained parameters that forward is known to write.
         mutable_frozen: numbers of frozen ones, likewise.
         notes: for the user.
@@ -34,26 +36,39 @@ class Between:
         loss: Loss,
         notes: Notes,
         *,
+        trained: Collection[str],
         written: Collection[str],
         mutable_frozen: Collection[int],
     ) -> None:
         self._model = model
         self._notes = notes
-        numbered = enumerate(model.named_parameters()) if names_data(model, loss) else ()
-        self._watched = {
+        parameters = {
             name: parameter
-            for number, (name, parameter) in numbered
+            for number, (name, parameter) in enumerate(model.named_parameters())
             if name not in written and number not in mutable_frozen
         }
+        self._names = [*parameters]
+        self._watched = dict(parameters) if names_data(model, loss) else {}
+        self._frozen = {n: p for n, p in parameters.items() if n not in trained}
         self._sums: dict[str, torch.Tensor] = {}
+        self._places: dict[str, tuple[int, int]] = {}
 
     def begin(self) -> None:
         """Note how all is: user code has had its turn, and the next shards are computed."""
+        self._places = self._places_now()
         self._sums = {name: bit_sum(parameter) for name, parameter in self._watched.items()}
 
     def end(self) -> None:
         """Look what shards have written, before an update."""
-        names = [n for n, old in self._sums.items() if not old.equal(bit_sum(self._watched[n]))]
-        for name in names:
-            del self._watched[name]  # said once
-        tell_late(self._notes, self._model, names)
+        written = {n for n, old in self._sums.items() if not old.equal(bit_sum(self._watched[n]))}
+        if self._places:
+            written |= {n for n, place in self._places_now().items() if place != self._places[n]}
+        if not written:
+            return
+        tell_late(self._notes, self._model, [n for n in self._names if n in written])
+        for name in written:  # each is said once
+            self._watched.pop(name, None)
+            self._frozen.pop(name, None)
+
+    def _places_now(self) -> dict[str, tuple[int, int]]:
+        return dict(zip(self._frozen, places([*self._frozen.values()]), strict=True))

@@ -30,7 +30,7 @@ class Guard:
 
     Args:
         model: the replica's.
-        expected: names of parameters that its forward pass is known to write.
+        unwatched: names of parameters that its forward pass is known to write, or others.
         notes: for the user.
         by_value: ``id`` of those whose values have to be looked at too.
     """
@@ -38,14 +38,14 @@ class Guard:
     def __init__(
         self,
         model: torch.nn.Module,
-        expected: Collection[str],
+        unwatched: Collection[str],
         notes: Notes,
         *,
         by_value: Collection[int] = (),
     ) -> None:
         self._model = model
         self._notes = notes
-        watched = [(name, p) for name, p in model.named_parameters() if name not in expected]
+        watched = [(name, p) for name, p in model.named_parameters() if name not in unwatched]
         self._names = [name for name, _ in watched]
         self._tensors = tuple(parameter for _, parameter in watched)
         modules = [
@@ -129,6 +129,12 @@ def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros(())
     values = torch.view_as_real(values) if values.is_complex() else values
     return values.reshape(-1).view(_INTEGERS[values.element_size()]).sum()
+
+
+def places(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return of each tensor how often it was written, as far as torch counts, and its address."""
+    counts = versions(tensors) or [0] * len(tensors)
+    return list(zip(counts, map(_ADDRESS, tensors), strict=True))
 
 
 def tell_late(notes: Notes, model: torch.nn.Module, names: Sequence[str]) -> None:

@@ -47,11 +47,12 @@ class Witness:
         self._trained = laid_out(model, parameters.views)
         self._writes = Writes(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
-        expected = {name for number, name in numbered if number in mutable_frozen}
+        unwatched = {name for number, name in numbered if number in mutable_frozen}
+        if model is not original:  # which the coordinator and callbacks write while shards run
+            shared = {id(p) for p in original.parameters()}
+            unwatched |= {name for name, p in model.named_parameters() if id(p) in shared}
         by_value = {id(p) for p in frozen(model).values()} if names_data(model, loss) else set()
-        if model is not original:
-            by_value -= {id(p) for p in original.parameters()}
-        self._guard = Guard(model, {*expected, *written}, notes, by_value=by_value)
+        self._guard = Guard(model, {*unwatched, *written}, notes, by_value=by_value)
 
     def take_given(self, source: Loads, ticket: tuple[int, int], data: Any) -> None:
         """Note rows that a source has loaded for training: the second ones, once there are some.
