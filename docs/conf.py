@@ -33,7 +33,7 @@ html_theme_options = {
     },
 }
 
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 highlight_language = "text"  # of what says no other: output

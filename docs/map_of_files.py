@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "maintainers" / "architecture.md"
 PACKAGE = ROOT / "src" / "quorate"
 BEGIN, END = "<!-- map: python docs/map_of_files.py -->\n", "<!-- end of the map -->\n"
 
@@ -76,9 +76,7 @@ def main() -> int:
     new = f"{before}{BEGIN}\n{map_of_files()}{END}{after}"
     if "--check" in sys.argv:
         if new != page:
-            print(
-                "docs/architecture.md is out of date: python docs/map_of_files.py", file=sys.stderr
-            )
+            print(f"{PAGE} is out of date: python docs/map_of_files.py", file=sys.stderr)
         return int(new != page)
     PAGE.write_text(new, encoding="utf-8")
     return 0

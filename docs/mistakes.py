@@ -1,4 +1,4 @@
-"""Mistakes in scripts: each on the page mistakes-in-scripts.md is made, and has its line there.
+"""Mistakes in scripts: each on the page messages.md is made, and has its line there.
 
     python docs/mistakes.py            # writes the lines
     python docs/mistakes.py --check    # says which are not what a run says
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from quorate.commands.main import main
 
-PAGE = Path(__file__).parent / "mistakes-in-scripts.md"
+PAGE = Path(__file__).parent / "messages.md"
 ENTRY = re.compile(
     r"^\*\*(?P<what>.+?)\*\*(?: <!-- (?P<options>.*?) -->)?\n\n"
     r"```python\n(?P<code>.*?)```\n\n```text\n(?P<line>.*?)\n?```$",

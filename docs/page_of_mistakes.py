@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "mistakes.md"
+PAGE = ROOT / "docs" / "messages.md"
 BEGIN, END = (
     "<!-- mistakes: python docs/page_of_mistakes.py -->\n",
     "<!-- end of the mistakes -->\n",
@@ -23,7 +23,7 @@ def mistakes() -> str:
     text = ""
     for heading, rows in MISTAKES.items():
         block = "\n\n".join(f"$ {typed}\n{line}" for typed, line in rows)
-        text += f"\n## {heading}\n\n```text\n{block}\n```\n"
+        text += f"\n### {heading}\n\n```text\n{block}\n```\n"
     return f"{text}\n"
 
 

@@ -19,14 +19,12 @@ PAGES = {
     for page in sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README*.md")])
 }
 # Whose snippets have a test of their own: what they are run by.
-ELSEWHERE = {
-    "docs/mistakes-in-scripts.md": "docs/mistakes.py",
-    "docs/mistakes.md": "docs/page_of_mistakes.py",  # and its commands are wrong
-}
+ELSEWHERE = {"docs/messages.md": "docs/mistakes.py, docs/page_of_mistakes.py"}
 SLOW = {
     *("README.md", "README.zh.md", "docs/start.md", "docs/checkpoints.md", "docs/data.md"),
-    *("docs/several-models.md", "docs/prediction.md", "docs/callbacks.md"),
-    *("docs/from-tensorflow-1.md", "docs/from-tensorflow-1.zh.md", "docs/writing-a-transport.md"),
+    *("docs/several-models.md", "docs/metrics.md"),
+    *("docs/from-tensorflow-1.md", "docs/from-tensorflow-1.zh.md"),
+    "docs/maintainers/writing-a-transport.md",
 }
 RUN = [
     pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])

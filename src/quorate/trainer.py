@@ -83,7 +83,7 @@ class Trainer:
         update: the update rule. "sync": all shards of a batch. "quorum:R": the first R of them, the
             rest is dropped. "async": each shard is an update of its own, applied as it comes.
             "bounded:K": likewise, but none from parameters more than K updates old. The bits depend
-            on timing but for "sync"; which to choose, and the learning rate: docs/update-rules.md.
+            on timing but for "sync"; which to choose, and the learning rate: docs/which-mode.md.
         precision: "fp32", with TensorFloat-32 off; "tf32"; "bf16", which keeps float32 parameters
             and computes with bfloat16 copies of them; "fp16" likewise, on GPUs. The bits depend on
             it: see docs/precision.md.
@@ -346,7 +346,7 @@ class Trainer:
         to: str | Path | None = None,
         averaged: bool | None = None,
     ) -> Any:
-        """Return what the model returns for every row, in order. See docs/prediction.md.
+        """Return what the model returns for every row, in order. See docs/metrics.md.
 
         Args:
             function: ``function(model, batch)`` returns tensors with the rows in dimension 0, lists

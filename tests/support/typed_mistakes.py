@@ -1,6 +1,6 @@
 """Mistakes at the command, as they are typed, each with the line that it ends in.
 
-`docs/mistakes.md` is made of them, and the test of each runs it: the line there is the line here.
+`docs/messages.md` is made of them, and the test of each runs it: the line there is the line here.
 They are typed in a folder with the files of ``make``.
 """
 

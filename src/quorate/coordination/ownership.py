@@ -53,7 +53,7 @@ def blocks_of_bucket(size: int, ranks: int, most: int) -> int:
 
     Vectors of which a large layer is the most are to be on their way while backward makes the rest.
     And two long messages that share one connection, one each way, take up to twice the time of
-    short ones: see docs/collective.md.
+    short ones: see docs/several-machines.md.
 
     Args:
         most: blocks, of any bucket.

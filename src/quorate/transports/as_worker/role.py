@@ -18,7 +18,7 @@ def is_worker() -> bool:
 
     What a script does once belongs where this is False: opening a log, starting a run of Weights &
     Biases, asking at the terminal, downloading. Everything that the model, the loss and the data
-    are made of belongs outside: a worker needs the same. See docs/workers.md.
+    are made of belongs outside: a worker needs the same. See docs/devices.md.
 
     Returns:
         True in worker processes, on this machine and on a Ray cluster, and on ranks other than 0,
