@@ -13,6 +13,7 @@
     │   │   ├── CompileError     what torch.compile cannot compile
     │   │   ├── SharedError      a Shared: its names and values, or where it is read and set
     │   │   ├── InputError       a worker process that reads standard input
+    │   │   ├── PackageError     a package of an extra is not installed
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
     │   │       └── MisfitError  one that is sound, and of another run
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
@@ -92,6 +93,21 @@ class SettingError(UserError):
     def __init__(self, name: str, got: object, expected: str, fix: str) -> None:
         super().__init__(f"{name}: got {shown(got)}, expected {expected}; {fix}")
         self.name = name
+
+
+class PackageError(UserError):
+    """A package is not installed because the extra that has it was not asked for.
+
+    Args:
+        package: its name for pip.
+        extra: the extra of quorate-torch that installs the package.
+        purpose: what needs the package, as a plural noun: ``TFRecord files``.
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        fix = f"pip install 'quorate-torch[{extra}]'"
+        super().__init__(f"{purpose} need the package {package}, which is not installed; {fix}")
+        self.package, self.extra, self.fix = package, extra, fix
 
 
 class CopyError(SettingError):

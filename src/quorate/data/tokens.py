@@ -23,12 +23,12 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch.utils.data import Dataset
 
+from quorate.data import crc32c
 from quorate.errors import DataError, SettingError
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.path_kinds import exists
@@ -180,7 +180,7 @@ def _pieces(
     table = np.frombuffer(offsets, dtype=np.int64).astype("<i8").tobytes()
     yield table
     end = (number, fields, offsets[-1], kind.str.replace("|", "<").encode(), _digest(made_from))
-    yield _END.pack(*end, google_crc32c.extend(_checksum_of_end(*end), table))
+    yield _END.pack(*end, crc32c.extend(_checksum_of_end(*end), table))
 
 
 def _fitting(
@@ -265,7 +265,7 @@ class _File:
         before = 0
         for first in range(0, self._bounds, _OFFSETS_AT_ONCE):
             some = self.offsets(first, min(_OFFSETS_AT_ONCE, self._bounds - first))
-            crc = google_crc32c.extend(crc, some.tobytes())
+            crc = crc32c.extend(crc, some.tobytes())
             bounds = np.concatenate([[before], some])
             if (bounds[1:] < bounds[:-1]).any() or (first == 0 and some[0] != 0):
                 raise self._damaged()
@@ -310,7 +310,7 @@ class _File:
 
 def _checksum_of_end(rows: int, fields: int, values: int, name: bytes, made_from: bytes) -> int:
     """Return the CRC-32C of the end: those of the offsets are to follow."""
-    crc: int = google_crc32c.value(struct.pack("<qqq8s32s", rows, fields, values, name, made_from))
+    crc: int = crc32c.value(struct.pack("<qqq8s32s", rows, fields, values, name, made_from))
     return crc
 
 

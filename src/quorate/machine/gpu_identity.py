@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +22,19 @@ class Found(NamedTuple):
 class Nvml:
     """The driver's library, open. It is asked, never told anything. ``close`` it.
 
-    It opens where there is a driver; where there is none ``module`` is None, and nothing is found.
+    It opens where there is a driver and the package nvidia-ml-py of the extra ``nvml``; otherwise
+    ``module`` is None, and nothing is found.
     """
 
     def __init__(self) -> None:
-        import pynvml  # only where there is a GPU
-
         self.module: Any = None
-        self._pynvml = pynvml
+        self._pynvml: Any = None
+        with suppress(ImportError):
+            import pynvml  # only where there is a GPU
+
+            self._pynvml = pynvml
+        if self._pynvml is None:
+            return
         with self.unless_it_fails():
             pynvml.nvmlInit()
             self.module = pynvml
@@ -59,6 +65,8 @@ class Nvml:
     def unless_it_fails(self) -> suppress:
         """Return a context for a block whose values may be missing."""
         pynvml = self._pynvml
+        if pynvml is None:
+            return suppress(OSError)
         return suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, OSError)
 
     def close(self) -> None:
@@ -70,10 +78,16 @@ class Nvml:
 
 
 def mapping(devices: Sequence[torch.device]) -> list[str]:
-    """Return ``cuda:0 = physical 4 = GPU-...`` for each GPU among the devices, once."""
+    """Return ``cuda:0 = physical 4 = GPU-...`` for each GPU among the devices, once.
+
+    Without the package nvidia-ml-py the only line names the extra that installs it.
+    """
     names = dict.fromkeys(str(device) for device in devices if device.type == "cuda")
     if not names:
         return []
+    if find_spec("pynvml") is None:
+        fix = "pip install 'quorate-torch[nvml]'"
+        return [f"numbers, use and memory of GPUs need nvidia-ml-py, which is not installed: {fix}"]
     with closing(Nvml()) as nvml:
         found = {name: nvml.find(name) for name in names}
     return [f"{name} = {gpu.visible}" for name, gpu in found.items() if gpu is not None]

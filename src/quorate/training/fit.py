@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -340,7 +341,7 @@ class Fit:
         if loop.transport is not None:
             status, tell = loop.transport.status, self._slow_now.append
             services.append(WorkerTable(self._screen, status, tell=tell))
-            if run_dir is not None and every_s is not None:
+            if run_dir is not None and every_s is not None and self._has_tensorboard():
                 self._summaries = Summaries(
                     run_dir,
                     every_s,
@@ -351,6 +352,16 @@ class Fit:
                 )
                 services.append(self._summaries)
         return Supervisor(services, self._screen.say)
+
+    def _has_tensorboard(self) -> bool:
+        """Return whether summaries can be written; else tell the user which extra is missing."""
+        if find_spec("tensorboard") is not None:
+            return True
+        self._screen.say(
+            "no summaries for TensorBoard: the package tensorboard is not installed; "
+            "pip install 'quorate-torch[tensorboard]', or pass --summary-every-s none"
+        )
+        return False
 
     def _note_silence(self, where: str) -> None:
         """Leave a note in the run directory if nothing can be shown any more."""

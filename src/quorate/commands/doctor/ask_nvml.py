@@ -33,7 +33,10 @@ def _ask() -> None:
     _say(asking="the NVIDIA driver")
     try:
         import pynvml as nvml
-
+    except ImportError:
+        _say(error="nvidia-ml-py is not installed: pip install 'quorate-torch[nvml]'")
+        return
+    try:
         nvml.nvmlInit()
     except Exception as error:  # the edge of a process: no library, no driver, no permission
         _say(error=str(error))

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from quorate.data import crc32c
 from quorate.errors import DataError
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.environment import cache_dir
@@ -170,10 +170,10 @@ def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
             if at != size or size > _MOST_TIMES * stat.st_size + _MOST_HEAD_BYTES:
                 return None
             content = np.zeros(size, dtype=np.uint8)  # aligned as the file is
-            at, found = _TOP.size + head_bytes, google_crc32c.value(head)
+            at, found = _TOP.size + head_bytes, crc32c.value(head)
             while piece := file.read(min(_PIECE_BYTES, size - at)):
                 content[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
-                at, found = at + len(piece), google_crc32c.extend(found, piece)
+                at, found = at + len(piece), crc32c.extend(found, piece)
             if (at, found) != (size, crc):
                 return None
             arrays = {
@@ -201,9 +201,7 @@ def _keep(fresh: Indexed, kind: Kind) -> None:
     for (_, start, _), array in zip(table.values(), arrays.values(), strict=True):
         body += bytes(start - _TOP.size - len(body))
         body += array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    top = _TOP.pack(
-        _MAGIC, fresh.size, fresh.changed_ns, len(head), google_crc32c.value(bytes(body))
-    )
+    top = _TOP.pack(_MAGIC, fresh.size, fresh.changed_ns, len(head), crc32c.value(bytes(body)))
     reasons = []
     beside, cached = _places(fresh.path, kind)
     for place in (beside, cached):

@@ -9,6 +9,13 @@
     image, label = train[0]  # uint8 (1, 28, 28) and int64 ()
 """
 
+from importlib.util import find_spec
+
+from quorate.errors import PackageError
+
+if find_spec("google") is None or find_spec("google.protobuf") is None:
+    raise PackageError("protobuf", "data", "TFRecord files")
+
 from quorate.data.tfrecord.dataset import TFRecordDataset
 from quorate.data.tfrecord.example import Feature, Features, example
 from quorate.data.tfrecord.writer import write_records

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 
-import google_crc32c
+from quorate.data import crc32c
 
 HEAD = struct.Struct("<QI")  # length, checksum of its 8 bytes
 TAIL = struct.Struct("<I")  # checksum of the data
@@ -26,7 +26,7 @@ _OFFSET = 0xA282EAD8
 
 def checksum(data: bytes) -> int:
     """Return the masked CRC-32C of some bytes."""
-    crc: int = google_crc32c.value(data)
+    crc: int = crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _OFFSET) & 0xFFFFFFFF
 
 

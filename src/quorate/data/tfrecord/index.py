@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from quorate.data import crc32c
 from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, length_in
 from quorate.errors import DataError
 from quorate.machine.atomic_file import write_atomically
@@ -152,7 +152,7 @@ def _read(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:
         return None
     body = content[_TOP.size :]
     fits = (magic, size, changed_ns) == (_MAGIC, stat.st_size, stat.st_mtime_ns)
-    if not fits or len(body) != 8 * (records + 1) or google_crc32c.value(body) != crc:
+    if not fits or len(body) != 8 * (records + 1) or crc32c.value(body) != crc:
         return None
     offsets = np.frombuffer(body, dtype="<i8").astype(np.int64)
     is_in_file = ((offsets >= 0) & (offsets <= stat.st_size)).all()  # so no difference overflows
@@ -164,7 +164,7 @@ def _read(place: Path, stat: os.stat_result) -> NDArray[np.int64] | None:
 def _keep(fresh: Index) -> None:
     """Write an index file, whole or not at all."""
     body = fresh.offsets.astype("<i8").tobytes()
-    top = (_MAGIC, fresh.size, fresh.changed_ns, len(fresh), google_crc32c.value(body))
+    top = (_MAGIC, fresh.size, fresh.changed_ns, len(fresh), crc32c.value(body))
     reasons = []
     beside, cached = _places(fresh.path)
     for place in (beside, cached):
