@@ -1,7 +1,7 @@
 """Follows README.md to the letter, in a fresh clone and a new environment, and compares.
 
-    python docs/follow_readme.py                      # all: an environment, Fashion-MNIST, kills
-    python docs/follow_readme.py --without make       # but for commands with this word
+    python docs/follow_readme.py                      # all: an environment, a training, kills
+    python docs/follow_readme.py --without kill_it    # all commands without this word
     python docs/follow_readme.py --environment .venv  # the clone with packages that are there
 
 A fence under a comment ``file: NAME`` is written to that file. Each line of one that says ``bash``
