@@ -37,7 +37,9 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(8, 0.38 * len(speeds) + 0.7), layout="constrained")
     colors = [OURS if name.startswith("quorate") else THEIRS for name in speeds]
     bars = axes.barh([*speeds], medians, xerr=reach, color=colors, ecolor="#55606b", capsize=2)
-    axes.bar_label(bars, [f"{median:,.0f}" for median in medians], label_type="center", color="white")
+    axes.bar_label(
+        bars, [f"{median:,.0f}" for median in medians], label_type="center", color="white"
+    )
     axes.set_xlabel("examples/s (median of the rounds; more is better)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(PICTURE, dpi=110)
