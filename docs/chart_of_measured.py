@@ -18,7 +18,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-from matplotlib import pyplot as plt  # noqa: E402  the backend is chosen first
+from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, PICTURE = ROOT / "benchmarks" / "measured.json", ROOT / "docs" / "_static" / "measured.png"
