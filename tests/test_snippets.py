@@ -21,7 +21,8 @@ PAGES = {
 # Whose snippets have a test of their own: what they are run by.
 ELSEWHERE = {"docs/messages.md": "docs/mistakes.py, docs/page_of_mistakes.py"}
 SLOW = {
-    *("README.md", "README.zh.md", "docs/start.md", "docs/checkpoints.md", "docs/data.md"),
+    *("README.md", "README.zh.md", "docs/start.md", "docs/start.zh.md"),
+    *("docs/checkpoints.md", "docs/data.md"),
     *("docs/several-models.md", "docs/metrics.md"),
     *("docs/from-tensorflow-1.md", "docs/from-tensorflow-1.zh.md"),
     "docs/maintainers/writing-a-transport.md",
