@@ -21,8 +21,13 @@ def _module() -> Any:
 
 
 MISTAKES = {mistake.what: mistake for mistake in _module().mistakes()}
-LATE = "No number from the first update on"  # it takes an update to find it
-FAST = ("No mean over the rows", "Columns in a dict", "No batch size", "A schedule that is none")
+LATE = "The gradient is not finite"  # it takes an update to find it
+FAST = (
+    "The loss is not reduced to a mean",
+    "The dataset is a dict of columns",
+    "No batch size",
+    "The schedule is a number",
+)
 
 
 def test_there_are_enough_and_each_has_a_line() -> None:

@@ -34,7 +34,7 @@ def make(folder: Path) -> None:
 
 # By a heading: what is typed, and the line.
 MISTAKES: dict[str, list[tuple[str, str]]] = {
-    "What to do": [
+    "Commands": [
         (
             "quorate rnu train.py",
             "quorate: no such command: rnu; did you mean run? see quorate --help",
@@ -49,7 +49,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "quorate: no such option: --verison; did you mean --version? see quorate --help",
         ),
     ],
-    "Which script": [
+    "Scripts and modules": [
         (
             "quorate run",
             "quorate: missing argument 'SCRIPT'; see quorate run --help",
@@ -307,7 +307,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "--run-dir DIR",
         ),
     ],
-    "The other commands": [
+    "Options of the remaining commands": [
         (
             "quorate inspect",
             "quorate: RUN_DIR: got None, expected a run directory; name one, or a "
