@@ -48,14 +48,14 @@ class Loading(Settings):
     collate: Collate | None = field(
         default=None,
         metadata=about(
-            "from a list of samples to a batch",
+            "function from a list of samples to a batch",
             check=a_function("from a list of samples to a batch"),
         ),
     )
     augment: Augment | None = field(
         default=None,
         metadata=about(
-            "of a batch and what it draws",
+            "function of a batch and its random numbers",
             check=a_function("of a batch and what it draws", 2),
             at_resume=AtResume.SAID,
             recorded="is_augmented",
@@ -65,7 +65,7 @@ class Loading(Settings):
     order: Order | None = field(
         default=None,
         metadata=about(
-            "from an epoch's rows to the same rows",
+            "function from an epoch's rows to the same rows in another order",
             check=a_function("from an epoch's rows to the same rows"),
             at_resume=AtResume.REFUSED,
             recorded="is_ordered",
@@ -75,7 +75,7 @@ class Loading(Settings):
     sampling: EpochRows | None = field(
         default=None,
         metadata=about(
-            "which rows an epoch has, by weights",
+            "weights by which the rows of an epoch are drawn",
             check=_sampling,
             at_resume=AtResume.REFUSED,
             recorded="sampling",
@@ -85,7 +85,7 @@ class Loading(Settings):
     last: str | None = field(
         default=None,
         metadata=about(
-            "what becomes of an epoch's rows that fill no batch",
+            "what to do with the last rows of an epoch, too few for a batch",
             check=lambda name, value: one_of(name, value, LAST),
             at_resume=AtResume.REFUSED,
             recorded="last",
@@ -95,7 +95,7 @@ class Loading(Settings):
     processes: int = field(
         default=0,
         metadata=about(
-            "processes that load rows, of each worker (0)",
+            "processes that load rows for each worker process (default: 0)",
             name="loader_workers",
             kind=int,
             check=at_least(0),

@@ -69,7 +69,7 @@ class Compute(Settings):
     compile: bool = field(
         default=False,
         metadata=about(
-            "compile the model, once per shape of a shard",
+            "compile the model with torch.compile, once per shape of a shard",
             kind=bool,
             check=switch,
             at_resume=AtResume.SAID,
@@ -78,7 +78,7 @@ class Compute(Settings):
     kernels: str | None = field(
         default=None,
         metadata=about(
-            "float32 products of a CPU's linear layers: torch's, oneDNN's, or what is faster",
+            "library for float32 linear layers on a CPU: torch, onednn, or measured (by a test)",
             kind=str,
             metavar="WORD",
             check=lambda name, value: one_of(name, value, (TORCH, ONEDNN, MEASURED)),
@@ -87,17 +87,21 @@ class Compute(Settings):
     soft_placement: bool = field(
         default=False,
         metadata=about(
-            "operators without a kernel on the device run on the CPU", kind=bool, check=switch
+            "run operators on the CPU if the device has no kernel for them", kind=bool, check=switch
         ),
     )
     log_placement: bool = field(
         default=False,
-        metadata=about("show which module and operator ran where", kind=bool, check=switch),
+        metadata=about(
+            "show the device of each module and operator, for the first shard",
+            kind=bool,
+            check=switch,
+        ),
     )
     deterministic: bool | None = field(
         default=None,
         metadata=about(
-            "operators that add in any order are held to one (on GPUs, and with --threads above 1)",
+            "use deterministic algorithms (default under sync: on GPUs, or with --threads above 1)",
             kind=bool,
             check=lambda _, value: None if value is None else bool(value),
             at_resume=AtResume.SAID,
@@ -106,13 +110,13 @@ class Compute(Settings):
     strict: bool = field(
         default=False,
         metadata=about(
-            "end with an error where the same bits cannot be kept", kind=bool, check=switch
+            "end the run with an error when the same bits cannot be kept", kind=bool, check=switch
         ),
     )
     spot_check_every: int | None = field(
         default=None,
         metadata=about(
-            "updates between two checks that all workers compute the same (0: none)",
+            "updates between spot checks, in which all workers compute the same shard (0: none)",
             kind=int,
             metavar="N",
             check=at_least(0),
@@ -121,7 +125,7 @@ class Compute(Settings):
     split: tuple[str, ...] | None = field(
         default=None,
         metadata=about(
-            "modules before which the model is cut, for replicas on several devices",
+            "modules before which the model is cut into stages, for workers on several devices",
             kind=str,
             metavar="NAMES",
             check=_names,
@@ -130,7 +134,7 @@ class Compute(Settings):
     pipeline: str = field(
         default="1f1b",
         metadata=about(
-            f"in which order the stages of a split compute: {', '.join(ORDERS)}",
+            f"schedule of the stages: {', '.join(ORDERS)} (default: 1f1b)",
             kind=str,
             metavar="WORD",
             check=lambda name, value: one_of(name, value, ORDERS),

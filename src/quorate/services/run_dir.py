@@ -44,7 +44,7 @@ class RunDir(Settings):
     path: Path | str | None = field(
         default=None,
         metadata=about(
-            "where state and metrics are saved",
+            "directory for checkpoints and metrics; an interrupted run resumes from here",
             name="run_dir",
             kind=str,
             metavar="DIR",
@@ -54,38 +54,44 @@ class RunDir(Settings):
     _: KW_ONLY
     save_every_s: float | None = field(
         default=600.0,
-        metadata=about("seconds between checkpoints, or none (600)", kind=float, check=between(0)),
+        metadata=about(
+            "seconds between checkpoints, or none (default: 600)", kind=float, check=between(0)
+        ),
     )
     save_every_steps: int | None = field(
         default=None,
-        metadata=about("also after every so many updates", kind=int, check=at_least(1)),
+        metadata=about("also save a checkpoint every N updates", kind=int, check=at_least(1)),
     )
     keep: int = field(
         default=5,
-        metadata=about("how many of the newest checkpoints stay (5)", kind=int, check=at_least(1)),
+        metadata=about(
+            "number of newest checkpoints to keep (default: 5)", kind=int, check=at_least(1)
+        ),
     )
     keep_every_h: float | None = field(
         default=None,
         metadata=about(
-            "one checkpoint every so many hours stays for ever", kind=float, check=between(0)
+            "also keep one checkpoint per this many hours for good", kind=float, check=between(0)
         ),
     )
     summary_every_s: float | None = field(
         default=20.0,
         metadata=about(
-            "seconds between two points of a curve in TensorBoard, or none (20)",
+            "seconds between two points of a TensorBoard curve, or none (default: 20)",
             kind=float,
             check=between(0),
         ),
     )
     fresh: bool = field(
         default=False,
-        metadata=about("begin anew; what is in --run-dir is moved aside", kind=bool, check=switch),
+        metadata=about(
+            "start a new run; a run found in --run-dir is moved aside", kind=bool, check=switch
+        ),
     )
     init_from: Path | str | None = field(
         default=None,
         metadata=about(
-            "weights to begin from: a file or a run directory",
+            "initial weights: a .safetensors file, a saved state dict or a run directory",
             kind=str,
             metavar="PATH",
             check=file_or_directory,
@@ -94,7 +100,7 @@ class RunDir(Settings):
     trace: Path | str | None = field(
         default=None,
         metadata=about(
-            "write a timeline of the run, for chrome://tracing or Perfetto",
+            "write a timeline of the run, for chrome://tracing or Perfetto, to FILE",
             kind=str,
             metavar="FILE",
             check=new_file,
@@ -103,7 +109,10 @@ class RunDir(Settings):
     trace_steps: str | None = field(
         default=None,
         metadata=about(
-            "the steps of the timeline, from A to before B", kind=str, metavar="A:B", check=steps
+            "steps in the timeline: from A up to, but not including, B",
+            kind=str,
+            metavar="A:B",
+            check=steps,
         ),
     )
 

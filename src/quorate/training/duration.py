@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 class Duration(Settings):
     """The arguments of ``Trainer.fit`` that say when it ends; see there."""
 
-    epochs: int = field(default=1, metadata=about("passes over the rows", check=at_least(1)))
-    steps: int | None = field(default=None, metadata=about("updates in all", check=at_least(1)))
+    epochs: int = field(default=1, metadata=about("passes over the dataset", check=at_least(1)))
+    steps: int | None = field(
+        default=None, metadata=about("total number of updates", check=at_least(1))
+    )
     max_time_s: float | None = field(
         default=None,
-        metadata=about("seconds after which to save and stop", kind=float, check=between(0)),
+        metadata=about(
+            "save and stop after this many seconds of training", kind=float, check=between(0)
+        ),
     )
 
     def last_step(self, plan: Plan) -> int:

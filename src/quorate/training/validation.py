@@ -109,15 +109,16 @@ class Validation(Settings):
     dataset: Any
     _: KW_ONLY
     every_epochs: int = field(
-        default=1, metadata=about("how often it is evaluated", check=at_least(1))
+        default=1, metadata=about("epochs between two evaluations", check=at_least(1))
     )
     every_steps: int | None = field(
-        default=None, metadata=about("the same in updates", check=at_least(1))
+        default=None, metadata=about("updates between two evaluations", check=at_least(1))
     )
     best: str | None = field(
         default=None,
         metadata=about(
-            "a metric, and whether more of it is better", check=lambda _, text: Best(text).text
+            "metric of the best checkpoint, with its direction: max:accuracy",
+            check=lambda _, text: Best(text).text,
         ),
     )
 

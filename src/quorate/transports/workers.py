@@ -72,7 +72,7 @@ class Workers(Settings):
     count: int | str | None = field(
         default=None,
         metadata=about(
-            "how many, dealt over the devices in turn; N:M on Ray: at least and at most",
+            "number of workers, dealt over the devices in turn; on Ray also N:M, from N up to M",
             name="workers",
             kind=str,
             metavar="N",
@@ -82,12 +82,15 @@ class Workers(Settings):
     _: KW_ONLY
     engine: str | None = field(
         default=None,
-        metadata=about("processes, towers (a thread per worker), collective, or ray", kind=str),
+        metadata=about(
+            "how workers run: processes, towers (one thread each), collective (ranks) or ray",
+            kind=str,
+        ),
     )
     threads: int = field(
         default=1,
         metadata=about(
-            "intra-op threads of each worker",
+            "intra-op threads of each worker; the result depends on this number (default: 1)",
             kind=int,
             check=at_least(1, MOST_THREADS),
             at_resume=AtResume.SAID,
@@ -96,7 +99,7 @@ class Workers(Settings):
     timeout_s: float = field(
         default=300.0,
         metadata=about(
-            "seconds of silence after which a worker process is replaced (300)",
+            "seconds without progress after which a worker process is replaced (default: 300)",
             name="worker_timeout_s",
             kind=float,
             check=between(0),
@@ -105,7 +108,7 @@ class Workers(Settings):
     exchange: str = field(
         default=ORDERED,
         metadata=about(
-            "how ranks add gradients: ordered, or native (torch's; other bits)",
+            "how ranks add gradients: ordered, or native (torch's reduce-scatter; other bits)",
             kind=str,
             check=lambda name, value: one_of(name, value, (ORDERED, NATIVE)),
         ),
@@ -113,26 +116,31 @@ class Workers(Settings):
     bucket_mb: float = field(
         default=16.0,
         metadata=about(
-            "megabytes of gradients that ranks exchange at a time (16)",
+            "megabytes of gradients that ranks exchange at a time (default: 16)",
             kind=float,
             check=between(0),
         ),
     )
     address: str | None = field(
         default=None,
-        metadata=about("of a Ray cluster, HOST:PORT; without it a local one", kind=str),
+        metadata=about(
+            "address of a Ray cluster, or auto; without an address, start a local cluster", kind=str
+        ),
     )
     worker_resources: str = field(
-        default="CPU=1", metadata=about("what a worker takes of a Ray node: CPU=1,GPU=1", kind=str)
+        default="CPU=1",
+        metadata=about(
+            "resources of each worker on its Ray node: CPU=1,GPU=1 (default: CPU=1)", kind=str
+        ),
     )
     working_dir: str | None = field(
         default=None,
-        metadata=about("folder with the script that Ray copies to every node", kind=str),
+        metadata=about("folder with the script, for Ray to copy to every node", kind=str),
     )
     servers: int | None = field(
         default=None,
         metadata=about(
-            "on nodes of a Ray cluster, with a slice of the parameters each",
+            "number of parameter servers on a Ray cluster, with a slice of the parameters each",
             kind=int,
             check=at_least(1, MOST_SERVERS),
         ),
@@ -140,7 +148,9 @@ class Workers(Settings):
     memory_fraction: float | None = field(
         default=None,
         metadata=about(
-            "bound on a worker's share of its GPU's memory", kind=float, check=between(0)
+            "share of a GPU's memory that each worker may use, above 0 and at most 1",
+            kind=float,
+            check=between(0),
         ),
     )
 

@@ -30,12 +30,14 @@ class Shown(Settings):
 
     quiet: bool = field(
         default=False,
-        metadata=about("no bar, no lines of updates, no table of workers", kind=bool, check=switch),
+        metadata=about(
+            "show no bar, no update lines and no table of workers", kind=bool, check=switch
+        ),
     )
     log_every: int | None = field(
         default=None,
         metadata=about(
-            "a line after every N updates (one every 5 s, on no terminal)",
+            "print a line every N updates (default: every 5 s, if the output is not a terminal)",
             kind=int,
             metavar="N",
             check=at_least(1),
@@ -44,7 +46,7 @@ class Shown(Settings):
     log_format: str = field(
         default=PLAIN,
         metadata=about(
-            "of lines: plain, dated (with date, zone and units), or json",
+            "format of each line: plain, dated (with date, time zone and units) or json",
             kind=str,
             check=lambda name, value: one_of(name, value, (PLAIN, DATED, JSON)),
         ),

@@ -64,7 +64,7 @@ class Optimize(Settings):
 
     optimizer: OptimizerFactory = field(
         metadata=about(
-            "from a list of parameters to a torch optimizer",
+            "function from a list of parameters to a torch optimizer",
             check=_optimizer_function,
         )
     )
@@ -72,17 +72,17 @@ class Optimize(Settings):
     schedule: Callable[[Optimizer], LRScheduler] | None = field(
         default=None,
         metadata=about(
-            "from the optimizer to a torch LR scheduler",
+            "function from the optimizer to a torch LR scheduler",
             check=a_function("from an optimizer to a scheduler"),
         ),
     )
     schedule_metric: str | None = field(
-        default=None, metadata=about("the metric that a ReduceLROnPlateau goes by")
+        default=None, metadata=about("metric for a schedule that is a ReduceLROnPlateau")
     )
     clip_norm: float | None = field(
         default=None,
         metadata=about(
-            "bound on the global norm of the mean gradient",
+            "clip the global norm of the mean gradient to this value",
             kind=float,
             check=between(0),
             at_resume=AtResume.SAID,
@@ -91,7 +91,7 @@ class Optimize(Settings):
     ema_decay: float | None = field(
         default=None,
         metadata=about(
-            "average the parameters, with this decay",
+            "keep an exponential moving average of the parameters, with this decay",
             kind=float,
             check=between(0, 1),
             at_resume=AtResume.SAID,
@@ -100,7 +100,7 @@ class Optimize(Settings):
     nonfinite: str = field(
         default="stop",
         metadata=about(
-            "before an update that is not finite: stop, or skip it",
+            "if a loss or gradient is not finite: stop the run, or skip the update (default: stop)",
             kind=str,
             check=lambda name, value: one_of(name, value, NOT_FINITE),
         ),
@@ -108,7 +108,7 @@ class Optimize(Settings):
     shard_optimizer: bool = field(
         default=True,
         metadata=about(
-            "each rank of a collective has the optimizer's state of its slices alone",
+            "split the optimizer's state over the ranks of a collective (default: yes)",
             kind=bool,
             check=switch,
         ),
