@@ -1,4 +1,4 @@
-"""RunDir: where a run is kept, how often it is saved, and what it begins from."""
+"""The settings of a run directory: where to save, how often, and which weights to start from."""
 
 from __future__ import annotations
 
@@ -19,26 +19,30 @@ from quorate.settings import (
 
 @dataclass(frozen=True)
 class RunDir(Settings):
-    """The directory of a run. A plain path in its place is ``path``.
+    """The run directory and its settings. A plain path instead of the group is ``path``.
 
     Args:
-        path: where state and metrics are saved, and a run that was interrupted is resumed from.
-            Without it nothing is written.
-        save_every_s: seconds from one checkpoint to the next, the most that a kill may cost; None
-            for none but at the end, after a stop and after an exception.
-        save_every_steps: also after every so many updates; training waits for the disk.
-        keep: how many of the newest checkpoints stay.
-        keep_every_h: one checkpoint every so many hours stays for ever.
-        summary_every_s: seconds between two points of a curve in TensorBoard; None for none.
-        fresh: begin anew in a directory that holds a run, which is moved aside.
-        init_from: weights to begin from: .safetensors, a state dict by ``torch.save``, or a run
-            directory. A run that is resumed has its own. It needs no ``path``.
-        trace: a file for the timeline of the run, as JSON that chrome://tracing and Perfetto open:
-            what coordinator and workers were at when. To find out what a step's time goes into, and
-            who waits for whom. Written at the end of ``fit``, however that ends. It needs no
-            ``path``.
-        trace_steps: "A:B": only steps from A to before B, counted from 0, are in it. For long runs:
-            a trace has 200,000 spans at most, the first.
+        path: directory for checkpoints and metrics; an interrupted run in the directory resumes.
+            Default: nothing is written.
+        save_every_s: seconds between two checkpoints, and so the most training time that a kill may
+            cost. None: save only at the end, after a stop and after an exception. Default: 600.
+        save_every_steps: also save a checkpoint every so many updates. Training waits until such a
+            checkpoint is on the disk. Default: None.
+        keep: number of newest checkpoints to keep. Default: 5.
+        keep_every_h: also keep one checkpoint per so many hours for good. Default: None.
+        summary_every_s: seconds between two points of a TensorBoard curve; None for no summaries.
+            Default: 20.
+        fresh: whether to start a new run. A run in the directory is moved aside. Default: False,
+            resume the run in the directory.
+        init_from: initial weights: a .safetensors file, a state dict saved with ``torch.save``, or
+            a run directory. A resumed run uses its own weights instead. Works without ``path``.
+        trace: file for a timeline of the run, in the JSON format of chrome://tracing and Perfetto.
+            The timeline shows the activity of the coordinator and of each worker; use the timeline
+            to find out where the time of a step goes and which worker the others wait for. The file
+            is written when ``fit`` ends, also after an error. Works without ``path``.
+        trace_steps: steps in the timeline as "A:B", from step A up to, but not including, step B,
+            counted from 0. Set ``trace_steps`` for long runs: a timeline keeps only the first
+            200,000 spans.
     """
 
     path: Path | str | None = field(

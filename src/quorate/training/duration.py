@@ -1,4 +1,4 @@
-"""Duration: how long a training loop goes on."""
+"""The settings that limit a training loop: epochs, updates, seconds."""
 
 from __future__ import annotations
 

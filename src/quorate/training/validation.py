@@ -1,4 +1,4 @@
-"""When the validation set is evaluated, and which checkpoint is the best by a metric of it."""
+"""The settings of the validation set: when to evaluate, and which checkpoint is the best."""
 
 from __future__ import annotations
 
@@ -92,18 +92,19 @@ ELSEWHERE_IN_FIT = {
 
 @dataclass(frozen=True)
 class Validation(Settings):
-    """The validation set of a run. A plain dataset in its place is ``dataset``.
+    """The validation set of a run. A plain dataset instead of the group is ``dataset``.
 
     Args:
-        dataset: a map-style dataset.
-        every_epochs: how often it is evaluated, and at the end.
-        every_steps: the same in updates; if given, the epochs do not count.
-        best: "max:accuracy" or "min:loss", say: the checkpoint with the best of this metric is
-            saved and stays.
+        dataset: a map-style dataset, or a ``DataLoader`` of a map-style dataset.
+        every_epochs: epochs between two evaluations. The last update is always evaluated. Default:
+            1.
+        every_steps: updates between two evaluations. If set, ``every_epochs`` is ignored.
+        best: direction and name of a metric, such as "max:accuracy" or "min:loss". The checkpoint
+            with the best value of the metric is saved and kept. Default: no best checkpoint.
 
     Raises:
-        DataError: it is no map-style dataset, or is empty.
-        SettingError: a value cannot work.
+        DataError: the dataset is not a map-style dataset, or is empty.
+        SettingError: a value is not valid.
     """
 
     dataset: Any

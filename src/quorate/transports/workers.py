@@ -1,4 +1,4 @@
-"""Workers: how many there are, how they are reached, and what each of them may take."""
+"""The settings of the workers of a run: number, engine, threads, limits."""
 
 from __future__ import annotations
 
@@ -33,40 +33,43 @@ def number_of_workers(name: str, value: object) -> int | str:
 
 @dataclass(frozen=True)
 class Workers(Settings):
-    """The workers of a run. A plain number in its place is how many there are.
+    """Settings of the workers of a run. A plain number instead of the group is ``count``.
 
     Args:
-        count: how many, dealt over the devices in turn. Default: one per device; without devices
-            named, one per GPU, or one per CPU core and at most 8. With engine "ray" also "N:M": a
-            run begins with N, and takes up to M as nodes come.
-        engine: how workers are reached: "processes" of their own, which run the script again up to
-            the first training loop, "towers", threads of this process, or "collective", ranks that
-            make each update together, on one machine or, started by torchrun, on many, or "ray",
-            processes on the nodes of a Ray cluster. Default:
-            collective under torchrun, processes for several CPU workers of a script; towers in a
-            notebook, at a prompt and on GPUs.
-        threads: intra-op threads of each worker. The bits depend on it.
-        timeout_s: seconds after which a worker process that is still at one shard, and has been
-            for 3 times its usual time, is replaced, and one that has not reached the training loop
-            by then. Ranks of a collective end together where one of them is. Turn it up if a step
-            or the start of the script may take longer.
-        exchange: how the ranks of a collective add gradients: "ordered", along the tree of shards,
-            or "native", by torch.distributed's own reduce-scatter: then the bits depend on the
-            number of ranks. It is there to measure what order costs.
-        bucket_mb: how many megabytes of gradients the ranks of a collective exchange at a time,
-            while others are still computed.
-        address: of a Ray cluster, "HOST:PORT", or "auto" for the one of this machine. Default: a
-            local one, which ends with the run.
-        worker_resources: what each worker takes of its node in a Ray cluster, by Ray's names:
-            "CPU=1,GPU=1".
-        working_dir: a folder that Ray copies to every node, and that workers run in: the script's,
-            or one above it. Default: the script is at the same path on every node.
-        servers: how many servers the nodes of a Ray cluster get, each with a slice of parameters
-            and of the optimizer's state: set it where the link of the coordinator's machine holds
-            updates up. The bits do not depend on it. Default: the coordinator has them.
-        memory_fraction: how much of its device's memory each worker's tensors may take, above 0
-            and at most 1: set it where others need the rest. Default: no bound, memory is taken
-            as it is needed. It has no effect on a CPU.
+        count: number of workers, dealt over the devices in turn. Default: one per device; if
+            ``devices`` is not set, one per GPU, or one per CPU core and at most 8. With engine
+            "ray" also "N:M": the run starts with N workers and grows up to M workers as nodes join.
+        engine: how workers run. "processes": worker processes on this machine, which run the script
+            again up to the first training loop. "towers": threads of this process. "collective":
+            ranks that make each update together, on one machine, or on several machines under
+            torchrun. "ray": processes on the nodes of a Ray cluster. Default: collective under
+            torchrun; processes for several CPU workers of a script; towers in a notebook, at a
+            Python prompt and on GPUs.
+        threads: intra-op threads of each worker. The bits depend on ``threads``. Default: 1.
+        timeout_s: seconds after which a worker process without progress is replaced. A worker makes
+            no progress if its current shard takes longer than ``timeout_s`` and 3 times longer than
+            usual, or if the worker has not reached the training loop within ``timeout_s``. Ranks of
+            a collective end together instead. Increase ``timeout_s`` if a step or the start of the
+            script takes longer. Default: 300.
+        exchange: how the ranks of a collective add gradients. "ordered" (the default): along the
+            tree of shards. "native": by the reduce-scatter of torch.distributed; the bits then
+            depend on the number of ranks. Use "native" to measure the cost of the ordered sum.
+        bucket_mb: megabytes of gradients that the ranks of a collective exchange at a time, while
+            further gradients are computed. Default: 16.
+        address: address of a Ray cluster as "HOST:PORT", or "auto" for the cluster of this machine.
+            Default: start a local cluster, which ends with the run.
+        worker_resources: resources that each worker takes of its Ray node, by Ray's names:
+            "CPU=1,GPU=1". Default: "CPU=1".
+        working_dir: folder that Ray copies to every node and that workers run in: the folder of the
+            script, or a parent folder. Default: no copy; the script must be at the same path on
+            every node.
+        servers: number of parameter servers on the nodes of a Ray cluster. Each server holds a
+            slice of the parameters and of the optimizer's state. Set ``servers`` if the network
+            link of the coordinator's machine limits the speed. The bits do not depend on
+            ``servers``. Default: no servers, the coordinator holds all parameters.
+        memory_fraction: share of its device's memory that the tensors of a worker may use, above 0
+            and at most 1. Set ``memory_fraction`` if other programs need the rest. Has no effect on
+            a CPU. Default: no limit; memory is allocated as needed.
     """
 
     count: int | str | None = field(

@@ -1,4 +1,4 @@
-"""A phase: the updates of a training that have one loss, and train one of several models."""
+"""The Phase class: the updates of a training that share a loss and train one of several models."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a training of several models. ``(name, loss)`` stands for one.
+    """One phase in the training of several models. A tuple ``(name, loss)`` is a phase too.
 
     Args:
-        name: of the phase; its metrics are called name/loss, name/accuracy, ...
-        loss: as a ``Trainer`` takes it, with ``at`` or without; no ``Gather``. The model is all of
-            it.
-        trains: the parts of the model whose parameters its updates change: of a dict of models
-            their names, of a module the paths of modules in it. Default: the part of its name.
-        new_batch: whether it takes the next batch. Default: if it has had the one of the update
-            before already, so that d, d, g takes two: one for the first d, and one for d and g.
+        name: name of the phase, and prefix of its metrics: "d" gives "d/loss" and "d/accuracy".
+        loss: a loss function as for ``Trainer``, with or without ``at``, but not a ``Gather``. The
+            function receives the whole model.
+        trains: the parts of the model whose parameters the phase updates: names of models in a dict
+            of models, or paths of modules in a module. Default: the part with the name of the
+            phase.
+        new_batch: whether the phase takes the next batch. Default: True if the phase has already
+            had the current batch. So the phases d, d, g take two batches: one for the first d, one
+            for the second d and g.
     """
 
     name: str

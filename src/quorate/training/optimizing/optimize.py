@@ -1,4 +1,4 @@
-"""Optimize: how an update is made of a gradient."""
+"""The settings of an update: optimizer, schedule, clipping, averaged weights."""
 
 from __future__ import annotations
 
@@ -44,22 +44,27 @@ def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
 
 @dataclass(frozen=True)
 class Optimize(Settings):
-    """How an update is made. A plain function in its place is the optimizer.
+    """Settings of an update. A plain function instead of the group is the optimizer.
 
     Args:
-        optimizer: from a list of parameters to a torch optimizer.
-        schedule: from the optimizer to a torch LR scheduler, stepped once per update.
-        schedule_metric: the metric that a ``ReduceLROnPlateau`` goes by: "validation/loss" is that
-            of the validation set, with which it is stepped once per evaluation; "loss" that of the
-            shards of an update, with which it is stepped once per update.
-        clip_norm: bound on the global norm of the mean gradient. Set it if the loss leaps.
-        ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
-            The averaged weights are evaluated, and saved beside the plain ones. Set it if the
-            metric of the validation set is noisy.
-        nonfinite: what to do before an update whose loss or gradient is not finite: "stop", which
-            names step, shards, rows and parameters, or "skip" it, which is said and counted.
-        shard_optimizer: whether each rank of a collective has the optimizer's state of its slices
-            alone, where it works element by element; else all of it, with the same bits.
+        optimizer: a function from a list of parameters to a torch optimizer.
+        schedule: a function from the optimizer to a torch LR scheduler. The scheduler is stepped
+            once per update. Default: constant learning rates.
+        schedule_metric: the metric for a schedule that is a ``ReduceLROnPlateau``. With
+            "validation/loss" the scheduler is stepped once per evaluation, with the loss of the
+            validation set; with "loss" once per update, with the loss of the update.
+        clip_norm: largest global norm of the mean gradient; a larger gradient is scaled down to
+            this norm. Set ``clip_norm`` if the loss spikes. Default: no clipping.
+        ema_decay: decay of an exponential moving average of the parameters. After n updates the
+            decay is min(ema_decay, (1 + n) / (10 + n)). The averaged weights are used in
+            evaluations and saved with the plain weights. Set ``ema_decay`` if the validation metric
+            is noisy. Default: no averaged weights.
+        nonfinite: what to do if the loss or gradient of an update is not finite. "stop" (the
+            default) ends the run and names the step, shards, rows and parameters; "skip" skips the
+            update, with a message and a count.
+        shard_optimizer: whether each rank of a collective keeps the optimizer's state only for its
+            own slices of the parameters, where the optimizer works element by element. False: each
+            rank keeps the whole state. The bits are the same. Default: True.
     """
 
     optimizer: OptimizerFactory = field(
