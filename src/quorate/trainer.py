@@ -62,18 +62,24 @@ class Trainer:
             tensor, or a dict with the mean loss under "loss" and further scalars (metrics) under
             names of your choice. If the means are over n tokens or pixels instead of rows, add n to
             the dict under "weight". The function must use the ``model`` argument and no other copy
-            of the model. A function with a third parameter, ``loss(model, batch, at)``, receives
-            the position of the shard in the run: see docs/state-outside-the-model.md. To train in
-            phases, which take turns with one update each, pass a dict from the name of a phase to
-            its loss, or a list of ``(name, loss)`` or ``Phase(...)``, in which a phase may appear
-            more than once. For a loss that compares rows with each other, pass ``Gather``.
+            of the model.
+
+            A function with a third parameter, ``loss(model, batch, at)``, receives the position of
+            the shard in the run: see docs/state-outside-the-model.md.
+
+            To train in phases, which take turns with one update each, pass a dict from the name of
+            a phase to its loss, or a list of ``(name, loss)`` or ``Phase(...)``, in which a phase
+            may appear more than once.
+
+            For a loss that compares rows with each other, pass ``Gather``.
         totals: quantities to sum instead of average, such as the counts behind intersection over
-            union or BLEU; a dict from a name to a function. The loss function returns integers of
-            one fixed shape under that name, in evaluation mode only or always. The function
-            receives the exact int64 sum over all shards, once per evaluation and, if the loss
-            function returns the counts in training, once per update; the function returns a number,
-            or a dict of numbers. Instead of a function, ``Collect(...)`` and metrics of
-            torchmetrics work too: see docs/metrics.md.
+            union or BLEU; a dict from a name to a function.
+
+            The loss function returns integers of one fixed shape under that name, in evaluation
+            mode only or always. The function receives the exact int64 sum over all shards, once per
+            evaluation and, if the loss function returns the counts in training, once per update;
+            the function returns a number, or a dict of numbers. Instead of a function,
+            ``Collect(...)`` and metrics of torchmetrics work too: see docs/metrics.md.
         optimizer: a function from a list of parameters to a torch optimizer, or ``Optimize(...)``
             to add a schedule, gradient clipping or averaged weights. With phases, one function or
             group for all phases, or a dict from the name of a phase to its optimizer.

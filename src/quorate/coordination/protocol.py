@@ -22,7 +22,8 @@ class Joined:
     """Worker w is ready to compute. Workers of the same place receive neighboring shards."""
 
     worker: int
-    place: str = field(default="", compare=False, repr=False)  # "": the coordinator's own
+    #: place of the worker, such as a host; "" for the place of the coordinator
+    place: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -31,8 +32,10 @@ class Left:
 
     worker: int
     reason: str
-    crashed: bool = False  # by its own doing: what it was computing may be to blame
-    results_stay: bool = False  # else whatever it had computed of the current step went with it
+    #: whether the worker crashed by itself: its shard may be the cause
+    crashed: bool = False
+    #: whether the results of the current step remain; otherwise they are lost
+    results_stay: bool = False
 
 
 @dataclass(slots=True)
@@ -94,10 +97,13 @@ class Compute:
     step: int
     shard: int
     reason: str
-    rank_of: tuple[int, int] = field(default=(0, 1), compare=False)  # (its rank, of how many)
-    instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
-    is_needed: bool = field(default=False, compare=False)  # no update of the step is without it
-    count: int = 1  # of shards
+    #: rank of the worker, and number of workers
+    rank_of: tuple[int, int] = field(default=(0, 1), compare=False)
+    #: the slow worker whose shard is copied
+    instead_of: int | None = field(default=None, compare=False)
+    #: whether the update of the step cannot be made without these shards
+    is_needed: bool = field(default=False, compare=False)
+    count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
@@ -107,7 +113,7 @@ class Keep:
     worker: int
     step: int
     shard: int
-    count: int = 1  # of shards
+    count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
@@ -117,7 +123,7 @@ class Discard:
     worker: int
     step: int
     shard: int
-    count: int = 1  # of shards
+    count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
@@ -135,8 +141,10 @@ class Apply:
 
     step: int
     holders: tuple[int, ...]
-    shards: tuple[int, ...] = field(default=(), compare=False)  # that are in it
-    staleness: int = field(default=0, compare=False)  # updates since its oldest parameters
+    #: the shards in the update
+    shards: tuple[int, ...] = field(default=(), compare=False)
+    #: updates since the oldest parameters that a shard was computed from
+    staleness: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)

@@ -38,8 +38,10 @@ class Leaves:
     """A worker disappears, as after a kill."""
 
     worker: int
-    crashed: bool = False  # by its own doing: what it was computing may be to blame
-    results_stay: bool = False  # else whatever it had computed of open steps goes with it
+    #: whether the worker crashed by itself: its shard may be the cause
+    crashed: bool = False
+    #: whether the results of open steps remain; otherwise they are lost
+    results_stay: bool = False
 
 
 @dataclass(frozen=True)

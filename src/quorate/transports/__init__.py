@@ -50,8 +50,10 @@ class Channel(Protocol):
 class Transport(Protocol):
     """The owner of all workers of one kind, from construction to ``close``."""
 
-    can_replace: bool  # whether a worker that does not answer can be ended, and another started
-    takes_runs: bool  # whether ``Compute`` may have several shards
+    #: Whether the transport can end a worker that does not respond, and start a new one.
+    can_replace: bool
+    #: Whether a ``Compute`` may name several shards.
+    takes_runs: bool
 
     def can_compute(self, dataset: object) -> bool:
         """Return whether the workers have this dataset."""
