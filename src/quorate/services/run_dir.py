@@ -122,5 +122,5 @@ class RunDir(Settings):
 
     @property
     def traced_steps(self) -> range:
-        """The steps that a trace is to have."""
+        """The steps in the timeline, as a range."""
         return steps_between(self.trace_steps or ALL)

@@ -173,7 +173,7 @@ class Cores(Settings):
     crowding: float = _field(1.0, at_least_one, "slowdown when all cores are busy")
 
     def times(self, workers: int) -> float:
-        """Return how many times as long a shard takes while so many of a host compute."""
+        """Return the slowdown factor of a shard while a number of workers of the host compute."""
         if self.per_host is None:
             return 1.0
         wanted = workers * self.threads
@@ -181,7 +181,7 @@ class Cores(Settings):
         return max(1.0, wanted / self.per_host) * (1.0 + (self.crowding - 1.0) * others)
 
     def start_times(self, workers: int) -> float:
-        """Return how many times as long the start of one takes, while the others compute."""
+        """Return the slowdown factor of the start of a worker while the other workers compute."""
         if self.per_host is None:
             return 1.0
         return max(1.0, ((workers - 1) * self.threads + 1) / self.per_host)
@@ -249,12 +249,12 @@ class Network(Settings):
 
     @property
     def link_s(self) -> float:
-        """Seconds that a link takes for one whole gradient."""
+        """Seconds to send one gradient over a link."""
         return self.gradient_bytes / self.bandwidth_bytes_per_s
 
     @property
     def ray_s(self) -> float:
-        """Seconds that Ray itself takes for one."""
+        """Seconds that Ray itself takes to move one gradient."""
         return self.gradient_bytes / self.ray_bytes_per_s if self.engine == "ray" else 0.0
 
     def require(self, rule: Rule, spares: int) -> None:

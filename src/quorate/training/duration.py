@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration(Settings):
-    """The arguments of ``Trainer.fit`` that say when it ends; see there."""
+    """The arguments of ``Trainer.fit`` that decide when training ends; see ``Trainer.fit``."""
 
     epochs: int = field(default=1, metadata=about("passes over the dataset", check=at_least(1)))
     steps: int | None = field(
@@ -27,5 +27,5 @@ class Duration(Settings):
     )
 
     def last_step(self, plan: Plan) -> int:
-        """Return how many updates have been made at the end."""
+        """Return the number of updates at the end of training."""
         return self.epochs * plan.steps_per_epoch if self.steps is None else self.steps

@@ -128,6 +128,6 @@ class Validation(Settings):
         length(dataset_of(self.dataset), "validation")
 
     def is_due(self, global_step: int, steps_per_epoch: int, last_step: int) -> bool:
-        """Return whether to evaluate after so many updates."""
+        """Return whether to evaluate after ``global_step`` updates."""
         every = self.every_steps or self.every_epochs * steps_per_epoch
         return global_step > 0 and (global_step % every == 0 or global_step == last_step)

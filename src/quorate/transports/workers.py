@@ -158,17 +158,17 @@ class Workers(Settings):
     )
 
     def bounds(self) -> tuple[int, int] | None:
-        """Return how many it takes to begin, and how many there may be; None if nobody says."""
+        """Return the number of workers at the start, and the largest number; None if not set."""
         if self.count is None:
             return None
         least, _, most = str(self.count).partition(":")
         return int(least), int(most or least)
 
     def number(self) -> int | None:
-        """Return how many there are, for an engine that has as many from its start to its end.
+        """Return the number of workers, for an engine with a constant number of workers.
 
         Raises:
-            SettingError: it is N:M.
+            SettingError: ``count`` is N:M.
         """
         if isinstance(self.count, str):
             fix = "N:M is for engine='ray', whose nodes come and go"

@@ -68,7 +68,7 @@ OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
         ("--bisection-gbit-s", float, "X", float("inf"), "bandwidth between halves of the hosts"),
         ("--servers", int, "S", 0, "parameter servers, with --engine ray (default: 0)"),
         ("--latency-ms", float, "MS", None, "one-way latency of a message (default: the bench's)"),
-        ("--price", float, "DOLLARS", 0.0, "price of one worker per hour"),
+        ("--price", float, "DOLLARS", 0.0, "price of one worker per hour (default: 0)"),
     ],
     "Saving": [
         ("--save-s", float, "SECONDS", None, "pause for a checkpoint (default: the bench's, or 1)"),

@@ -1,7 +1,7 @@
-"""Where in its run a shard is: what the loss function and whatever loads rows may ask for.
+"""The position of a shard in the run, for loss functions and for code that loads rows.
 
-All of it is a pure function of the plan, the step and the shard, and none of a clock: so a shard
-that is computed again, elsewhere or after a resume, is told the same.
+The position is a pure function of the plan, the step and the shard, without a clock. A shard that
+is computed again, on another worker or after a resume, has the same position.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class At:
 
     @property
     def last_step(self) -> int:
-        """Updates that the run has in the end; 0 as long as nobody has said."""
+        """Number of updates at the end of the run; 0 before the first training."""
         return self._course.last_step
 
 
@@ -101,9 +101,8 @@ def at() -> At:
     """Return the position in the run of the rows that this thread is loading.
 
     Call ``at()`` in a dataset, its collate or its augment, in any thread or process: for a
-    curriculum, for example. The result is right for each row, although rows of the next epoch may
-    be loaded while rows of this epoch still are. That is why ``set_epoch`` of a dataset is not
-    called.
+    curriculum, for example. Rows of two epochs may be loaded at the same time; ``at()`` is correct
+    for each row. For the same reason, quorate does not call ``set_epoch`` of a dataset.
 
     Raises:
         UserError: this thread is not loading rows.

@@ -1,9 +1,9 @@
 """Shared values: numbers, tensors and modules that the main process sets and all workers read.
 
-A coefficient that is annealed by hand, a teacher that is averaged, a memory bank. Workers run the
-same script and so have the same objects, under the same names; what is in them comes from the
-coordinator, with the shard that is to be computed. Between two updates nobody computes in lockstep,
-and under rules without it every shard reads what was there when it was dealt.
+For a coefficient that your code changes during training, a teacher that is averaged, or a memory
+bank. Workers run the same script, and so have the same objects under the same names. The values
+come from the coordinator with the shard to compute. Every shard reads the values of the time when
+the shard was dealt; under "sync" no shard is in progress between two updates.
 """
 
 from __future__ import annotations

@@ -36,13 +36,13 @@ class Collect:
             raise SettingError("Collect", type(finish).__name__, expected, fix)
 
     def of(self, name: str, value: object, rows: int) -> Any:
-        """Return what is kept of one shard, on the host.
+        """Return the outputs of one shard, on the host.
 
         Raises:
-            OutputError: it is not by row.
+            OutputError: the outputs have no row dimension.
         """
         return checked(value, rows, f"total {name!r}")
 
     def finished(self, value: Any) -> Any:
-        """Return what the function makes of all rows."""
+        """Return the result of ``finish`` for the outputs of all rows."""
         return self.finish(*value) if isinstance(value, tuple) else self.finish(value)

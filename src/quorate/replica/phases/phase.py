@@ -57,7 +57,7 @@ class Phase:
 
     @cached_property
     def with_at(self) -> Loss:
-        """The loss as a function of model, batch and at, whether it asks for that or not."""
+        """The loss as a function of model, batch and at, also if the loss takes no ``at``."""
         loss = self.loss
         if asks_for_at(loss):
             return loss
@@ -69,10 +69,10 @@ class Phase:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What ``trains`` is, put together."""
+        """The parts of the model in ``trains``, as a tuple."""
         assert isinstance(self.trains, tuple)
         return self.trains
 
     def covers(self, parameter: str) -> bool:
-        """Return whether a parameter, by its name in the model, is one that it trains."""
+        """Return whether the phase trains a parameter, by its name in the model."""
         return any(parameter == part or parameter.startswith(f"{part}.") for part in self.parts)

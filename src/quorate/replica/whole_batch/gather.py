@@ -63,7 +63,7 @@ class Gather(Composed):
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """The two, by their names."""
+        """The functions ``represent`` and ``contrast``, by name."""
         return {"represent": self.represent, "contrast": self.contrast}
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:

@@ -121,14 +121,14 @@ class Optimize(Settings):
 
     @property
     def schedule_metrics(self) -> list[str]:
-        """The metric that the schedule goes by, if it goes by one."""
+        """A list with the metric of the schedule; empty without a metric."""
         return [] if self.schedule_metric is None else [self.schedule_metric]
 
     def require_validation(self, *, is_there: bool) -> None:
-        """Refuse a loop that never gives the schedule its metric.
+        """Check that a loop supplies the metric of the schedule.
 
         Raises:
-            SettingError: it goes by one of the validation set, and there is none.
+            SettingError: the schedule uses a validation metric, but the loop has no validation set.
         """
         metric = self.schedule_metric
         if metric is not None and metric.startswith("validation/") and not is_there:
