@@ -24,7 +24,7 @@ def _sampling(name: str, value: object) -> EpochRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Settings):
-    """Settings of the loading of rows.
+    """Settings for loading rows: collation, augmentation, order, sampling, processes.
 
     Args:
         collate: a function from a list of samples to a batch. Default: torch's ``default_collate``.

@@ -25,7 +25,7 @@ def _names(name: str, value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Settings):
-    """Settings of the computation of a shard.
+    """Settings of the computation of a shard: compilation, kernels, determinism, pipeline.
 
     Args:
         compile: whether to compile the model with ``torch.compile``, once per shape of a shard. On

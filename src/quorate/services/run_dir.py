@@ -19,7 +19,9 @@ from quorate.settings import (
 
 @dataclass(frozen=True)
 class RunDir(Settings):
-    """The run directory and its settings. A plain path instead of the group is ``path``.
+    """Settings of the run directory: what to save, how often, and the initial weights.
+
+    A plain path instead of ``RunDir(...)`` sets ``path``.
 
     Args:
         path: directory for checkpoints and metrics; an interrupted run in the directory resumes.
@@ -32,8 +34,9 @@ class RunDir(Settings):
         keep_every_h: also keep one checkpoint per so many hours for good. Default: None.
         summary_every_s: seconds between two points of a TensorBoard curve; None for no summaries.
             Default: 20.
-        fresh: whether to start a new run. A run in the directory is moved aside. Default: False,
-            resume the run in the directory.
+        fresh: whether to start a new run. A run in the directory is moved to the subfolder aside-1
+            (or the next free number); nothing is deleted. Default: False, resume the run in the
+            directory.
         init_from: initial weights: a .safetensors file, a state dict saved with ``torch.save``, or
             a run directory. A resumed run uses its own weights instead. Works without ``path``.
         trace: file for a timeline of the run, in the JSON format of chrome://tracing and Perfetto.

@@ -92,7 +92,9 @@ ELSEWHERE_IN_FIT = {
 
 @dataclass(frozen=True)
 class Validation(Settings):
-    """The validation set of a run. A plain dataset instead of the group is ``dataset``.
+    """Settings of the validation: the dataset, how often to evaluate, the best checkpoint.
+
+    A plain dataset instead of ``Validation(...)`` sets ``dataset``.
 
     Args:
         dataset: a map-style dataset, or a ``DataLoader`` of a map-style dataset.

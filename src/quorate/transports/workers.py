@@ -33,7 +33,9 @@ def number_of_workers(name: str, value: object) -> int | str:
 
 @dataclass(frozen=True)
 class Workers(Settings):
-    """Settings of the workers of a run. A plain number instead of the group is ``count``.
+    """Settings of the workers of a run: number, engine, threads, limits.
+
+    A plain number instead of ``Workers(...)`` sets ``count``.
 
     Args:
         count: number of workers, dealt over the devices in turn. Default: one per device; if

@@ -44,15 +44,17 @@ def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
 
 @dataclass(frozen=True)
 class Optimize(Settings):
-    """Settings of an update. A plain function instead of the group is the optimizer.
+    """Settings of an update: optimizer, schedule, clipping, averaging, non-finite gradients.
+
+    A plain function instead of ``Optimize(...)`` sets ``optimizer``.
 
     Args:
         optimizer: a function from a list of parameters to a torch optimizer.
         schedule: a function from the optimizer to a torch LR scheduler. The scheduler is stepped
             once per update. Default: constant learning rates.
-        schedule_metric: the metric for a schedule that is a ``ReduceLROnPlateau``. With
-            "validation/loss" the scheduler is stepped once per evaluation, with the loss of the
-            validation set; with "loss" once per update, with the loss of the update.
+        schedule_metric: the metric for a schedule that is a ``ReduceLROnPlateau``. For a metric of
+            the validation set, such as "validation/loss", the scheduler is stepped once per
+            evaluation; for a metric of the updates, such as "loss", once per update.
         clip_norm: largest global norm of the mean gradient; a larger gradient is scaled down to
             this norm. Set ``clip_norm`` if the loss spikes. Default: no clipping.
         ema_decay: decay of an exponential moving average of the parameters. After n updates the
