@@ -194,4 +194,4 @@ def test_importing_starts_nothing() -> None:
 def test_the_command_says_what_it_can() -> None:
     command = [sys.executable, "-m", "quorate", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "\n  inspect  show a run's state\n" in ended.stdout
+    assert "\n  inspect  show the state and the checkpoints of a run\n" in ended.stdout

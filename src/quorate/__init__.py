@@ -1,6 +1,6 @@
-"""quorate: one PyTorch model, every device you have, the same bits on any number of them.
+"""Train a PyTorch model on every device, with bit-identical weights on any number of devices.
 
-Names are loaded when they are first asked for: ``import quorate`` does not import torch.
+Names are imported on first use: ``import quorate`` does not import torch.
 """
 
 from __future__ import annotations

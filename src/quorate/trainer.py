@@ -1,4 +1,4 @@
-"""The trainer: what a user writes."""
+"""The Trainer class: the interface for training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -50,50 +50,68 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Trains one model on every device, with the same bits on any number of them.
+    """Train a model on all devices, with bit-identical weights on any number of devices.
 
     Args:
-        model: a module, or a function without arguments that makes one. A function is called under
-            ``seed``, so that the initial weights follow from it too. Or a dict of several, which
-            become one ``torch.nn.ModuleDict``: see docs/several-models.md.
-        loss: ``loss(model, batch)`` returns the mean loss over the batch's rows, a scalar tensor,
-            or a dict with it under "loss", further scalars under any names (metrics), and "weight"
-            where the means are over n tokens or pixels and not over rows. It must use the model it
-            is given. With a third parameter, ``loss(model, batch, at)``, it is told where in the
-            run the shard is: see docs/state-outside-the-model.md. Or a dict of several, from the
-            phase of an update to its loss; or a list of ``(phase, loss)`` or ``Phase(...)``, in
-            which a phase may come more than once. One that compares rows with others: ``Gather``.
-        totals: what is counted and not averaged: intersection over union, BLEU. From a name, under
-            which the loss function may return integers of any one shape (in evaluation mode alone,
-            if it likes), to a function that gets the sum over all shards, int64, exact, once per
-            evaluation, and per update if there are some; it returns a number, or several by names.
-            Or to ``Collect(...)``, or a metric of torchmetrics: see docs/metrics.md.
-        optimizer: from a list of parameters to a torch optimizer; or ``Optimize(...)``, which also
-            has a schedule, clipping and averaged weights. Of several losses, a dict by phase.
+        model: a ``torch.nn.Module``, or a function without arguments that returns a module. The
+            trainer calls the function with torch's generators seeded by ``seed``, so the initial
+            weights depend on ``seed`` too. For several models pass a dict of modules or functions;
+            the trainer puts the modules into one ``torch.nn.ModuleDict``: see
+            docs/several-models.md.
+        loss: ``loss(model, batch)`` returns the mean loss over the rows of the batch as a scalar
+            tensor, or a dict with the mean loss under "loss" and further scalars (metrics) under
+            names of your choice. If the means are over n tokens or pixels instead of rows, add n to
+            the dict under "weight". The function must use the ``model`` argument and no other copy
+            of the model.
+
+            A function with a third parameter, ``loss(model, batch, at)``, receives the position of
+            the shard in the run: see docs/state-outside-the-model.md.
+
+            To train in phases, which take turns with one update each, pass a dict from the name of
+            a phase to its loss, or a list of ``(name, loss)`` or ``Phase(...)``, in which a phase
+            may appear more than once.
+
+            For a loss that compares rows with each other, pass ``Gather``.
+        totals: quantities to sum instead of average, such as the counts behind intersection over
+            union or BLEU; a dict from a name to a function.
+
+            The loss function returns integers of one fixed shape under that name, in evaluation
+            mode only or always. The function receives the exact int64 sum over all shards, once per
+            evaluation and, if the loss function returns the counts in training, once per update;
+            the function returns a number, or a dict of numbers. Instead of a function,
+            ``Collect(...)`` and metrics of torchmetrics work too: see docs/metrics.md.
+        optimizer: a function from a list of parameters to a torch optimizer, or ``Optimize(...)``
+            to add a schedule, gradient clipping or averaged weights. With phases, one function or
+            group for all phases, or a dict from the name of a phase to its optimizer.
         batch_size: rows per update, over all devices.
-        shards: V, into how many pieces a batch is cut. The result depends on it, and on the number
-            of devices not at all. Default: the number of workers of the first run. More shards on
-            one device need less memory (gradient accumulation); more devices than shards are
-            substitutes.
-        seed: of the order of rows, of dropout, of augmentation.
+        shards: number of pieces V that each batch is cut into. The result depends on ``shards``,
+            not on the number of devices. Default: the number of workers of the first run. Set
+            ``shards`` to get the same result on another number of devices. Increase ``shards`` to
+            need less memory on a device (gradient accumulation). With more workers than shards, the
+            surplus workers stand in for slow or lost workers.
+        seed: seed of the row order, of dropout and of augmentation. Default: 0.
         devices: torch devices or their names, as a list or separated by commas. Default: every
-            visible GPU, else one CPU worker per core, at most 8.
-        workers: how many workers, dealt over the devices in turn (default: one per entry); or
-            ``Workers(...)``, which also says how they are reached and what each may take.
-        update: the update rule. "sync": all shards of a batch. "quorum:R": the first R of them, the
-            rest is dropped. "async": each shard is an update of its own, applied as it comes.
-            "bounded:K": likewise, but none from parameters more than K updates old. The bits depend
-            on timing but for "sync"; which to choose, and the learning rate: docs/which-mode.md.
-        precision: "fp32", with TensorFloat-32 off; "tf32"; "bf16", which keeps float32 parameters
-            and computes with bfloat16 copies of them; "fp16" likewise, on GPUs. The bits depend on
-            it: see docs/precision.md.
-        compute: ``Compute(...)``: compiled or not, and where operators run.
+            visible GPU; without a GPU, one CPU worker per core, at most 8.
+        workers: number of workers, dealt over the devices in turn, or ``Workers(...)`` to choose
+            the engine, threads and limits too. Default: one worker per entry of ``devices``.
+        update: the update rule. "sync" (the default) waits for all shards of a batch. "quorum:R"
+            waits for the first R shards and drops the others. "async" applies each shard as an
+            update. "bounded:K" is "async" without gradients from parameters more than K updates
+            old. Under every rule except "sync", the bits depend on timing. docs/which-mode.md
+            compares the rules and says how to set the learning rate.
+        precision: number format of the computation. "fp32" (the default): float32, with
+            TensorFloat-32 off. "tf32": TensorFloat-32 products on NVIDIA GPUs. "bf32": bfloat16
+            products on CPUs with AMX. "bf16" and "fp16": bfloat16 or float16 copies of float32
+            parameters; "fp16" is meant for GPUs. The bits depend on the precision: see
+            docs/precision.md.
+        compute: ``Compute(...)``: compilation, determinism, and the placement of operators.
         loading: ``Loading(...)``: how rows become batches.
-        run_dir: where state and metrics are saved, and a run that was interrupted is resumed from;
-            or ``RunDir(...)``, which also says how often. Without it nothing is written.
+        run_dir: directory for checkpoints and metrics; an interrupted run in the directory resumes.
+            Or ``RunDir(...)``, to choose the interval of the checkpoints too. Default: nothing is
+            written.
 
     Raises:
-        SettingError: a value cannot work; nothing was started.
+        SettingError: a value is not valid; no worker was started.
     """
 
     @named(ELSEWHERE)
@@ -144,24 +162,27 @@ class Trainer:
 
     @property
     def run_dir(self) -> Path | None:
-        """Where the run is saved."""
+        """The run directory, or None if nothing is saved."""
         path = self._recipe.run_dir.path
         return None if path is None else Path(path)
 
     @property
     def workers(self) -> list[WorkerStatus]:
-        """What each worker of the loop under way is at; empty between loops. Any thread may ask."""
+        """The current status of each worker; empty while no loop runs. Thread-safe."""
         transport = None if self._loop is None else self._loop.transport
         return [] if transport is None else transport.status()
 
     @property
     def global_step(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
         return 0 if self._prepared.state is None else self._prepared.state.global_step
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups, which may be changed between updates; empty before any."""
+        """The parameter groups of the optimizer; empty before training.
+
+        You may change the groups between updates.
+        """
         return [] if self._prepared.state is None else self._prepared.state.optimizer.param_groups
 
     @property
@@ -171,17 +192,23 @@ class Trainer:
 
     @property
     def summaries(self) -> SummaryWriter | None:
-        """Where callbacks put images and text while ``fit`` runs; None without summaries."""
+        """TensorBoard's ``SummaryWriter`` of the running ``fit``, for images and text of callbacks.
+
+        None outside ``fit``, without a ``run_dir``, with ``summary_every_s=None``, or if the
+        package tensorboard is not installed.
+        """
         return None if self._fit is None else self._fit.summaries
 
     def updates_per_epoch(self, dataset: Any, phase: str | None = None) -> int:
-        """Return how many updates a pass over the dataset takes: each a shard under async, bounded.
+        """Return the number of updates in one pass over the dataset.
 
-        A schedule is made when training begins, and so may ask the trainer that it belongs to.
+        Under "async" and "bounded:K" each shard is an update. An LR schedule may call this method
+        of its trainer, because schedules are made when training begins.
 
         Args:
             dataset: a map-style dataset.
-            phase: count those of this phase alone, which its schedule counts.
+            phase: count only the updates of this phase, as the schedule of the phase does. Default:
+                count all updates.
         """
         data = taken(self._recipe, dataset)
         return planned(self._crew, self._prepared, data).updates_of(phase)
@@ -198,33 +225,37 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         max_time_s: float | None = None,
     ) -> None:
-        """Train until so many epochs are done, counted from the first run in ``run_dir``.
+        """Train for ``epochs`` or ``steps`` in total, counted from the first run in ``run_dir``.
 
-        Goes on from the newest sound checkpoint in ``run_dir``. Shows progress, writes
-        metrics.jsonl and TensorBoard's summaries, evaluates ``validation``, and saves the state now
-        and then and at the end: also after Ctrl-C or SIGTERM (the step under way is finished, then
-        the process leaves as it would have; a second one stops at once), ``max_time_s``, and an
-        exception of the user's code. SIGUSR1 saves and goes on.
+        If ``run_dir`` has a sound checkpoint, training resumes from the newest. ``fit`` shows
+        progress, writes metrics.jsonl and TensorBoard summaries, evaluates ``validation``, and
+        saves the state at intervals and at the end. The state is also saved after Ctrl-C, SIGTERM
+        or SIGHUP, after ``max_time_s``, and after an exception in your code. On the first signal
+        ``fit`` finishes the current step, saves and raises; a second signal stops at once. SIGUSR1
+        saves a checkpoint, and training continues.
 
         Args:
-            dataset: a map-style dataset, or a ``DataLoader``, of which is taken what is in it: its
-                dataset, order, ``collate_fn``, ``num_workers`` and ``drop_last``. A line says so.
-            epochs: passes over it in all.
-            steps: updates in all; if given, ``epochs`` does not count.
-            validation: a map-style dataset, a ``DataLoader``, or ``Validation(...)``, which also
-                says how often it is evaluated, and which metric makes a checkpoint the best.
-            shuffle: whether each epoch has an order of its own; else the dataset's. Default: as a
-                ``DataLoader`` does, else True.
-            callbacks: what you want to happen besides; see ``Callback``.
-            max_time_s: seconds after the first shard was begun: then the step under way is
-                finished, and all is saved.
+            dataset: a map-style dataset, or a ``DataLoader``. Of a ``DataLoader``, ``fit`` uses the
+                dataset, order, ``collate_fn``, ``num_workers`` and ``drop_last``, and prints a line
+                about them.
+            epochs: total number of passes over the dataset, over all resumes. Default: 1.
+            steps: total number of updates, over all resumes. If set, ``epochs`` is ignored.
+            validation: a map-style dataset, a ``DataLoader``, or ``Validation(...)`` to choose how
+                often to evaluate and which metric decides the best checkpoint. Default: no
+                validation.
+            shuffle: True for a new row order in each epoch, False for the order of the dataset.
+                Default: as the ``DataLoader`` does; True for a dataset.
+            callbacks: objects with methods that ``fit`` calls after updates, evaluations and
+                checkpoints; see ``Callback``.
+            max_time_s: seconds of training, counted from the first shard, after which ``fit``
+                finishes the current step, saves and returns. Default: no limit.
 
         Raises:
-            UserError: something cannot work; no update was made.
-            NotFiniteError: a loss or gradient was not finite; that update was not made.
-            SaveError: the last update cannot be saved, an ``OSError`` too.
+            UserError: a setting, the dataset or the model is not valid; no update was made.
+            NotFiniteError: a loss or gradient was not finite; the update was not applied.
+            SaveError: the last update cannot be saved. SaveError is also an ``OSError``.
             KeyboardInterrupt: after Ctrl-C, with everything saved.
-            SystemExit: after SIGTERM, likewise.
+            SystemExit: after SIGTERM or SIGHUP, with everything saved.
         """
         chosen = None if validation is None else resolved(Validation, validation)
         data, rows = taken(self._recipe, dataset, shuffle=shuffle), None
@@ -262,10 +293,11 @@ class Trainer:
         steps: int | None = None,
         shuffle: bool | None = None,
     ) -> Generator[Report]:
-        """Yield a report per update: the loop of ``fit`` as a generator. Nothing is saved.
+        """Train as ``fit`` does, in a generator that yields a report after each update.
 
-        Workers wait while the caller has a report: the model may be read and changed. Leaving it
-        ends them; another loop goes on at the next update. Arguments and errors as for ``fit``.
+        Nothing is saved or shown. Workers wait while your loop body runs, so you may read and
+        change the model there. Leaving the loop ends the workers; a later loop continues with the
+        next update. Arguments and errors are the same as for ``fit``.
         """
         self._recipe.optimize.require_validation(is_there=False)
         data = taken(self._recipe, dataset, shuffle=shuffle)
@@ -294,15 +326,18 @@ class Trainer:
             self._stops = self._loop = None
 
     def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]:
-        """Return means of loss and metrics, and finished totals, over every row, each once.
+        """Return the mean loss and metrics, and the finished totals, over all rows of a dataset.
+
+        Each row counts once.
 
         Args:
-            dataset: a map-style dataset, or a ``DataLoader`` of one.
-            averaged: whether to use the averaged weights. Default: if there are any.
+            dataset: a map-style dataset, or a ``DataLoader`` of a map-style dataset.
+            averaged: whether to use the averaged weights. Default: use the averaged weights if
+                there are any.
 
         Raises:
-            UserError: the dataset is empty, its weight is zero, nothing is averaged, or ``stop``
-                was called meanwhile.
+            UserError: the dataset is empty, its total weight is zero, ``averaged=True`` without
+                averaged weights, or ``stop`` was called during the evaluation.
         """
         data = taken(self._recipe, dataset, trains=False)
         if data.line is not None:
@@ -346,22 +381,27 @@ class Trainer:
         to: str | Path | None = None,
         averaged: bool | None = None,
     ) -> Any:
-        """Return what the model returns for every row, in order. See docs/metrics.md.
+        """Return the outputs of the model for all rows of a dataset, in the order of the dataset.
+
+        See docs/metrics.md.
 
         Args:
+            dataset: a map-style dataset, or a ``DataLoader`` of a map-style dataset.
             function: ``function(model, batch)`` returns tensors with the rows in dimension 0, lists
-                with an item per row, and tuples and dicts of such. Default: the model.
-            to: a folder that the outputs are written to, where they are larger than memory.
-            averaged: as for ``evaluate``.
+                with one item per row, or tuples and dicts of tensors and lists. Default: call the
+                model.
+            to: a folder to write the outputs to. Set ``to`` if the outputs do not fit into memory.
+            averaged: whether to use the averaged weights. Default: use the averaged weights if
+                there are any.
 
         Returns:
-            What the function returned, of all rows; with ``to`` that folder.
+            The outputs of ``function`` for all rows; with ``to``, the path of the folder.
 
         Raises:
-            OutputError: what it returned is not by row, or not alike for all rows.
-            UserError: the dataset is empty, nothing is averaged, ``to`` has other things in it, or
-                ``stop`` was called meanwhile.
-            OSError: the disk is full; nothing is left of it.
+            OutputError: an output has no row dimension, or differs in kind between rows.
+            UserError: the dataset is empty, ``averaged=True`` without averaged weights, ``to``
+                holds other files, or ``stop`` was called during the prediction.
+            OSError: the outputs cannot be written (disk full); no partial output is left.
         """
         data = taken(self._recipe, dataset, trains=False)
         with self._stoppable() as stops:
@@ -375,42 +415,48 @@ class Trainer:
             )
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Finish the step under way, if there is one, then end the loop. Any thread may call it.
+        """Finish the current step, then end the loop. Thread-safe.
 
-        An ``evaluate`` or ``predict`` that is under way outside a loop raises ``UserError``.
-        In a callback no other is made, but for shards under way under async and bounded.
+        During an ``evaluate`` or ``predict`` outside a training loop, ``stop`` makes that call
+        raise ``UserError``. After a ``stop`` in a callback no further update is made, except of
+        shards already in progress under "async" and "bounded:K".
         """
         if self._stops is not None:
             self._stops.ask(reason)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of all weights and buffers as they are; ``UserError`` before training."""
+        """Return a copy of all current weights and buffers, plain and averaged.
+
+        Raises:
+            UserError: nothing was trained yet.
+        """
         return weights.copied(self._prepared.state)
 
     def take_weights(self, copies: dict[str, torch.Tensor]) -> None:
-        """Give the model, and the averaged weights, what ``weights`` returned."""
+        """Set the model, and the averaged weights, to copies that ``weights`` returned."""
         weights.put_back(copies, self._prepared.state)
 
     def load(self, which: str | Path = "best") -> Path:
-        """Give the model, and the averaged weights, those of a checkpoint; return where it lies.
+        """Load the weights of a checkpoint into the model, and return the path of the checkpoint.
 
-        A ``fit`` that resumes a run goes on with the weights of the run.
+        Averaged weights are loaded too. A ``fit`` that resumes a run continues with the weights of
+        the run, not with the loaded weights.
 
         Args:
-            which: "best", by ``Validation(best=)``, or "newest" of ``run_dir``; or a folder or file
-                as for ``load_weights``.
+            which: "best" (by ``Validation(best=)``) or "newest" checkpoint of ``run_dir``; or the
+                path of a folder or file, as for ``load_weights``. Default: "best".
 
         Raises:
-            CheckpointError: there is no such checkpoint, or it is damaged or another model's.
+            CheckpointError: the checkpoint does not exist, is damaged or belongs to another model.
         """
         return weights.load(which, self.run_dir, self.model, self._prepared, self._say)
 
     def save(self) -> Path:
-        """Write a checkpoint of the state as it is, and return its directory.
+        """Write a checkpoint of the current state, and return the directory of the checkpoint.
 
         Raises:
-            UserError: there is no ``run_dir``, or nothing was trained yet.
-            SaveError: it cannot be written; the older checkpoints are as they were.
+            UserError: ``run_dir`` is not set, or nothing was trained yet.
+            SaveError: the checkpoint cannot be written; older checkpoints are unchanged.
         """
         prepared, run_dir = self._prepared, self._recipe.run_dir
         if run_dir.path is None or prepared.state is None or prepared.plan is None:

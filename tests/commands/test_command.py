@@ -294,7 +294,7 @@ def test_exit_codes_and_completion_are_in_the_help(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     for line in (
         "  1    the run failed",
-        "  130  ended by Ctrl-C, 143 by SIGTERM",
+        "  130  ended by Ctrl-C (143: by SIGTERM)",
         "_QUORATE_COMPLETE",
         "  NO_COLOR ",
     ):

@@ -1,4 +1,4 @@
-"""Callbacks that many runs want: early stopping, learning rates, bridges to loggers of others."""
+"""Callbacks for common tasks: early stopping, learning rates, logging to other services."""
 
 from quorate.callbacks.early_stopping import EarlyStopping
 from quorate.callbacks.learning_rates import LearningRateMonitor

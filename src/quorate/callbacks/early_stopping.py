@@ -1,4 +1,4 @@
-"""Early stopping: a run ends when a metric gets no better, with the weights that were the best."""
+"""Early stopping: end a run when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from quorate.training.callbacks import Callback, Run
 
 
 class EarlyStopping(Callback):
-    """Stop when a metric of the validation set was not better for some evaluations.
+    """Stop training when a validation metric has not improved for several evaluations.
 
-    What it has seen, and with ``restore`` the best weights, lies in every checkpoint: a run that is
-    resumed stops where it would have, and one that was stopped does not go on.
+    The state of this callback, and with ``restore`` the best weights, are stored in every
+    checkpoint. A resumed run stops at the same update as an uninterrupted run; a run that early
+    stopping has ended does not train further.
 
     Args:
-        metric: of the validation set: "loss", "accuracy".
-        mode: "min" if less is better, "max" if more is.
-        patience: stop at this evaluation in a row that is not better.
-        min_delta: by how much it has to be better to count.
-        restore: give the model, and the averaged weights, those of the best evaluation in the end.
-            It costs their size in memory and in each checkpoint. The newest checkpoint has the
-            state of the last update, as ever.
+        metric: name of a metric of the validation set: "loss", "accuracy". Default: "loss".
+        mode: "min" if lower is better (the default), "max" if higher is better.
+        patience: number of consecutive evaluations without improvement after which training stops.
+            Default: 3.
+        min_delta: smallest change that counts as an improvement. Default: 0.
+        restore: whether to give the model, and the averaged weights, the weights of the best
+            evaluation at the end. Costs the size of the weights in memory and in each checkpoint.
+            The newest checkpoint still holds the state of the last update. Default: True.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
 
     def __init__(
@@ -48,16 +50,16 @@ class EarlyStopping(Callback):
 
     @property
     def best(self) -> float | None:
-        """The best value so far."""
+        """The best value of the metric so far."""
         return self._waiting.best
 
     def started(self, trainer: Run) -> None:
-        """Stop at once, if the run was stopped before."""
+        """Stop at once if early stopping has already ended this run."""
         self._trainer = trainer
         self._stop_if_due()
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        """Look whether it is better, and stop if it was not for long enough."""
+        """Compare the metric with the best value, and stop if ``patience`` is used up."""
         assert self._trainer is not None
         if self._waiting.takes(metrics):
             self.best_step = global_step
@@ -66,16 +68,16 @@ class EarlyStopping(Callback):
         self._stop_if_due()
 
     def stopped(self, reason: str) -> None:  # noqa: ARG002
-        """Give the model the best weights. The last state is saved by then."""
+        """Give the model the best weights. The last state is saved before."""
         if self._best and self._trainer is not None and self._waiting.since:
             self._trainer.take_weights(self._best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what to save."""
+        """Return the state to save."""
         return {**self._waiting.state_dict(), "best_step": self.best_step, "weights": self._best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was saved."""
+        """Restore the saved state."""
         self._waiting.load_state_dict(state)
         self.best_step, self._best = state["best_step"], state["weights"]
 

@@ -1,4 +1,4 @@
-"""Learning rates of all groups of parameters, by name."""
+"""Learning rates of all parameter groups, by name."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ def learning_rates(trainer: Run) -> dict[str, float]:
 
 
 class LearningRateMonitor(Callback):
-    """Draw the learning rates of all groups of parameters in TensorBoard, as of the next update.
+    """Write the learning rates of all parameter groups to TensorBoard, as of the next update.
 
-    ``WandB`` and ``MLflow`` have them anyway, and ``Report.lr`` that of the first group.
+    ``WandB`` and ``MLflow`` log the learning rates without this callback. ``Report.lr`` is the
+    learning rate of the first group.
 
     Args:
-        every_steps: one point per so many updates.
+        every_steps: number of updates between two points. Default: 50.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
 
     def __init__(self, every_steps: int = 50) -> None:
@@ -32,11 +33,11 @@ class LearningRateMonitor(Callback):
         self._trainer: Run | None = None
 
     def started(self, trainer: Run) -> None:
-        """Take note of the trainer."""
+        """Keep the trainer."""
         self._trainer = trainer
 
     def updated(self, report: Report) -> None:
-        """Draw a point, now and then."""
+        """Write a point every ``every_steps`` updates."""
         n, trainer = report.global_step, self._trainer
         if n % self._every_steps == 0 and trainer is not None and trainer.summaries is not None:
             for name, rate in learning_rates(trainer).items():

@@ -1,4 +1,4 @@
-"""Lines for Python's logging: what a program has that trains among other things."""
+"""Lines for Python's logging, for programs that do more than train."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from quorate.training.callbacks import Callback, Run
 
 
 class LogLines(Callback):
-    """Log updates now and then, evaluations, checkpoints, and how it ended.
+    """Log updates, evaluations, checkpoints and the end of training to Python's logging.
 
     Args:
-        logger: or its name.
-        level: of all lines.
-        every_steps: one line per so many updates.
+        logger: a logger, or the name of a logger. Default: "quorate.run".
+        level: level of all lines. Default: ``logging.INFO``.
+        every_steps: number of updates between two lines. Default: 50.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class LogLines(Callback):
         self._every_steps = at_least("every_steps", every_steps, 1)
 
     def started(self, trainer: Run) -> None:
-        """Log where it begins."""
+        """Log the step at which training begins."""
         self._log("training goes on after step %d", trainer.global_step)
 
     def updated(self, report: Report) -> None:
-        """Log an update, now and then."""
+        """Log a line every ``every_steps`` updates."""
         if report.global_step % self._every_steps == 0:
             found = _words(report.metrics)
             self._log("step %d of %d: %s", report.global_step, report.last_step, found)
@@ -52,7 +52,7 @@ class LogLines(Callback):
         self._log("step %d is saved to %s", global_step, path)
 
     def stopped(self, reason: str) -> None:
-        """Log how it ended."""
+        """Log the reason for the end of training."""
         self._log("training ended: %s", reason)
 
     def _log(self, text: str, *values: object) -> None:

@@ -1,4 +1,4 @@
-"""A bridge to MLflow: one run there for one run here, however often it is resumed."""
+"""Logging to MLflow: one MLflow run per run directory, over all resumes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from quorate.training.callbacks import Callback, Run
 
 
 class MLflow(Callback):
-    """Log metrics, learning rates and evaluations to MLflow, and samples if asked.
+    """Log metrics, learning rates, evaluations and samples to MLflow.
 
-    The id of the run there lies in ``run_dir``, so that a run that is resumed goes on in it. The
-    active run of MLflow's own functions is left alone.
+    The id of the MLflow run is stored in ``run_dir``, so a resumed run continues the same MLflow
+    run. The active run of MLflow's own functions is not changed. For samples, pass this callback to
+    ``Samples(to=)``.
 
     Args:
-        experiment: its name; made if it is not there.
-        tracking_uri: where MLflow keeps its runs. Default: as MLflow itself finds it.
-        run_name: there.
-        params: logged once, when the run begins.
-        every_steps: one point per so many updates.
+        experiment: name of the experiment; created if missing. Default: "quorate".
+        tracking_uri: where MLflow stores runs. Default: MLflow's own setting.
+        run_name: name of the run in MLflow. Default: chosen by MLflow.
+        params: parameters to log once, when the run begins.
+        every_steps: number of updates between two points. Default: 50.
 
     Raises:
-        SettingError: a value cannot work.
-        UserError: mlflow is not installed.
+        SettingError: a value is not valid.
+        UserError: the package mlflow is not installed.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class MLflow(Callback):
         self._id: str | None = None
 
     def started(self, trainer: Run) -> None:
-        """Begin a run there, or go on with it."""
+        """Start an MLflow run, or continue the run with the stored id."""
         self._trainer, client = trainer, self._client
         remembered = RunId(trainer.run_dir, "mlflow")
         self._id = remembered.id
@@ -70,7 +71,7 @@ class MLflow(Callback):
             client.log_param(self._id, name, value)
 
     def updated(self, report: Report) -> None:
-        """Log an update, now and then."""
+        """Log the update every ``every_steps`` updates."""
         if report.global_step % self._every_steps == 0 and self._trainer is not None:
             self._log({**report.metrics, **learning_rates(self._trainer)}, report.global_step)
 
@@ -79,12 +80,12 @@ class MLflow(Callback):
         self._log({f"validation/{name}": value for name, value in metrics.items()}, global_step)
 
     def stopped(self, reason: str) -> None:  # noqa: ARG002
-        """End the run there."""
+        """End the MLflow run."""
         if self._id is not None:
             self._client.set_terminated(self._id)
 
     def take_samples(self, global_step: int, samples: Mapping[str, Any]) -> None:
-        """Log images and texts, as artifacts."""
+        """Log images and texts as artifacts."""
         for name, sample in samples.items():
             if isinstance(sample, str):
                 self._client.log_text(self._id, sample, f"{name}/{global_step}.txt")

@@ -1,4 +1,4 @@
-"""A plateau: learning rates are reduced when a metric gets no better."""
+"""Reduction of the learning rates when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from quorate.training.callbacks import Callback, Run
 
 
 class ReduceLROnPlateau(Callback):
-    """Reduce the learning rate of all groups when a metric of the validation set gets no better.
+    """Reduce all learning rates when a validation metric stops improving.
 
-    ``Optimize(schedule=)`` with torch's own of this name, and ``schedule_metric``, does nearly the
-    same. This one needs no schedule, and may not be combined with one, which would set the rates.
+    ``Optimize(schedule=)`` with torch's scheduler of the same name, and ``schedule_metric``, does
+    nearly the same. This callback needs no schedule, and cannot be combined with a schedule,
+    because both would set the learning rates.
 
     Args:
-        metric: of the validation set: "loss", "accuracy".
-        mode: "min" if less is better, "max" if more is.
-        factor: by which rates are multiplied, between 0 and 1.
-        patience: how many evaluations in a row may be no better, before the next one counts.
-        min_delta: by how much it has to be better to count.
-        cooldown: evaluations after a reduction that do not count.
-        min_lr: no rate gets smaller.
+        metric: name of a metric of the validation set: "loss", "accuracy". Default: "loss".
+        mode: "min" if lower is better (the default), "max" if higher is better.
+        factor: factor for the learning rates at a reduction, between 0 and 1. Default: 0.1.
+        patience: number of consecutive evaluations without improvement to tolerate; the next such
+            evaluation reduces the learning rates. Default: 10.
+        min_delta: smallest change that counts as an improvement. Default: 0.
+        cooldown: number of evaluations to ignore after a reduction. Default: 0.
+        min_lr: lower bound of the learning rates. Default: 0.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
 
     def __init__(
@@ -52,10 +54,10 @@ class ReduceLROnPlateau(Callback):
         self._trainer: Run | None = None
 
     def started(self, trainer: Run) -> None:
-        """Look whether there is a schedule, which would set the rates too.
+        """Check that no schedule sets the learning rates too.
 
         Raises:
-            SettingError: there is one.
+            SettingError: the run has a schedule.
         """
         self._trainer = trainer
         if any("initial_lr" in group for group in trainer.param_groups):
@@ -64,7 +66,7 @@ class ReduceLROnPlateau(Callback):
             raise SettingError("ReduceLROnPlateau", "a schedule", expected, fix)
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
-        """Look whether it is better, and reduce the rates if it was not for long enough."""
+        """Compare the metric with the best value; reduce the rates if ``patience`` is used up."""
         self._waiting.takes(metrics)
         if self._rests:
             self._rests -= 1
@@ -74,11 +76,11 @@ class ReduceLROnPlateau(Callback):
             self._rests, self._waiting.since = self._cooldown, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what to save; the rates are in the optimizer's state."""
+        """Return the state to save. The learning rates are part of the optimizer's state."""
         return {**self._waiting.state_dict(), "rests": self._rests}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was saved."""
+        """Restore the saved state."""
         self._waiting.load_state_dict(state)
         self._rests = state["rests"]
 

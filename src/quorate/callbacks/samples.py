@@ -1,4 +1,4 @@
-"""Samples: images and texts that the model makes, shown beside the curves."""
+"""Images and texts that the model generates, shown next to the curves."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from quorate.training.callbacks import Callback, Run
 
 
 class Taker(Protocol):
-    """A bridge that takes samples: ``WandB``, ``MLflow``."""
+    """A logger that accepts samples: ``WandB``, ``MLflow``."""
 
     def take_samples(self, global_step: int, samples: Mapping[str, Any]) -> None:
-        """Take images, (C, H, W) or (N, C, H, W), and texts."""
+        """Log images, (C, H, W) or (N, C, H, W), and texts."""
 
 
 class Samples(Callback):
     """Show images and texts of the model after each evaluation of the validation set.
 
     Args:
-        make: from the trainer to samples by name: an image, (C, H, W) float in 0 to 1 or uint8,
-            several, (N, C, H, W), or a text.
-        to: bridges that take them too. TensorBoard has them where the run has summaries.
+        make: ``make(trainer)`` returns a dict of samples by name: an image as (C, H, W), float from
+            0 to 1 or uint8; several images as (N, C, H, W); or a text.
+        to: callbacks that also log the samples: ``WandB``, ``MLflow``. TensorBoard shows the
+            samples whenever the run has summaries.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Samples(Callback):
         self._trainer: Run | None = None
 
     def started(self, trainer: Run) -> None:
-        """Take note of the trainer."""
+        """Keep the trainer."""
         self._trainer = trainer
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""A bridge to Weights & Biases: one run there for one run here, however often it is resumed."""
+"""Logging to Weights & Biases: one wandb run per run directory, over all resumes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from quorate.training.callbacks import Callback, Run
 
 
 class WandB(Callback):
-    """Log metrics, learning rates and evaluations to Weights & Biases, and samples if asked.
+    """Log metrics, learning rates, evaluations and samples to Weights & Biases.
 
-    The id of the run there lies in ``run_dir``, so that a run that is resumed goes on in it. Points
-    of steps that are computed again have the values that they had.
+    The id of the wandb run is stored in ``run_dir``, so a resumed run continues the same wandb run.
+    Steps that are computed again after a resume log the same values again. For samples, pass this
+    callback to ``Samples(to=)``.
 
     Args:
-        every_steps: one point per so many updates.
-        init: arguments of ``wandb.init``: project, name, mode="offline", ...
+        every_steps: number of updates between two points. Default: 50.
+        init: arguments for ``wandb.init``: project, name, mode="offline", ...
 
     Raises:
-        SettingError: a value cannot work.
-        UserError: wandb is not installed.
+        SettingError: a value is not valid.
+        UserError: the package wandb is not installed.
     """
 
     def __init__(self, *, every_steps: int = 50, **init: Any) -> None:
@@ -41,7 +42,7 @@ class WandB(Callback):
         self._run: Any = None
 
     def started(self, trainer: Run) -> None:
-        """Begin a run there, or go on with it."""
+        """Start a wandb run, or continue the run with the stored id."""
         self._trainer = trainer
         remembered = RunId(trainer.run_dir, "wandb")
         options = {"resume": "allow", **self._init}
@@ -53,7 +54,7 @@ class WandB(Callback):
         remembered.keep(self._run.id)
 
     def updated(self, report: Report) -> None:
-        """Log an update, now and then."""
+        """Log the update every ``every_steps`` updates."""
         if report.global_step % self._every_steps == 0 and self._trainer is not None:
             rates = learning_rates(self._trainer)
             self._run.log({**report.metrics, **rates}, step=report.global_step)
@@ -64,7 +65,7 @@ class WandB(Callback):
         self._run.log(named, step=global_step)
 
     def stopped(self, reason: str) -> None:  # noqa: ARG002
-        """End the run there."""
+        """End the wandb run."""
         if self._run is not None:
             self._run.finish()
 

@@ -81,7 +81,7 @@ class ScriptCommand(Command):
             ["-m", IN_ITS_PLACE],
             group=first,
             metavar="MODULE",
-            help="in the place of SCRIPT: a module by its name, as of python -m",
+            help="run a module instead of a script, as python -m does",
         )
         self.params += [
             module,

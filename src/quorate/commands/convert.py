@@ -9,20 +9,24 @@ import click
 from quorate.commands.command import Command
 from quorate.machine.path_kinds import exists
 
-HELP = """Make a TFRecord file of labelled images, with the features image_raw and label.
+HELP = """Convert labelled images to a TFRecord file with the features image_raw and label.
 
-SOURCES are two IDX files, images and labels (plain or .gz), or one .npz with both; TARGET is the
-file to write.
+SOURCES are two IDX files, images and labels (plain or .gz), or one .npz file with both. TARGET is
+the file to write.
 """
 
 
 @click.command(
-    "convert", cls=Command, help=HELP, short_help="make a TFRecord file of labelled images"
+    "convert", cls=Command, help=HELP, short_help="convert labelled images to a TFRecord file"
 )
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--rows", metavar="START:END", help="only these, counted from 0")
-@click.option("--overwrite", is_flag=True, help="replace the target")
+@click.option(
+    "--rows",
+    metavar="START:END",
+    help="convert only rows START to END - 1, counted from 0 (default: all)",
+)
+@click.option("--overwrite", is_flag=True, help="replace TARGET if the file exists")
 def command(sources: tuple[Path, ...], target: Path, rows: str | None, overwrite: bool) -> int:
     """Read, check, write, and say what was written.
 

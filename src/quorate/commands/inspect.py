@@ -21,17 +21,19 @@ HIDDEN = (
 )
 OF_A_PHASE = ("name", "updates", "optimizer", "schedule", "clip_norm", "ema_decay")
 MOST_CHARACTERS = 2000  # of a line: a record may hold anything
-HELP = """Show the state of a run, and which of its checkpoints are sound.
+HELP = """Show the state of a run, and check every checkpoint against its checksums.
 
-RUN_DIR is as given to Trainer or --run-dir. With --address it is that of a detached run on a Ray
-cluster; without RUN_DIR all of those are listed.
+RUN_DIR is the directory passed to Trainer or --run-dir. With --address, RUN_DIR names a detached
+run on a Ray cluster. With --address alone, list all detached runs of the cluster.
 """
 
 
-@click.command("inspect", cls=Command, help=HELP, short_help="show a run's state")
+@click.command(
+    "inspect", cls=Command, help=HELP, short_help="show the state and the checkpoints of a run"
+)
 @click.argument("run_dir", type=click.Path(path_type=Path), required=False)
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
-@click.option("--address", metavar="HOST:PORT", help="of a Ray cluster with detached runs")
+@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
+@click.option("--address", metavar="HOST:PORT", help="address of a Ray cluster with detached runs")
 def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
     """Print the state's facts and digests, computed from the saved tensors.
 

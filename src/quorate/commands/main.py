@@ -19,10 +19,10 @@ INTERRUPTED = 128 + signal.SIGINT  # and 128 + signal.SIGTERM, which the run its
 
 SECTIONS = {
     "Exit codes": [
-        ("0", "done; of verify: the same bits; of doctor: a run would work"),
-        ("1", "the run failed; of verify: a difference was found; of doctor: it would fail"),
-        ("2", "a mistake of the user, told in one line"),
-        ("130", "ended by Ctrl-C, 143 by SIGTERM: the run has saved its state"),
+        ("0", "success; verify: the same bits; doctor: a run would work"),
+        ("1", "the run failed; verify: a difference was found; doctor: a run would fail"),
+        ("2", "a mistake that you can correct, reported in one line; verify: --limit was reached"),
+        ("130", "ended by Ctrl-C (143: by SIGTERM); a run saves its state first"),
     ],
     TO_COPY: [
         ("bash", 'eval "$(_QUORATE_COMPLETE=bash_source quorate)"'),
@@ -30,8 +30,8 @@ SECTIONS = {
         ("fish", "_QUORATE_COMPLETE=fish_source quorate | source"),
     ],
     "Environment": [
-        ("NO_COLOR", "no colours, if it is set"),
-        ("QUORATE_TRACEBACK", "full: all frames of a traceback"),
+        ("NO_COLOR", "show no colours, if set"),
+        ("QUORATE_TRACEBACK", "set to full to show all frames of a traceback"),
     ],
 }
 
@@ -52,8 +52,8 @@ commands = _version(
             "convert": "quorate.commands.convert",
         },
         SECTIONS,
-        help="Train one PyTorch model on every device you have, with the same bits on any number "
-        "of them.",
+        help="Train a PyTorch model on every device you have. The weights are the same, bit for "
+        "bit, on any number of devices.",
     )
 )
 

@@ -22,13 +22,13 @@ OPTIONS: dict[str, Option] = OF_THE_TRAINER | {
 
 # The headings of the help, what is wanted daily first, and which options stand under each.
 GROUPS = {
-    "Daily": (
+    "Common options": (
         *("devices", "workers", "shards", "seed", "update", "precision"),
         *("run_dir", "fresh", "max_time_s"),
     ),
-    "On the screen": ("quiet", "log_every", "log_format"),
+    "Output": ("quiet", "log_every", "log_format"),
     "Workers": ("engine", "threads", "loader_workers", "worker_timeout_s", "memory_fraction"),
-    "How a shard is computed": (
+    "Computation": (
         *("compile", "kernels", "deterministic", "strict", "spot_check_every"),
         *("soft_placement", "log_placement", "split", "pipeline"),
     ),
@@ -37,7 +37,7 @@ GROUPS = {
         *("save_every_s", "save_every_steps", "keep", "keep_every_h", "summary_every_s"),
         *("init_from", "trace", "trace_steps"),
     ),
-    "Several machines, and ranks": (
+    "Several machines and ranks": (
         *("address", "working_dir", "worker_resources", "servers"),
         *("exchange", "bucket_mb", "shard_optimizer"),
     ),

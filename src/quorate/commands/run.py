@@ -32,14 +32,14 @@ UNUSED = (
     "quorate.Trainer, and options of quorate run had no effect"
 )
 
-HELP = """Run a training script, with options that override what it passes to Trainer.
+HELP = """Run a training script, with options that override the arguments of its Trainer.
 
-Behind the script, what is one of these options is taken as such, and all else is the script's;
-after -- all is.
+Options may stand before or after SCRIPT. After SCRIPT, words that are not options of this command
+go to the script. After --, all words go to the script.
 """
 
-MEASURING: dict[str, Any] = {"cls": GroupedOption, "group": "Measuring, for other commands"}
-ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, and ranks"}
+MEASURING: dict[str, Any] = {"cls": GroupedOption, "group": "Measurements, used by other commands"}
+ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines and ranks"}
 
 
 @click.command("run", cls=ScriptCommand, help=HELP, short_help="run a training script")
@@ -48,7 +48,7 @@ ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, a
     "--profile",
     **MEASURING,
     metavar="FILE",
-    help="measure where a step's time goes, write it as JSON, and end; see quorate bench",
+    help="time the parts of a step, write the times to FILE as JSON, and exit; see quorate bench",
 )
 @click.option(
     "--profile-s",
@@ -56,13 +56,13 @@ ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, a
     type=float,
     metavar="SECONDS",
     default=PROFILE_S,
-    help=f"seconds to measure ({PROFILE_S:g}), after a warm-up",
+    help=f"seconds to measure after a warm-up (default: {PROFILE_S:g})",
 )
 @click.option(
     "--record",
     **MEASURING,
     metavar="FOLDER",
-    help="note digests of all that is computed in an empty folder, and end; see quorate verify",
+    help="write digests of all computed values to an empty folder, and exit; see quorate verify",
 )
 @click.option(
     "--record-updates",
@@ -70,19 +70,20 @@ ELSEWHERE: dict[str, Any] = {"cls": GroupedOption, "group": "Several machines, a
     type=int,
     metavar="N",
     default=RECORD_UPDATES,
-    help=f"how many updates to record ({RECORD_UPDATES})",
+    help=f"number of updates to record (default: {RECORD_UPDATES})",
 )
 @click.option(
     "--measure-model",
     **MEASURING,
     metavar="FILE",
-    help="measure what the model takes of a device, write it as JSON, and end; see quorate doctor",
+    help="measure the time and memory of the model, write both to FILE as JSON, and exit; see "
+    "quorate doctor",
 )
 @click.option(
     "--detached",
     **ELSEWHERE,
     is_flag=True,
-    help="on a Ray cluster's head node, which goes on without this command; see docs/ray.md",
+    help="run on the head node of a Ray cluster, independently of this terminal; see docs/ray.md",
 )
 @click.option("--profile-kill", is_flag=True, hidden=True)
 @click.option("--record-kill", type=int, metavar="UPDATE", hidden=True)

@@ -22,18 +22,26 @@ RIGHT = (2, 3, 5)
 SORTS = ("age", "name", "state", "step")
 WHY_CHARACTERS = 80
 
-HELP = """List the run directories in a folder and below it.
+HELP = """List the run directories in FOLDER and below (default: runs).
 
-A run is running, finished, stopped (somebody asked, or a limit was reached), failed (an exception),
-or killed: then the rest of the line says what is saved. Tensors are not read: quorate inspect
-checks every byte of one run.
+The state of a run is running, finished, stopped (on request, by a callback or at a limit), failed
+(an exception), killed, elsewhere (on another host or in another container), empty (not trained yet)
+or damaged. The last column gives the reason; for a killed run, the last column says what is saved.
+To check every byte of a run's checkpoints, use quorate inspect.
 """
 
 
-@click.command("runs", cls=Command, help=HELP, short_help="list runs: state, step, best, age")
+@click.command(
+    "runs", cls=Command, help=HELP, short_help="list runs with state, step, best metric and age"
+)
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
-@click.option("--sort", metavar="WORD", default="age", help=f"by {', '.join(SORTS)} (age)")
-@click.option("--json", "as_json", is_flag=True, help="one JSON list, an object per run")
+@click.option(
+    "--sort",
+    metavar="WORD",
+    default="age",
+    help=f"order of the list: {', '.join(SORTS)} (default: age)",
+)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON list with an object per run")
 def command(folder: Path, sort: str, as_json: bool) -> int:
     """Print a line per run directory.
 

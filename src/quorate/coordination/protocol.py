@@ -1,10 +1,11 @@
-"""What the coordinator is told, and what it asks for: events go in, effects come out.
+"""Events that the coordinator receives, and effects that the coordinator requests.
 
-A run of shards of one step, s to s + count - 1, may be dealt at once. It is answered at once: by
-``Done`` of all, or by ``Failed`` of one or ``Cancelled``, and then nothing of it was computed.
+A run of consecutive shards of one step, s to s + count - 1, may be dealt at once. The worker
+answers once for the whole run: with ``Done``, or with ``Failed`` or ``Cancelled``, after which none
+of the run counts as computed.
 
-They are not written once they are made. They are not frozen: a frozen one takes five times as long
-to make, and an update of small shards makes half a dozen.
+Do not modify events and effects. The classes are not frozen, because a frozen dataclass takes five
+times as long to create, and an update of small shards creates half a dozen.
 
 Legend: t step, s shard, w worker.
 """
@@ -18,25 +19,28 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Joined:
-    """Worker w is ready to compute. Workers of one place are given neighbouring shards."""
+    """Worker w is ready to compute. Workers of the same place receive neighboring shards."""
 
     worker: int
-    place: str = field(default="", compare=False, repr=False)  # "": the coordinator's own
+    #: place of the worker, such as a host; "" for the place of the coordinator
+    place: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(slots=True)
 class Left:
-    """Worker w is gone."""
+    """Worker w has ended or was lost."""
 
     worker: int
     reason: str
-    crashed: bool = False  # by its own doing: what it was computing may be to blame
-    results_stay: bool = False  # else whatever it had computed of the current step went with it
+    #: whether the worker crashed by itself: its shard may be the cause
+    crashed: bool = False
+    #: whether the results of the current step remain; otherwise they are lost
+    results_stay: bool = False
 
 
 @dataclass(slots=True)
 class Done:
-    """Worker w has computed what it was given from shard s of step t on, and holds the results."""
+    """Worker w has computed the dealt shards of step t from s on, and holds the results."""
 
     worker: int
     step: int
@@ -45,7 +49,7 @@ class Done:
 
 @dataclass(slots=True)
 class Failed:
-    """User code raised on worker w in shard s of step t; the worker lives."""
+    """User code raised an exception on worker w in shard s of step t; the worker still runs."""
 
     worker: int
     step: int
@@ -54,7 +58,7 @@ class Failed:
 
 @dataclass(slots=True)
 class Cancelled:
-    """Worker w left off what it was given from shard s of step t on, as it was told to."""
+    """Worker w has abandoned the dealt shards of step t from s on, after ``Cancel``."""
 
     worker: int
     step: int
@@ -63,14 +67,14 @@ class Cancelled:
 
 @dataclass(slots=True)
 class Applied:
-    """The update of step t is made."""
+    """The update of step t was applied."""
 
     step: int
 
 
 @dataclass(slots=True)
 class Stop:
-    """Finish what is under way, then end."""
+    """A request to finish the current step, and then end."""
 
     reason: str
 
@@ -87,41 +91,44 @@ Event = Joined | Left | Done | Failed | Cancelled | Applied | Stop | Tick
 
 @dataclass(slots=True)
 class Compute:
-    """Have worker w compute shards of step t, from s on; the reason is for people."""
+    """Let worker w compute shards of step t from s on; ``reason`` is text for people."""
 
     worker: int
     step: int
     shard: int
     reason: str
-    rank_of: tuple[int, int] = field(default=(0, 1), compare=False)  # (its rank, of how many)
-    instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
-    is_needed: bool = field(default=False, compare=False)  # no update of the step is without it
-    count: int = 1  # of shards
+    #: rank of the worker, and number of workers
+    rank_of: tuple[int, int] = field(default=(0, 1), compare=False)
+    #: the slow worker whose shard is copied
+    instead_of: int | None = field(default=None, compare=False)
+    #: whether the update of the step cannot be made without these shards
+    is_needed: bool = field(default=False, compare=False)
+    count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
 class Keep:
-    """Worker w's results from shard s on count: add them to what w holds of step t."""
+    """Accept worker w's results from shard s on: add the results to w's sum of step t."""
 
     worker: int
     step: int
     shard: int
-    count: int = 1  # of shards
+    count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
 class Discard:
-    """Worker w's results from shard s on do not count: others were first, or they are too late."""
+    """Reject worker w's results from shard s on: another copy was first, or w is too late."""
 
     worker: int
     step: int
     shard: int
-    count: int = 1  # of shards
+    count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
 class Cancel:
-    """Tell worker w that what it was given from shard s of step t on is not wanted any more."""
+    """Tell worker w that its dealt shards of step t from s on are no longer needed."""
 
     worker: int
     step: int
@@ -130,17 +137,19 @@ class Cancel:
 
 @dataclass(slots=True)
 class Apply:
-    """Collect what the holders hold of step t and apply the update; then report ``Applied``."""
+    """Collect the sums of step t from the holders, apply the update, and report ``Applied``."""
 
     step: int
     holders: tuple[int, ...]
-    shards: tuple[int, ...] = field(default=(), compare=False)  # that are in it
-    staleness: int = field(default=0, compare=False)  # updates since its oldest parameters
+    #: the shards in the update
+    shards: tuple[int, ...] = field(default=(), compare=False)
+    #: updates since the oldest parameters that a shard was computed from
+    staleness: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
 class Replace:
-    """Worker w has not answered for too long: end it, report ``Left``, and start another."""
+    """End worker w, which does not respond; report ``Left``, and start a new worker."""
 
     worker: int
     reason: str
@@ -148,14 +157,14 @@ class Replace:
 
 @dataclass(slots=True)
 class Wake:
-    """Send a ``Tick`` at this time, unless something happens earlier."""
+    """Send a ``Tick`` at time ``at``, unless an event arrives earlier."""
 
     at: float
 
 
 @dataclass(slots=True)
 class Abort:
-    """Shard s of step t failed beyond repair, last on worker w: stop and report its error."""
+    """Stop the run and report the error of shard s of step t, which last failed on worker w."""
 
     worker: int
     step: int

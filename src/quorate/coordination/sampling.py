@@ -44,22 +44,24 @@ class EpochRows(Protocol):
 
 
 class Sampling:
-    """The rows of an epoch, drawn by weights. Choose it where some rows or classes are too rare.
+    """Draw the rows of an epoch by weights, for data with rare rows or classes.
 
-    A row that is drawn several times in an epoch draws other numbers for its augmentation each
-    time. An epoch takes O(R + D log R) with replacement, O(R log R) without.
+    Pass a ``Sampling`` to ``Loading(sampling=)``. A row that is drawn several times in an epoch is
+    augmented with new random numbers each time. Drawing an epoch takes O(R + D log R) with
+    replacement and O(R log R) without.
 
     Args:
-        weights: (R,) numbers from 0 on, a row each, that need not add up to 1. A row of weight 0 is
-            never drawn.
-        rows: D, how many rows an epoch has. Default: R, or without replacement as many as have a
-            weight above 0.
-        replacement: whether each draw is from all rows. Without it no row is in an epoch twice, and
-            weights say which ones are in it, and earlier: choose ``rows`` below R.
+        weights: (R,) numbers >= 0, one per row of the dataset. The sum need not be 1. A row of
+            weight 0 is never drawn.
+        rows: number of rows D in an epoch. Default: R; without replacement, the number of rows with
+            a weight above 0.
+        replacement: whether a row may be drawn more than once per epoch. Without replacement,
+            weights decide which rows are in the epoch and which come early; set ``rows`` below R.
+            Default: True.
 
     Raises:
-        SettingError: a weight is negative or no number, all are zero, or more rows are wanted
-            without replacement than have a weight.
+        SettingError: a weight is negative or not a number, all weights are zero, or ``rows``
+            without replacement exceeds the number of rows with a weight above 0.
     """
 
     def __init__(
@@ -77,14 +79,14 @@ class Sampling:
 
     @classmethod
     def balanced(cls, labels: Sequence[Any] | NDArray[Any], *, rows: int | None = None) -> Sampling:
-        """Return a sampling with replacement in which every class is as likely as any other.
+        """Return a sampling with replacement that draws every class equally often.
 
         Args:
-            labels: (R,) numbers or texts: the class of each row.
-            rows: D, how many rows an epoch has. Default: R.
+            labels: (R,) numbers or strings, the class of each row.
+            rows: number of rows D in an epoch. Default: R.
 
         Raises:
-            SettingError: there is no label, or not one for each row.
+            SettingError: ``labels`` is empty, or is not a list of numbers or strings.
         """
         array = np.asarray(labels)
         if array.ndim != 1 or array.dtype.kind not in "biufUS":
@@ -99,10 +101,10 @@ class Sampling:
         return f"Sampling({self.rows:,} of {len(self.weights):,} rows, {how} replacement)"
 
     def require_rows(self, rows: int) -> None:
-        """Require a dataset of so many rows.
+        """Check that the dataset has one row per weight.
 
         Raises:
-            SettingError: there is not a weight for each.
+            SettingError: the numbers differ.
         """
         if rows != len(self.weights):
             expected = f"one for each of the {rows:,} rows of the dataset"
@@ -110,7 +112,7 @@ class Sampling:
             raise SettingError("sampling", f"{len(self.weights):,} weights", expected, fix)
 
     def drawn(self, seed: int, epoch: int) -> Rows:
-        """Return the rows of an epoch in the order that they are drawn in, (D,) int64."""
+        """Return the rows of an epoch in the order of the draws, (D,) int64."""
         start = key("sampling", seed, epoch)
         if self.replacement:
             # By the inverse of the cumulative weights. A draw is below the last of them, and a row

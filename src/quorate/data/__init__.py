@@ -1,4 +1,4 @@
-"""Data sets: reading their files; where a copy of them is kept; where in a run a row is loaded."""
+"""Data sets: file formats, the cache of downloaded data, and the position of rows in the run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What augmentation draws: random numbers for the rows of a batch, each row's its own.
+"""Random numbers for augmentation, one independent sequence per row.
 
-Number n of a row is a pure function of (seed, epoch, row, n): a counter, hashed. So it does not
-matter in which batch, shard or process a row is, in which order rows are loaded, or who else is in
-its batch. Counter-based generators: Salmon, Moraes, Dror & Shaw, SC 2011; the hash is that of
-SplitMix64 (``quorate.coordination.keys``).
+Number n of a row is a pure function of (seed, epoch, row, n): a hashed counter. The numbers depend
+neither on the batch, shard or process of a row, nor on the order in which rows are loaded, nor on
+the other rows of the batch. Counter-based generators: Salmon, Moraes, Dror & Shaw, SC 2011; the
+hash is that of SplitMix64 (``quorate.coordination.keys``).
 
 Legend: B rows of a batch, n numbers drawn at once.
 """
@@ -27,17 +27,17 @@ Augment = Callable[[Any, "Draws"], Any]
 
 
 class Draws:
-    """The random numbers of one batch of rows, in one epoch.
+    """Random numbers for one batch of rows in one epoch. ``Loading(augment=)`` receives a Draws.
 
-    Each call gives the next ones: they depend on how many were drawn before, and not on what kind
-    those were. All that is drawn is on the CPU.
+    Each call returns the next numbers of every row. The numbers depend on the count of earlier
+    draws, but not on the kind of these draws. All results are on the CPU.
 
     Args:
-        seed: of the run.
-        epoch: from 0.
-        rows: (B,) integers, the rows' numbers in the dataset.
-        repeats: (B,) integers, how often each was in the epoch before: numbers are others each
-            time. None: never.
+        seed: seed of the run.
+        epoch: number of the epoch, from 0.
+        rows: (B,) integers, the indices of the rows in the dataset.
+        repeats: (B,) integers, how often each row has already occurred in the epoch; a repeated row
+            gets new numbers. Default: None, no row is repeated.
 
     Example::
 
@@ -58,10 +58,12 @@ class Draws:
         self._drawn = 0
 
     def uniform(self, n: int = 1, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-        """Draw real numbers: (B, n) float32, evenly from [low, high), of 2**24 values.
+        """Draw uniform real numbers from [low, high): (B, n) float32.
+
+        Each number is one of 2**24 equally likely values.
 
         Raises:
-            SettingError: ``high`` is below ``low``, or n is no whole number above 0.
+            SettingError: ``high`` is below ``low``, or n is not a whole number above 0.
         """
         if not low <= high:
             raise SettingError("high", high, f"at least low={low}", "exchange them")
@@ -72,13 +74,13 @@ class Draws:
         return torch.from_numpy(np.minimum(values, below))
 
     def integers(self, high: int, n: int = 1) -> torch.Tensor:
-        """Draw whole numbers: (B, n) int64, evenly from 0 to high - 1.
+        """Draw uniform integers from 0 to high - 1: (B, n) int64.
 
-        By multiplication and shift (Lemire, TOMACS 2019): no value is more likely than another by
-        more than high / 2**32 of it.
+        By multiplication and shift (Lemire, TOMACS 2019): the probabilities of two values differ by
+        a factor of at most 1 + high / 2**32.
 
         Raises:
-            SettingError: ``high`` is below 1 or above 2**32, or n no whole number above 0.
+            SettingError: ``high`` is below 1 or above 2**32, or n is not a whole number above 0.
         """
         if (high := whole("high", high, least=1)) > MOST:
             raise SettingError("high", high, f"at most {MOST:,}", "draw two numbers")
@@ -86,10 +88,10 @@ class Draws:
         return torch.from_numpy(values.astype(np.int64))
 
     def coins(self, p: float = 0.5, n: int = 1) -> torch.Tensor:
-        """Draw coins: (B, n) bool, each true with probability p.
+        """Draw booleans that are True with probability p: (B, n) bool.
 
         Raises:
-            SettingError: p is no probability, or n no whole number above 0.
+            SettingError: p is not a probability, or n is not a whole number above 0.
         """
         if not 0 <= p <= 1:
             raise SettingError("p", p, "a probability, from 0 to 1", "choose one")

@@ -1,11 +1,11 @@
-"""IDX, the file format of MNIST and its relatives: a header with sizes, then one dense array.
+"""IDX, the file format of MNIST: a header with sizes, then one dense array.
 
     bytes  0  0  TYPE  D      TYPE: 08 u8, 09 i8, 0B i16, 0C i32, 0D f32, 0E f64
     sizes  D numbers, big-endian uint32
     data   the product of the sizes, row-major, big-endian
 
-A file may be gzip-compressed; its first two bytes say so, not its name. Offsets in errors count
-bytes of the uncompressed content, also where the file is compressed.
+A file may be gzip-compressed. The first two bytes of the file decide, not the name. Offsets in
+error messages count bytes of the uncompressed content.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def read_idx(path: str | Path) -> torch.Tensor:
     """Read an IDX file, plain or gzip-compressed.
 
     Returns:
-        A tensor of the header's sizes, in native byte order, with memory of its own: uint8, int8,
-        int16, int32, float32 or float64. A size of 0 gives an empty tensor.
+        A tensor with the sizes of the header, in native byte order and in its own memory: uint8,
+        int8, int16, int32, float32 or float64. A size of 0 gives an empty tensor.
 
     Raises:
-        DataError: the file is missing, damaged, cut short, has bytes too many, or is no IDX file.
+        DataError: the file is missing, damaged, cut short, too long, or not an IDX file.
     """
     path = Path(path)
     try:

@@ -1,14 +1,14 @@
-"""Operations on batches of images, (B, C, H, W): what augmentation is made of.
+"""Operations on batches of images, (B, C, H, W), for augmentation.
 
-They draw nothing. What happens to image i is said by row i of an argument, as ``Draws`` gives it,
-so the same can be done to an image and to its mask::
+The operations draw no random numbers. Row i of an argument, as returned by ``Draws``, decides what
+happens to image i, so you can apply the same operation to an image and to its mask::
 
     places = draws.uniform(2)
     image, mask = crop(image, places, (64, 64)), crop(mask, places, (64, 64))
 
-Of an image every bit is the same in any batch and at any place in it: all is made of copies and of
-operations on elements, each of which is correctly rounded, and what is added up is added in an
-order that depends on the size of an image alone.
+The result for an image has the same bits in any batch and at any position of the batch. The
+operations only copy, or work element by element with correct rounding; sums are added in an order
+that depends only on the size of an image.
 
 Legend: B images, C channels, H rows of pixels, W columns.
 """
@@ -26,20 +26,21 @@ from quorate.errors import SettingError
 def crop(
     images: torch.Tensor, places: torch.Tensor, size: tuple[int, int], *, padding: int = 0
 ) -> torch.Tensor:
-    """Cut a window out of each image.
+    """Crop a window from each image.
 
     Args:
         images: (B, C, H, W), any dtype.
-        places: (B, 2), from 0 to 1: where the window is, from top to bottom and from left to right.
-            ``draws.uniform(2)`` makes all places equally likely.
+        places: (B, 2), position of each window, from 0 (top, left) to 1 (bottom, right).
+            ``draws.uniform(2)`` makes all positions equally likely.
         size: (h, w) of the windows.
-        padding: pixels of zeros that are first put around the images.
+        padding: number of zero pixels to add on each side of the images before the crop. Default:
+            0.
 
     Returns:
         (B, C, h, w).
 
     Raises:
-        SettingError: a window is larger than an image.
+        SettingError: the window is larger than the image.
     """
     if padding:
         images = F.pad(images, (padding,) * 4)
@@ -54,10 +55,10 @@ def crop(
 
 
 def center_crop(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Cut the middle out of each image, (B, C, h, w): a view.
+    """Crop the center of each image, (B, C, h, w). Returns a view.
 
     Raises:
-        SettingError: it is larger than an image.
+        SettingError: ``size`` is larger than the image.
     """
     lengths = {dim: _fitting(images, size, dim) for dim in (2, 3)}
     for dim, length in lengths.items():
@@ -66,20 +67,21 @@ def center_crop(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def flip(images: torch.Tensor, coins: torch.Tensor) -> torch.Tensor:
-    """Exchange left and right where the coin, (B,) or (B, 1) bool, is true."""
+    """Flip an image left to right where ``coins``, (B,) or (B, 1) bool, is True."""
     return torch.where(_per_image(coins), images.flip(3), images)
 
 
 def turn(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Turn and flip images: one of the eight symmetries of a square for each.
+    """Rotate and flip each image by one of the eight symmetries of a square.
 
     Args:
         images: (B, C, H, H), any dtype.
-        turns: (B,) or (B, 1) int64, from 0 to 7, as of ``draws.integers(8)``: ``turns % 4`` quarter
-            turns, counter-clockwise; from 4 on the image is flipped first, left to right.
+        turns: (B,) or (B, 1) int64, from 0 to 7, as returned by ``draws.integers(8)``: ``turns %
+            4`` counter-clockwise quarter turns; from 4 on, the image is first flipped left to
+            right.
 
     Raises:
-        SettingError: the images are no squares.
+        SettingError: the images are not square.
     """
     b, c, height, width = images.shape
     if height != width:
@@ -89,18 +91,18 @@ def turn(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
 
 
 def brightness(images: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
-    """Add to all pixels of an image its delta, (B,) or (B, 1) float32; nothing is cut off."""
+    """Add ``deltas``, (B,) or (B, 1) float32, to all pixels of each image. No clipping."""
     return images + _per_image(deltas)
 
 
 def contrast(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Scale an image's distances from the mean of each channel by its factor.
+    """Scale the distance of each pixel from the mean of its channel.
 
-    As tf.image.adjust_contrast does; nothing is cut off.
+    As tf.image.adjust_contrast. No clipping.
 
     Args:
         images: (B, C, H, W), numbers.
-        factors: (B,) or (B, 1) float32.
+        factors: (B,) or (B, 1) float32, the scale of each image.
     """
     values = images.to(torch.float32)
     means = _means(values.flatten(2))[..., None, None]
@@ -108,10 +110,10 @@ def contrast(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def standardize(images: torch.Tensor) -> torch.Tensor:
-    """Scale each image to mean 0 and variance 1, over all its channels; float32.
+    """Scale each image to mean 0 and variance 1 over all channels; returns float32.
 
-    As tf.image.per_image_standardization does: the deviation counts as 1 / sqrt(C * H * W) where it
-    is less, so that an image of one colour becomes zeros.
+    As tf.image.per_image_standardization: a standard deviation below 1 / sqrt(C * H * W) counts as
+    that value, so an image of one color becomes zeros.
     """
     values = images.to(torch.float32).flatten(1)
     centered = values - _means(values)[:, None]

@@ -1,4 +1,4 @@
-"""Images with a label each, from the files that such data sets come in."""
+"""Images with integer labels, from the usual file formats of such data sets."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ ARRAYS = (("images", "labels"), ("x", "y"), ("x_train", "y_train"))  # names tha
 
 
 class LabelledImages(NamedTuple):
-    """Images of one size, and a label for each: a whole number."""
+    """Images of one size, with an integer label for each image."""
 
-    images: torch.Tensor  # uint8 (N, H, W), or (N, H, W, C) or (N, C, H, W) as the file has it
-    labels: torch.Tensor  # int64 (N,)
+    images: torch.Tensor  #: uint8 (N, H, W), or (N, H, W, C) or (N, C, H, W) as in the file
+    labels: torch.Tensor  #: int64 (N,)
 
 
 def read_idx_pair(images: Path, labels: Path, classes: int | None = None) -> LabelledImages:
-    """Read two IDX files, plain or gzip-compressed.
+    """Read images and labels from two IDX files, plain or gzip-compressed.
 
     Args:
-        images: uint8 (N, H, W).
-        labels: Whole numbers (N,).
-        classes: If given, labels must be from 0 to one less.
+        images: file with the images, uint8 (N, H, W).
+        labels: file with the labels, integers (N,).
+        classes: number of classes. If set, labels must be from 0 to ``classes - 1``.
 
     Raises:
-        DataError: a file is missing or damaged, holds something else, or they do not fit.
+        DataError: a file is missing or damaged, holds other data, or the files do not match.
     """
     return _checked(read_idx(images), images, read_idx(labels), labels, classes)
 
 
 def read_npz(path: Path) -> LabelledImages:
-    """Read an archive of NumPy arrays: images and labels, x and y, or x_train and y_train.
+    """Read images and labels from an .npz archive of NumPy arrays.
+
+    The arrays are named images and labels, x and y, or x_train and y_train.
 
     Raises:
-        DataError: it is missing or damaged, holds something else, or they do not fit.
+        DataError: the file is missing or damaged, holds other data, or the arrays do not match.
     """
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:

@@ -1,4 +1,4 @@
-"""Loading: how rows of a dataset become batches."""
+"""The settings that say how rows of a dataset become batches."""
 
 from __future__ import annotations
 
@@ -24,38 +24,42 @@ def _sampling(name: str, value: object) -> EpochRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Settings):
-    """How rows are loaded.
+    """Settings for loading rows: collation, augmentation, order, sampling, processes.
 
     Args:
-        collate: from a list of samples to a batch. Default: torch's.
-        augment: ``augment(batch, draws)`` returns what is trained on in the place of a collated
-            batch, here a shard of one; not in ``evaluate``. It runs where rows are loaded, beside
-            computing. ``draws`` gives random numbers that belong to row and epoch: see
-            ``quorate.Draws``, and ``quorate.data.images`` for what to do with them.
-        order: from the rows of an epoch as they are shuffled, (R,) int64, to the order that ``fit``
-            takes them in, each once: rows of like length into one batch, say. A pure function.
-        sampling: which rows an epoch has, drawn by weights: ``Sampling(weights)``,
-            ``Sampling.balanced(labels)``, or the weights alone, a number per row. Choose it where
-            some rows or classes are too rare.
-        last: what becomes of an epoch's rows that fill no batch. "short", which is the default:
-            they are a batch of their own. "drop": they are in none; with ``shuffle`` it is others
-            in each epoch. "join": they are in the batch before, which then has up to twice as many
-            rows: a BatchNorm that would see one row, say. An evaluation has every row.
-        processes: how many processes load rows, of each worker process or for all towers together.
-            Turn it up if decoding is slow and workers wait for rows.
+        collate: a function from a list of samples to a batch. Default: torch's ``default_collate``.
+        augment: ``augment(batch, draws)`` returns the batch to train on. Here a batch is one
+            collated shard. ``augment`` runs where rows are loaded, in parallel with the
+            computation, and not in ``evaluate``. ``draws`` supplies random numbers that depend on
+            row and epoch: see ``quorate.Draws``, and ``quorate.data.images`` for image operations.
+            Default: no augmentation.
+        order: a pure function from the shuffled rows of an epoch, (R,) int64, to the same rows in
+            the order of training: to put rows of similar length into one batch, for example.
+            Default: the shuffled order.
+        sampling: how rows are drawn by weight for an epoch: ``Sampling(weights)``,
+            ``Sampling.balanced(labels)``, or one weight per row. Use ``sampling`` if some rows or
+            classes are too rare. Default: each row once per epoch.
+        last: what to do with the last rows of an epoch, if too few for a batch. "short" (the
+            default): train on a smaller batch. "drop": leave the rows out; with ``shuffle``, other
+            rows in each epoch. "join": add the rows to the batch before, which then has up to twice
+            as many rows; use "join" if a BatchNorm would otherwise see a single row. Evaluations
+            always use every row.
+        processes: number of processes that load rows, for each worker process, or for all towers
+            together. Increase ``processes`` if decoding is slow and workers wait for rows. Default:
+            0, load in the worker.
     """
 
     collate: Collate | None = field(
         default=None,
         metadata=about(
-            "from a list of samples to a batch",
+            "function from a list of samples to a batch",
             check=a_function("from a list of samples to a batch"),
         ),
     )
     augment: Augment | None = field(
         default=None,
         metadata=about(
-            "of a batch and what it draws",
+            "function of a batch and its random numbers",
             check=a_function("of a batch and what it draws", 2),
             at_resume=AtResume.SAID,
             recorded="is_augmented",
@@ -65,7 +69,7 @@ class Loading(Settings):
     order: Order | None = field(
         default=None,
         metadata=about(
-            "from an epoch's rows to the same rows",
+            "function from an epoch's rows to the same rows in another order",
             check=a_function("from an epoch's rows to the same rows"),
             at_resume=AtResume.REFUSED,
             recorded="is_ordered",
@@ -75,7 +79,7 @@ class Loading(Settings):
     sampling: EpochRows | None = field(
         default=None,
         metadata=about(
-            "which rows an epoch has, by weights",
+            "weights by which the rows of an epoch are drawn",
             check=_sampling,
             at_resume=AtResume.REFUSED,
             recorded="sampling",
@@ -85,7 +89,7 @@ class Loading(Settings):
     last: str | None = field(
         default=None,
         metadata=about(
-            "what becomes of an epoch's rows that fill no batch",
+            "what to do with the last rows of an epoch, too few for a batch",
             check=lambda name, value: one_of(name, value, LAST),
             at_resume=AtResume.REFUSED,
             recorded="last",
@@ -95,7 +99,7 @@ class Loading(Settings):
     processes: int = field(
         default=0,
         metadata=about(
-            "processes that load rows, of each worker (0)",
+            "processes that load rows for each worker process (default: 0)",
             name="loader_workers",
             kind=int,
             check=at_least(0),

@@ -1,8 +1,9 @@
-"""Tokens: rows of any lengths in one file, which all processes of a machine read row by row.
+"""Token files: rows of any length in one file, which all processes of a machine read row by row.
 
-A million pairs as Python lists take half a gigabyte or more of each process. In a file they are in
-memory once, in the system's cache of files, and a process that reads them has nothing of its own.
-They are not mapped: the system ends a process that reads what was cut off from a mapped file.
+As Python lists, a million pairs take half a gigabyte or more in each process. The content of a
+token file is in memory once, in the file cache of the operating system; a reading process needs no
+memory for the rows. The file is not memory-mapped, because the operating system kills a process
+that reads a part which was cut off from a mapped file.
 
     bytes    64 of magic and version; V values; up to 63 of padding
     offsets  (R * K + 1,) int64: where each field of each row begins among the values, and V
@@ -45,19 +46,19 @@ Row = ArrayLike | Sequence[ArrayLike]
 
 
 class Tokens(Dataset[Any]):
-    """The rows of a file of tokens, which is never read as a whole.
+    """The rows of a token file. Each row is read when needed, never the whole file.
 
-    A row of one field is a tensor (T,), one of several a tuple of them: int32 of int32, and so on,
-    in memory of their own. ``Loading(collate=)`` pads them.
+    A row with one field is a tensor (T,); a row with several fields is a tuple of tensors. The
+    dtype is that of the file. Use ``Loading(collate=)`` to pad rows of different lengths.
 
-    Do not write to the file while it is used: write another one in its place, as ``write_tokens``
-    does. What was cut off from it meanwhile cannot be read, and raises ``DataError``.
+    Do not overwrite a file in use. Write a new file in its place, as ``write_tokens`` does. Reading
+    from a file that was cut short meanwhile raises ``DataError``.
 
     Args:
-        path: of a file that ``write_tokens`` has written.
+        path: a file written by ``write_tokens``.
 
     Raises:
-        DataError: it is missing, cut or damaged, or no file of tokens.
+        DataError: the file is missing, cut short, damaged, or not a token file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -74,19 +75,20 @@ class Tokens(Dataset[Any]):
         dtype: DTypeLike = np.int32,
         made_from: str = "",
     ) -> Tokens:
-        """Return the rows of a file, which is written if it is not there.
+        """Open a token file; write the file first if missing.
 
-        Several processes may call it at once: each finds a whole file, that of whoever wrote last.
+        Several processes may call this method at the same time. Each opens a complete file, the
+        file of the last writer.
 
         Args:
-            path: of the file.
-            make: gives the rows, see ``write_tokens``.
-            dtype: of the values.
-            made_from: what the rows follow from: a vocabulary's hash, a version. A file that was
-                made from something else is replaced.
+            path: path of the file.
+            make: a function that returns the rows; see ``write_tokens``.
+            dtype: dtype of the values. Default: int32.
+            made_from: description of the source of the rows, such as the hash or the version of a
+                vocabulary. A file with another ``made_from`` is replaced.
 
         Raises:
-            DataError: the file is damaged, or a value does not fit.
+            DataError: the file is damaged, or a value does not fit ``dtype``.
         """
         if exists(path):
             there = cls(path)
@@ -118,7 +120,7 @@ class Tokens(Dataset[Any]):
         return fields if self._fields > 1 else fields[0]
 
     def lengths(self, field: int = 0) -> NDArray[np.int64]:
-        """Return how many values each row has in a field, (R,): for ``Loading(order=)``."""
+        """Return how many values a field of each row has, (R,) int64, for ``Loading(order=)``."""
         every = np.diff(self._file.offsets(0, self._file.rows * self._fields + 1))
         return every[field :: self._fields].astype(np.int64)
 
@@ -129,20 +131,22 @@ class Tokens(Dataset[Any]):
 def write_tokens(
     path: str | Path, rows: Iterable[Row], *, dtype: DTypeLike = np.int32, made_from: str = ""
 ) -> None:
-    """Write a file of tokens, whole or not at all. Blocks until it is on the disk.
+    """Write a token file atomically. Blocks until the file is on the disk.
 
-    Takes 8 bytes of memory for each field of each row, whatever they hold.
+    Needs 8 bytes of memory for each field of each row, whatever the length of the field.
 
     Args:
-        path: in a folder that exists.
-        rows: each a list or array of numbers, or a tuple of as many of these as in any other row.
-        dtype: of the values.
+        path: path of the file, in an existing folder.
+        rows: rows; each row is a list or array of numbers, or a tuple of lists or arrays. All rows
+            have the same number of fields.
+        dtype: dtype of the values. Default: int32.
         made_from: see ``Tokens.built``.
 
     Raises:
-        DataError: there is no row, a row has other fields than the first one, or a value does not
-            fit.
-        OSError: it cannot be written.
+        DataError: ``rows`` is empty, a row has another number of fields than the first row, or a
+            value does not fit ``dtype``.
+        SettingError: torch has no such dtype.
+        OSError: the file cannot be written.
     """
     kind = np.dtype(dtype).newbyteorder("<")
     if kind.str.replace("|", "<") not in _TYPES:

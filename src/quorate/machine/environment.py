@@ -156,7 +156,10 @@ def hash_seed() -> str | None:
 
 
 def cache_dir() -> Path:
-    """Return where downloaded data is cached: QUORATE_DATA, else the user's cache directory."""
+    """Return the folder for downloaded data sets.
+
+    The folder is QUORATE_DATA if set, otherwise "quorate" in the user's cache directory.
+    """
     if chosen := os.environ.get("QUORATE_DATA"):
         return Path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -1,4 +1,4 @@
-"""Compute: how a replica runs the operators of a shard."""
+"""The settings of the computation of a shard: compilation, kernels, placement, pipeline."""
 
 from __future__ import annotations
 
@@ -25,51 +25,55 @@ def _names(name: str, value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Settings):
-    """How replicas compute.
+    """Settings of the computation of a shard: compilation, kernels, determinism, pipeline.
 
     Args:
-        compile: whether the model is compiled by torch.compile, once per shape of a shard; on an
-            NVIDIA GPU a whole shard is then replayed as a CUDA graph where that works. Compiled
-            operations round in another way, so the bits depend on it. What cannot be compiled runs
-            as it is, and the reason is said.
-        kernels: by which library a CPU makes the products of float32 linear layers. ``"torch"``: by
-            torch's, MKL. ``"onednn"``: by oneDNN from a size on. ``"measured"``: by oneDNN if that
-            is much faster on this processor, as on some of AMD's; it is measured once, before the
-            first update. What was chosen is kept by the run's checkpoints, as the bits depend on
-            it. Try it where linear layers take much of a CPU's time. Default: as the checkpoint
-            says, and torch's in a new run.
-        soft_placement: whether an operator that a device has no kernel for runs on the CPU. It is
-            named once, with the module that called it. Without it that is an error. Not together
-            with ``compile``.
-        log_placement: show which module and operator ran where, as a table, for the first shard.
-        deterministic: whether operators that add in whatever order threads come are held to one
-            order, by ``torch.use_deterministic_algorithms``. Default: under ``sync``, on GPUs and
-            with more than one intra-op thread; one CPU thread has one order anyway. Turn it off
-            where it is too slow, or an operator has no such version, and other bits will do.
-        strict: whether the run ends with an error where something is found by which its bits would
-            be others on another number of workers, or after a resume. Otherwise that is said, and
-            stands in the metrics and the checkpoints. Likewise where the values are in doubt: a
-            loss that is a sum over rows, a tensor that is never trained, a queue that is averaged.
-        spot_check_every: updates between two spot checks, in which all workers compute one and the
-            same shard, twice, and the results are compared. Default: so many that they take about
-            0.5% of the time. 0: no spot checks. Only where the bits do not depend on timing.
-        split: names of modules, in the order in which the forward pass calls them, before each of
-            which the model is cut. The stages between them compute on the devices of a replica
-            (``devices="cpu+cpu"``), all at the same time: while one has a shard, another has the
-            next one. For a model that one process has no room for. Default: where stages take the
-            same time, by what the parts of the model take of one shard, if replicas are on several
-            devices and the script has placed no part on one. The bits do not depend on it.
-        pipeline: in which order stages compute shards. ``"1f1b"``: one forward, one backward, which
-            holds the fewest activations. ``"gpipe"``: all forward, then all backward.
-            ``"interleaved"``: several stages on each device, for less waiting; two of them, where
-            ``split`` does not say. ``"zero-bubble"``: one forward, one backward, but gradients of
-            parameters come later than those that the stage before waits for, for less waiting too.
+        compile: whether to compile the model with ``torch.compile``, once per shape of a shard. On
+            an NVIDIA GPU a whole shard is then replayed as a CUDA graph, where possible. Compiled
+            operations round differently, so the bits depend on ``compile``. Code that cannot be
+            compiled runs uncompiled, and the run prints the reason. Default: False.
+        kernels: library for the float32 matrix products of linear layers on a CPU. "torch": torch's
+            own library, MKL. "onednn": oneDNN, from a certain size on. "measured": oneDNN if a
+            measurement before the first update shows oneDNN to be much faster, as on some AMD
+            processors. The choice is stored in the checkpoints, because the bits depend on it. Try
+            "measured" if linear layers take much of the time on a CPU. Default: the choice in the
+            checkpoint; "torch" in a new run.
+        soft_placement: whether to run an operator on the CPU if the device has no kernel for the
+            operator. The run prints the operator and its module once. Without ``soft_placement``
+            such an operator is an error. Cannot be combined with ``compile``. Default: False.
+        log_placement: whether to print a table with the device of each module and operator, for the
+            first shard. Default: False.
+        deterministic: whether to use ``torch.use_deterministic_algorithms``, which fixes the order
+            of additions in operators that otherwise add in the order of thread timing. Default:
+            True under "sync" on GPUs and with more than one intra-op thread; one CPU thread always
+            adds in one order. Set to False if deterministic operators are too slow, or missing, and
+            you do not need the same bits.
+        strict: whether to end the run with an error when a reason is found why the bits may differ
+            on another number of workers or after a resume, or when the values are in doubt: a loss
+            that is a sum over rows, a tensor that is never trained, a queue that is averaged.
+            Requires ``shards`` in a new run. Default: False; the reason is reported, and recorded
+            in the metrics and checkpoints.
+        spot_check_every: updates between two spot checks. In a spot check all workers compute the
+            same shard twice, and the results are compared. Spot checks are only made if the bits do
+            not depend on timing. Default: an interval at which spot checks take about 0.5% of the
+            time. 0: no spot checks.
+        split: names of modules before which the model is cut into stages, in the order of the
+            forward pass. The stages compute on the devices of one worker (``devices="cpu+cpu"``) at
+            the same time, each on another shard. Use ``split`` for a model too large for one
+            process. Default: cuts that balance the measured time of the stages, if a worker has
+            several devices and the script has not placed parts of the model on devices. The bits do
+            not depend on ``split``.
+        pipeline: schedule of the stages. "1f1b" (the default): one forward, one backward; keeps the
+            fewest activations. "gpipe": all forward passes, then all backward passes.
+            "interleaved": several stages per device, to wait less; two stages per device unless
+            ``split`` says otherwise. "zero-bubble": as "1f1b", but gradients of parameters are
+            computed after the gradients that the previous stage waits for, to wait less.
     """
 
     compile: bool = field(
         default=False,
         metadata=about(
-            "compile the model, once per shape of a shard",
+            "compile the model with torch.compile, once per shape of a shard",
             kind=bool,
             check=switch,
             at_resume=AtResume.SAID,
@@ -78,7 +82,7 @@ class Compute(Settings):
     kernels: str | None = field(
         default=None,
         metadata=about(
-            "float32 products of a CPU's linear layers: torch's, oneDNN's, or what is faster",
+            "library for float32 linear layers on a CPU: torch, onednn, or measured (by a test)",
             kind=str,
             metavar="WORD",
             check=lambda name, value: one_of(name, value, (TORCH, ONEDNN, MEASURED)),
@@ -87,17 +91,21 @@ class Compute(Settings):
     soft_placement: bool = field(
         default=False,
         metadata=about(
-            "operators without a kernel on the device run on the CPU", kind=bool, check=switch
+            "run operators on the CPU if the device has no kernel for them", kind=bool, check=switch
         ),
     )
     log_placement: bool = field(
         default=False,
-        metadata=about("show which module and operator ran where", kind=bool, check=switch),
+        metadata=about(
+            "show the device of each module and operator, for the first shard",
+            kind=bool,
+            check=switch,
+        ),
     )
     deterministic: bool | None = field(
         default=None,
         metadata=about(
-            "operators that add in any order are held to one (on GPUs, and with --threads above 1)",
+            "use deterministic algorithms (default under sync: on GPUs, or with --threads above 1)",
             kind=bool,
             check=lambda _, value: None if value is None else bool(value),
             at_resume=AtResume.SAID,
@@ -106,13 +114,13 @@ class Compute(Settings):
     strict: bool = field(
         default=False,
         metadata=about(
-            "end with an error where the same bits cannot be kept", kind=bool, check=switch
+            "end the run with an error when the same bits cannot be kept", kind=bool, check=switch
         ),
     )
     spot_check_every: int | None = field(
         default=None,
         metadata=about(
-            "updates between two checks that all workers compute the same (0: none)",
+            "updates between spot checks, in which all workers compute the same shard (0: none)",
             kind=int,
             metavar="N",
             check=at_least(0),
@@ -121,7 +129,7 @@ class Compute(Settings):
     split: tuple[str, ...] | None = field(
         default=None,
         metadata=about(
-            "modules before which the model is cut, for replicas on several devices",
+            "modules before which the model is cut into stages, for workers on several devices",
             kind=str,
             metavar="NAMES",
             check=_names,
@@ -130,7 +138,7 @@ class Compute(Settings):
     pipeline: str = field(
         default="1f1b",
         metadata=about(
-            f"in which order the stages of a split compute: {', '.join(ORDERS)}",
+            f"schedule of the stages: {', '.join(ORDERS)} (default: 1f1b)",
             kind=str,
             metavar="WORD",
             check=lambda name, value: one_of(name, value, ORDERS),

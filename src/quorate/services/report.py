@@ -1,4 +1,4 @@
-"""The report of an update, for a loop of one's own, callbacks, the display and metrics.jsonl."""
+"""The report of an update, for training loops, callbacks, the display and metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ if TYPE_CHECKING:
 
 @dataclass  # not frozen: that takes 4 us of each update
 class Report:
-    """An update. All metrics are of all shards of its batch: weighted means, finished totals."""
+    """Results of one update: metrics over all shards of the update, counts, speed.
 
-    global_step: int  #: updates applied, this one included
+    Metrics are weighted means over the shards, or finished totals.
+    """
+
+    global_step: int  #: updates applied so far, including this update
     epoch: int  #: from 0, by the number of updates
-    rows: int  #: that the update was made of
-    dropped_rows: int  #: of its batch, which came too late
-    weight: float  #: in all; rows, unless the loss function says otherwise
-    metrics: dict[str, float]  #: "loss" first; of a phase, "d/loss"
-    worker_losses: dict[int, tuple[float, float]]  #: per worker, weighted sum and weight
-    staleness: int  #: updates between the parameters of its oldest gradient and itself
-    fresh: list[int]  #: shards so far of each worker, applied to what they were computed from
-    stale: list[int]  #: likewise, applied when that had changed
-    dropped: list[int]  #: likewise, too late for their update
-    not_finite: int  #: updates so far that were skipped for that; they count as steps
-    lr: float  #: the learning rate of the first group of parameters
-    grad_norm: float | None  #: before clipping; None without clip_norm
-    examples_per_s: float  #: over the last few seconds, rows
-    last_step: int  #: updates at the end of the run
-    epochs: int  #: passes over the rows at the end of the run
-    ends_epoch: bool  #: whether it is the last update of its epoch
-    eta_s: float | None  #: seconds to the end at the present speed
-    #: new reasons why the bits may not be those of another number of workers
+    rows: int  #: number of rows in the update
+    dropped_rows: int  #: rows of the batch that are in no update
+    weight: float  #: total weight; the rows, unless the loss returns weights
+    metrics: dict[str, float]  #: by name, "loss" first; "d/loss" in phase "d"
+    worker_losses: dict[int, tuple[float, float]]  #: by worker: sum and weight
+    staleness: int  #: updates since the parameters of the oldest gradient in the update
+    fresh: list[int]  #: shards per worker so far, applied to unchanged parameters
+    stale: list[int]  #: shards per worker so far, applied to changed parameters
+    dropped: list[int]  #: shards per worker so far, too late for the update
+    not_finite: int  #: updates so far, skipped as not finite; also steps
+    lr: float  #: learning rate of the first parameter group
+    grad_norm: float | None  #: norm of the gradient before clipping; None without clip_norm
+    examples_per_s: float  #: rows per second, over the last few seconds
+    last_step: int  #: number of updates at the end of the run
+    epochs: int  #: number of passes over the rows at the end of the run
+    ends_epoch: bool  #: whether the update is the last of the epoch
+    eta_s: float | None  #: seconds to the end of the run at the current speed
+    #: new reasons why the bits may differ on another number of workers
     doubts: list[str] = field(default_factory=list)
-    totals: dict[str, torch.Tensor] = field(default_factory=dict)  #: int64, for those who sum on
-    phase: str | None = None  #: that the update was of, and before its metrics: "d/loss"
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)  #: raw int64 sums, by name
+    phase: str | None = None  #: phase of the update, and prefix of its metrics
 
     @property
     def loss(self) -> float:
-        """The mean loss over all shards."""
+        """The mean loss over all shards of the update."""
         return self.metrics["loss" if self.phase is None else f"{self.phase}/loss"]

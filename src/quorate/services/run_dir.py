@@ -1,4 +1,4 @@
-"""RunDir: where a run is kept, how often it is saved, and what it begins from."""
+"""The settings of a run directory: where to save, how often, and which weights to start from."""
 
 from __future__ import annotations
 
@@ -19,32 +19,39 @@ from quorate.settings import (
 
 @dataclass(frozen=True)
 class RunDir(Settings):
-    """The directory of a run. A plain path in its place is ``path``.
+    """Settings of the run directory: what to save, how often, and the initial weights.
+
+    A plain path instead of ``RunDir(...)`` sets ``path``.
 
     Args:
-        path: where state and metrics are saved, and a run that was interrupted is resumed from.
-            Without it nothing is written.
-        save_every_s: seconds from one checkpoint to the next, the most that a kill may cost; None
-            for none but at the end, after a stop and after an exception.
-        save_every_steps: also after every so many updates; training waits for the disk.
-        keep: how many of the newest checkpoints stay.
-        keep_every_h: one checkpoint every so many hours stays for ever.
-        summary_every_s: seconds between two points of a curve in TensorBoard; None for none.
-        fresh: begin anew in a directory that holds a run, which is moved aside.
-        init_from: weights to begin from: .safetensors, a state dict by ``torch.save``, or a run
-            directory. A run that is resumed has its own. It needs no ``path``.
-        trace: a file for the timeline of the run, as JSON that chrome://tracing and Perfetto open:
-            what coordinator and workers were at when. To find out what a step's time goes into, and
-            who waits for whom. Written at the end of ``fit``, however that ends. It needs no
-            ``path``.
-        trace_steps: "A:B": only steps from A to before B, counted from 0, are in it. For long runs:
-            a trace has 200,000 spans at most, the first.
+        path: directory for checkpoints and metrics; an interrupted run in the directory resumes.
+            Default: nothing is written.
+        save_every_s: seconds between two checkpoints, and so the most training time that a kill may
+            cost. None: save only at the end, after a stop and after an exception. Default: 600.
+        save_every_steps: also save a checkpoint every so many updates. Training waits until such a
+            checkpoint is on the disk. Default: None.
+        keep: number of newest checkpoints to keep. Default: 5.
+        keep_every_h: also keep one checkpoint per so many hours for good. Default: None.
+        summary_every_s: seconds between two points of a TensorBoard curve; None for no summaries.
+            Default: 20.
+        fresh: whether to start a new run. A run in the directory is moved to the subfolder aside-1
+            (or the next free number); nothing is deleted. Default: False, resume the run in the
+            directory.
+        init_from: initial weights: a .safetensors file, a state dict saved with ``torch.save``, or
+            a run directory. A resumed run uses its own weights instead. Works without ``path``.
+        trace: file for a timeline of the run, in the JSON format of chrome://tracing and Perfetto.
+            The timeline shows the activity of the coordinator and of each worker; use the timeline
+            to find out where the time of a step goes and which worker the others wait for. The file
+            is written when ``fit`` ends, also after an error. Works without ``path``.
+        trace_steps: steps in the timeline as "A:B", from step A up to, but not including, step B,
+            counted from 0. Set ``trace_steps`` for long runs: a timeline keeps only the first
+            200,000 spans.
     """
 
     path: Path | str | None = field(
         default=None,
         metadata=about(
-            "where state and metrics are saved",
+            "directory for checkpoints and metrics; an interrupted run resumes from here",
             name="run_dir",
             kind=str,
             metavar="DIR",
@@ -54,38 +61,44 @@ class RunDir(Settings):
     _: KW_ONLY
     save_every_s: float | None = field(
         default=600.0,
-        metadata=about("seconds between checkpoints, or none (600)", kind=float, check=between(0)),
+        metadata=about(
+            "seconds between checkpoints, or none (default: 600)", kind=float, check=between(0)
+        ),
     )
     save_every_steps: int | None = field(
         default=None,
-        metadata=about("also after every so many updates", kind=int, check=at_least(1)),
+        metadata=about("also save a checkpoint every N updates", kind=int, check=at_least(1)),
     )
     keep: int = field(
         default=5,
-        metadata=about("how many of the newest checkpoints stay (5)", kind=int, check=at_least(1)),
+        metadata=about(
+            "number of newest checkpoints to keep (default: 5)", kind=int, check=at_least(1)
+        ),
     )
     keep_every_h: float | None = field(
         default=None,
         metadata=about(
-            "one checkpoint every so many hours stays for ever", kind=float, check=between(0)
+            "also keep one checkpoint per this many hours for good", kind=float, check=between(0)
         ),
     )
     summary_every_s: float | None = field(
         default=20.0,
         metadata=about(
-            "seconds between two points of a curve in TensorBoard, or none (20)",
+            "seconds between two points of a TensorBoard curve, or none (default: 20)",
             kind=float,
             check=between(0),
         ),
     )
     fresh: bool = field(
         default=False,
-        metadata=about("begin anew; what is in --run-dir is moved aside", kind=bool, check=switch),
+        metadata=about(
+            "start a new run; a run found in --run-dir is moved aside", kind=bool, check=switch
+        ),
     )
     init_from: Path | str | None = field(
         default=None,
         metadata=about(
-            "weights to begin from: a file or a run directory",
+            "initial weights: a .safetensors file, a saved state dict or a run directory",
             kind=str,
             metavar="PATH",
             check=file_or_directory,
@@ -94,7 +107,7 @@ class RunDir(Settings):
     trace: Path | str | None = field(
         default=None,
         metadata=about(
-            "write a timeline of the run, for chrome://tracing or Perfetto",
+            "write a timeline of the run, for chrome://tracing or Perfetto, to FILE",
             kind=str,
             metavar="FILE",
             check=new_file,
@@ -103,11 +116,14 @@ class RunDir(Settings):
     trace_steps: str | None = field(
         default=None,
         metadata=about(
-            "the steps of the timeline, from A to before B", kind=str, metavar="A:B", check=steps
+            "steps in the timeline: from A up to, but not including, B",
+            kind=str,
+            metavar="A:B",
+            check=steps,
         ),
     )
 
     @property
     def traced_steps(self) -> range:
-        """The steps that a trace is to have."""
+        """The steps in the timeline, as a range."""
         return steps_between(self.trace_steps or ALL)

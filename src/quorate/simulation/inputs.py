@@ -1,6 +1,6 @@
-"""What a simulation is told: how long shards take, what goes wrong, what is sent, what is saved.
+"""The inputs of a simulation: shard times, stragglers, failures, network, checkpoints, cores.
 
-Units are in the names: ``_s`` seconds, ``_h`` hours, ``_bytes``. Each group checks itself.
+Units are in the names: ``_s`` seconds, ``_h`` hours, ``_bytes``. Each group checks its values.
 """
 
 from __future__ import annotations
@@ -111,70 +111,69 @@ def _field(default: Any, check: Any, help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTimes(Settings):
-    """How long a shard takes a worker, all of it: its rows, forward, backward, handing over.
+    """Time of a worker for a whole shard: loading, forward, backward, and sending the result.
 
     Args:
-        mean_s: the mean.
-        spread: standard deviation of the logarithm, lognormal, drawn anew for each shard that a
-            worker computes. 0: all take the mean.
-        work_spread: the same of the shards themselves: rows that are longer take whoever computes
-            them longer, and another worker is no remedy.
-        measured_s: times that were measured, of which one is drawn each time, in the place of mean
-            and spread.
-        leaves_off_s: until a worker leaves off a shard that is not wanted any more: it looks
-            between two phases. One that is slower takes as many times as long.
+        mean_s: mean time in seconds. Default: 1.
+        spread: standard deviation of the logarithm of the time (log-normal), drawn anew for each
+            shard that a worker computes. 0: all shards take the mean. Default: 0.
+        work_spread: standard deviation of the logarithm of the work in a shard. Long rows take
+            longer on any worker, so a copy on another worker does not help. Default: 0.
+        measured_s: measured times in seconds; each shard draws one of them at random. Replaces
+            ``mean_s`` and ``spread``.
+        leaves_off_s: seconds until a worker abandons a canceled shard; workers check between two
+            phases. A slow worker takes proportionally longer. Default: 0.01.
     """
 
-    mean_s: float = _field(1.0, positive, "mean")
-    spread: float = _field(0.0, deviation, "of a worker's times")
-    work_spread: float = _field(0.0, deviation, "of the shards themselves")
-    measured_s: Sequence[float] = _field((), _times, "times to draw from")
-    leaves_off_s: float = _field(0.01, not_negative, "until a shard is left off")
+    mean_s: float = _field(1.0, positive, "mean time of a shard")
+    spread: float = _field(0.0, deviation, "log-normal spread of shard times")
+    work_spread: float = _field(0.0, deviation, "log-normal spread of the work in a shard")
+    measured_s: Sequence[float] = _field((), _times, "measured times to draw from")
+    leaves_off_s: float = _field(0.01, not_negative, "seconds until a canceled shard is abandoned")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stragglers(Settings):
-    """Who is slow, beside the spread of shard times.
+    """Slow workers and hosts, in addition to the spread of shard times.
 
     Args:
-        probability: that a shard is held up, each time anew: transient.
-        factor: times as long as it then takes.
-        extra_s: seconds on top of that.
-        slow_workers: share of the workers that are slower than others all the time: steady.
-        slow_factor: times as long as each of their shards takes.
-        slow_hosts: share of the hosts that are, with all of their workers.
-        slow_host_factor: times as long as each of those shards takes.
-        steady: times as long as each worker's shards take, one number per worker; those beyond its
-            end take once as long.
+        probability: probability that a shard is delayed, drawn anew for each shard.
+        factor: slowdown factor of a delayed shard.
+        extra_s: additional delay of a delayed shard, in seconds.
+        slow_workers: share of the workers that are always slow.
+        slow_factor: slowdown factor of a slow worker.
+        slow_hosts: share of the hosts that are always slow, with all workers of the host.
+        slow_host_factor: slowdown factor of the workers of a slow host.
+        steady: slowdown factor of each worker, by number; further workers have factor 1.
     """
 
-    probability: float = _field(0.0, share, "of being held up")
-    factor: float = _field(1.0, at_least_one, "times as long")
-    extra_s: float = _field(0.0, not_negative, "seconds more")
+    probability: float = _field(0.0, share, "probability of a delayed shard")
+    factor: float = _field(1.0, at_least_one, "slowdown of a delayed shard")
+    extra_s: float = _field(0.0, not_negative, "additional delay")
     slow_workers: float = _field(0.0, share, "share of slow workers")
-    slow_factor: float = _field(1.0, at_least_one, "times as long")
+    slow_factor: float = _field(1.0, at_least_one, "slowdown of a slow worker")
     slow_hosts: float = _field(0.0, share, "share of slow hosts")
-    slow_host_factor: float = _field(1.0, at_least_one, "times as long")
-    steady: Sequence[float] = _field((), _times, "times as long, by worker")
+    slow_host_factor: float = _field(1.0, at_least_one, "slowdown of a slow host")
+    steady: Sequence[float] = _field((), _times, "slowdown by worker")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cores(Settings):
-    """The cores of a host, which its workers share, and the coordinator while it updates.
+    """CPU cores of a host, shared by its workers, and by the coordinator during an update.
 
     Args:
-        per_host: of each host; None: as many as there are threads, so that nothing is shared.
-        threads: of each worker.
-        crowding: times as long as alone a shard takes where all cores compute: memory, caches and
-            the clock are shared too.
+        per_host: number of cores per host. None: a core for each thread. Default: None.
+        threads: threads of each worker. Default: 1.
+        crowding: slowdown factor of a shard when all cores of the host are busy, because the cores
+            share memory, caches and clock. Default: 1.
     """
 
-    per_host: int | None = _field(None, _cores, "of a host")
-    threads: int = _field(1, _threads, "of a worker")
-    crowding: float = _field(1.0, at_least_one, "times as long")
+    per_host: int | None = _field(None, _cores, "cores of a host")
+    threads: int = _field(1, _threads, "threads of a worker")
+    crowding: float = _field(1.0, at_least_one, "slowdown when all cores are busy")
 
     def times(self, workers: int) -> float:
-        """Return how many times as long a shard takes while so many of a host compute."""
+        """Return the slowdown factor of a shard while a number of workers of the host compute."""
         if self.per_host is None:
             return 1.0
         wanted = workers * self.threads
@@ -182,7 +181,7 @@ class Cores(Settings):
         return max(1.0, wanted / self.per_host) * (1.0 + (self.crowding - 1.0) * others)
 
     def start_times(self, workers: int) -> float:
-        """Return how many times as long the start of one takes, while the others compute."""
+        """Return the slowdown factor of the start of a worker while the other workers compute."""
         if self.per_host is None:
             return 1.0
         return max(1.0, ((workers - 1) * self.threads + 1) / self.per_host)
@@ -190,23 +189,26 @@ class Cores(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Failures(Settings):
-    """What fails, at moments that do not depend on each other: exponential times between them.
+    """Independent failures with exponentially distributed times between failures.
 
     Args:
-        worker_mtbf_h: mean time between failures of one worker.
-        host_mtbf_h: of one host, which takes all of its workers along.
-        coordinator_mtbf_h: of the coordinator's process; None: as of a worker's.
-        detection_s: until a failure is known.
-        restart_s: after that, until the worker or host is back.
-        run_restart_s: until the whole run goes on, where it had to begin again.
+        worker_mtbf_h: mean time between failures of a worker, in hours. Default: no failures.
+        host_mtbf_h: mean time between failures of a host, which takes down all its workers, in
+            hours. Default: no failures.
+        coordinator_mtbf_h: mean time between failures of the coordinator's process, in hours. None:
+            as for a worker.
+        detection_s: seconds until a failure is detected. Default: 1.
+        restart_s: seconds from the detection until the worker or host is back. Default: 30.
+        run_restart_s: seconds until the whole run continues after a restart from a checkpoint.
+            Default: 60.
     """
 
-    worker_mtbf_h: float = _field(inf, unbounded, "of a worker")
-    host_mtbf_h: float = _field(inf, unbounded, "of a host")
-    coordinator_mtbf_h: float | None = _field(None, unbounded, "of the coordinator")
-    detection_s: float = _field(1.0, not_negative, "until it is known")
-    restart_s: float = _field(30.0, not_negative, "until a worker is back")
-    run_restart_s: float = _field(60.0, not_negative, "until the run goes on")
+    worker_mtbf_h: float = _field(inf, unbounded, "MTBF of a worker")
+    host_mtbf_h: float = _field(inf, unbounded, "MTBF of a host")
+    coordinator_mtbf_h: float | None = _field(None, unbounded, "MTBF of the coordinator")
+    detection_s: float = _field(1.0, not_negative, "time to detection")
+    restart_s: float = _field(30.0, not_negative, "restart of a worker")
+    run_restart_s: float = _field(60.0, not_negative, "restart of the run")
 
     @property
     def of_coordinator_per_h(self) -> float:
@@ -217,42 +219,42 @@ class Failures(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Network(Settings):
-    """What is sent for an update, and how fast.
+    """Amount of data per update, and speed of the network.
 
     Args:
-        engine: processes or ray: all sums go to the coordinator, and parameters from it to every
-            host, over its one link, with ray under sync what a host's workers have added up;
-            collective: hosts exchange slices with each other.
-        gradient_bytes: of one whole gradient; the parameters have as many.
-        bandwidth_bytes_per_s: of a host's link, each way.
-        ray_bytes_per_s: what Ray itself moves where links have no bound: into its store, over, and
-            out of it. It comes on top of what the link takes.
-        bisection_bytes_per_s: of all links together between one half of the hosts and the other,
-            each way.
-        servers: S, that have a slice each of the parameters, on hosts of workers; 0: the
-            coordinator has all of them.
-        latency_s: of a message, one way.
-        vector_s: what a vector of sums costs the coordinator beside that: taking it in, adding it
-            up.
+        engine: "processes" or "ray": all sums go to the coordinator, and the parameters from the
+            coordinator to every host, over one link; with "ray" under "sync", each host first adds
+            up the sums of its workers. "collective": hosts exchange slices with each other.
+        gradient_bytes: size of a gradient, and of the parameters.
+        bandwidth_bytes_per_s: bandwidth of a host's link, in each direction.
+        ray_bytes_per_s: throughput of Ray itself with unlimited links: into its store, to the other
+            host, and out. Adds to the time on the link.
+        bisection_bytes_per_s: total bandwidth between the two halves of the hosts, in each
+            direction.
+        servers: number of parameter servers S, each with a slice of the parameters, on the hosts of
+            workers. 0: the coordinator holds all parameters.
+        latency_s: one-way latency of a message, in seconds.
+        vector_s: time of the coordinator to receive and add one vector of sums, in seconds, in
+            addition to the transfer.
     """
 
-    engine: str = _field("processes", _engine, "how workers are reached")
-    gradient_bytes: float = _field(0.0, not_negative, "of a gradient")
-    bandwidth_bytes_per_s: float = _field(inf, unbounded, "of a link")
-    ray_bytes_per_s: float = _field(inf, unbounded, "by Ray itself")
-    bisection_bytes_per_s: float = _field(inf, unbounded, "between halves of the hosts")
-    servers: int = _field(0, _servers, "with a slice each")
-    latency_s: float = _field(0.0, not_negative, "of a message")
-    vector_s: float = _field(0.0, not_negative, "per sum")
+    engine: str = _field("processes", _engine, "how workers run")
+    gradient_bytes: float = _field(0.0, not_negative, "size of a gradient")
+    bandwidth_bytes_per_s: float = _field(inf, unbounded, "bandwidth of a host's link")
+    ray_bytes_per_s: float = _field(inf, unbounded, "throughput of Ray")
+    bisection_bytes_per_s: float = _field(inf, unbounded, "bandwidth between halves of the hosts")
+    servers: int = _field(0, _servers, "number of parameter servers")
+    latency_s: float = _field(0.0, not_negative, "one-way latency")
+    vector_s: float = _field(0.0, not_negative, "time per vector of sums")
 
     @property
     def link_s(self) -> float:
-        """Seconds that a link takes for one whole gradient."""
+        """Seconds to send one gradient over a link."""
         return self.gradient_bytes / self.bandwidth_bytes_per_s
 
     @property
     def ray_s(self) -> float:
-        """Seconds that Ray itself takes for one."""
+        """Seconds that Ray itself takes to move one gradient."""
         return self.gradient_bytes / self.ray_bytes_per_s if self.engine == "ray" else 0.0
 
     def require(self, rule: Rule, spares: int) -> None:
@@ -321,12 +323,12 @@ class Network(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints(Settings):
-    """What is saved.
+    """Cost and interval of checkpoints.
 
     Args:
-        stall_s: how long the loop stands still for a checkpoint.
-        every_s: between two of them; None: as often as is best.
+        stall_s: pause of the training loop for a checkpoint, in seconds. Default: 0.
+        every_s: seconds between two checkpoints. None: the best interval. Default: None.
     """
 
-    stall_s: float = _field(0.0, not_negative, "of the loop")
-    every_s: float | None = _field(None, positive, "between two")
+    stall_s: float = _field(0.0, not_negative, "pause for a checkpoint")
+    every_s: float | None = _field(None, positive, "time between checkpoints")

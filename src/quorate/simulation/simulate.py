@@ -1,9 +1,9 @@
-"""``quorate.simulate``: what a run of any size would do, by the real coordinator in virtual time.
+"""``quorate.simulate``: predict a run of any size, with the real coordinator in virtual time.
 
-Steps are played (``virtual_run.py``). Failures are rarer than what can be played: what one costs is
-played, and how fast the run goes on while one worker, two, or more are away; how often that is,
-follows from the time between failures. Where a failure ends the run, or the coordinator fails, what
-was computed since the last checkpoint is lost too (``checkpoint_interval.py``).
+Steps are simulated (``virtual_run.py``). Failures are too rare to simulate in full. Instead, the
+cost of a failure is simulated, and the speed of a run while one, two or more workers are away; the
+frequency of failures then follows from the time between failures. If a failure ends the run, or the
+coordinator fails, the work since the last checkpoint is lost too (``checkpoint_interval.py``).
 
 Legend: V shards of a batch, N workers.
 """
@@ -75,29 +75,30 @@ def simulate(
     steps: int | None = None,
     seed: int = 0,
 ) -> Prediction:
-    """Return what a run of so many workers would do.
+    """Predict speed, losses and cost of a run with a given number of workers.
 
     Args:
-        workers: N, without spares.
-        shard_times: how long a shard takes; default: a second.
-        rows_per_shard: so a batch has V times as many rows.
-        update: the rule. ``quorum`` without a number waits for N shards of N + spares, which is
-            what backup workers were in TensorFlow 1.
-        spares: workers beyond N. Under ``sync`` they take over shards of whoever is late.
-        shards: V; default: N, and N + spares under ``quorum``.
-        per_host: workers of a host, neighbours.
-        update_s: what the optimizer takes for an update.
-        stragglers: who is slow.
-        failures: what fails.
-        network: what is sent.
-        checkpoints: what is saved.
-        cores: what workers of a host share.
-        dollars_per_worker_h: what a worker costs, spares too.
-        steps: batches that are played; default: enough for ``SHARDS_PLAYED`` shards.
-        seed: of what is drawn.
+        workers: number of workers N, without spares.
+        shard_times: how long a shard takes. Default: one second.
+        rows_per_shard: number of rows in a shard. A batch has V times as many rows.
+        update: the update rule: "sync", "quorum", "quorum:R", "async" or "bounded:K". "quorum"
+            without a number waits for N shards of N + spares, like backup workers in TensorFlow 1.
+        spares: number of workers in addition to N. Under "sync" spares compute copies of late
+            shards.
+        shards: number of shards V of a batch. Default: N; under "quorum", N + spares.
+        per_host: number of workers per host. Consecutive workers share a host.
+        update_s: time of the optimizer for an update, in seconds.
+        stragglers: which workers are slow. Default: none.
+        failures: how often workers and hosts fail. Default: never.
+        network: how much is sent, and how fast. Default: sending costs nothing.
+        checkpoints: cost and interval of checkpoints. Default: no cost.
+        cores: cores that the workers of a host share. Default: workers do not slow each other down.
+        dollars_per_worker_h: price of a worker per hour; spares cost the same.
+        steps: number of batches to simulate. Default: enough for ``SHARDS_PLAYED`` shards.
+        seed: seed of the random numbers.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
     whole("workers", workers, least=1, most=1_000_000)
     whole("spares", spares, least=0, most=1_000_000)

@@ -1,7 +1,8 @@
-"""Testing: workers in memory, and the contract of transports.
+"""Test helpers: workers in memory with scripted failures, and the contract test of transports.
 
-For tests of callbacks, loops and scripts: a trainer's workers do what a script says, one move at a
-time, on a clock that nobody waits for. The gradients are real, with the same bits as anywhere.
+``in_memory`` is for tests of callbacks, training loops and scripts. The workers of a trainer follow
+a script, one move at a time, on a virtual clock, so tests do not wait. The gradients are real, with
+the same bits as with any other workers.
 
 ::
 
@@ -19,14 +20,14 @@ time, on a clock that nobody waits for. The gradients are real, with the same bi
         assert seen.steps == [1, 2, 3]
         assert any(isinstance(event, Left) for event in happened)
 
-For authors of transports: ``check_transport(transport, job)`` tries the contract clause by clause;
-``checking_transport()`` does so with what a trainer uses, whatever that is::
+For authors of transports, ``check_transport(transport, job)`` tests the contract clause by clause.
+``checking_transport()`` tests the transport that a trainer uses::
 
     with checking_transport() as clauses:
         trainer.fit(data, steps=2)
     print(*clauses, sep="; ")
 
-Nothing in quorate imports this.
+No other part of quorate imports this package.
 """
 
 from quorate.testing.around_trainer import checking_transport, in_memory

@@ -1,4 +1,4 @@
-"""Trainers under test: their loops get workers in memory, or have their transport checked."""
+"""Context managers that give a trainer workers in memory, or check its transport."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def in_memory(
     time_s: Callable[[int, int, int], float] = one_second,
     skips: bool = False,
 ) -> Iterator[list[Event | Effect]]:
-    """Within the block a trainer's loops have workers in memory, as many as its towers.
+    """Give the loops of a trainer workers in memory within the block, one per tower.
 
     Args:
-        script: moves of the first loop's workers. The loops after it have none.
-        time_s: see ``InMemory``.
-        skips: see ``InMemory``.
+        script: moves of the workers in the first loop. Later loops have no script.
+        time_s: duration of a shard; see ``InMemory``.
+        skips: whether impossible moves are skipped; see ``InMemory``.
 
     Yields:
-        What happened so far: events, and what the coordinator sent, in order.
+        A list of everything so far: events, and effects that the coordinator sent, in order.
 
     Raises:
-        SettingError: the trainer has no towers; give it ``engine="towers"``.
+        SettingError: the trainer has no towers; use ``Workers(engine="towers")``.
     """
     moves = list(script)
     happened: list[Event | Effect] = []
@@ -68,13 +68,13 @@ def in_memory(
 
 @contextmanager
 def checking_transport(**options: Any) -> Iterator[list[str]]:
-    """Within the block the transport of each training loop is checked before its first update.
+    """Check the transport of each training loop within the block, before the first update.
 
     Args:
-        options: see ``check_transport``.
+        options: keyword arguments for ``check_transport``.
 
     Yields:
-        The clauses of the contract that were checked so far.
+        A list of the clauses of the contract that were checked so far.
     """
     checked: list[str] = []
 

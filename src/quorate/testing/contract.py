@@ -1,7 +1,7 @@
-"""The contract of transports, clause by clause, tried on any of them.
+"""The contract of transports, as a test for any transport.
 
-It is what the coordinator and the drive rely on, and nothing more: see ``quorate.transports``.
-Whatever breaks it raises ``ContractError``, which names the clause and what came instead.
+The contract is what the coordinator and the training loop rely on: see ``quorate.transports``. A
+violation raises ``ContractError`` with the clause and the actual behavior.
 
 Legend: V shards of a step, N workers, t step, s shard, w worker.
 """
@@ -40,7 +40,7 @@ PAUSE_S = 0.05
 
 
 class ContractError(QuorateError, AssertionError):
-    """A transport does not do what it must."""
+    """A transport violates the contract."""
 
 
 def check_transport(
@@ -51,21 +51,23 @@ def check_transport(
     kill: Callable[[int], None] | None = None,
     limit_s: float = 60.0,
 ) -> list[str]:
-    """Check that a transport keeps the contract, and return the clauses that were tried.
+    """Check that a transport keeps the contract, and return the clauses that were checked.
 
-    Opens several jobs, one after the other, and closes each; the transport stays open, parameters
-    are as they were. Blocks for as long as about 10 V shards take, and to start ended workers.
+    Opens and closes several jobs, one after the other. Afterwards the transport is still open and
+    the parameters are unchanged. Blocks for about the time of 10 V shards, plus the start of
+    replaced workers.
 
     Args:
-        transport: no job is open.
-        job: of two steps or more. With one shard a step, no sum of several workers is tried.
-        fails: a step of the job and a shard in which user code raises, if there is one.
-        kill: ends a worker from outside, if that is possible.
-        limit_s: how long an answer may take.
+        transport: a transport without an open job.
+        job: a job of at least two steps. With one shard per step, sums over several workers are not
+            checked.
+        fails: step and shard of the job in which user code raises, if any.
+        kill: a function that ends a worker from outside, if possible.
+        limit_s: longest wait for an answer, in seconds.
 
     Raises:
-        ContractError: it does not.
-        ValueError: the job is too small for this.
+        ContractError: the transport violates the contract.
+        ValueError: the job is too small for this check.
     """
     if len(job.steps) < 2:
         raise ValueError(f"got a job of {len(job.steps)} steps, expected at least 2")

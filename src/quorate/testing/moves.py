@@ -1,4 +1,4 @@
-"""Moves: what a script lets workers in memory do, one at a time."""
+"""Moves: single actions of workers in memory, for the script of a test."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from quorate.errors import QuorateError
 
 
 class ScriptError(QuorateError, AssertionError):
-    """A script that cannot be played: a move is impossible, or nothing will happen any more."""
+    """A script that cannot be followed: a move is impossible, or nothing more will happen."""
 
 
 @dataclass(frozen=True)
 class Finishes:
-    """A worker is done with its shard, which is computed at this moment."""
+    """A worker computes its current shard and finishes."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Fails:
-    """User code raises on a worker, in the shard that it has."""
+    """User code raises ``error`` on a worker, in its current shard."""
 
     worker: int
     error: BaseException = field(default_factory=lambda: RuntimeError("as the script says"))
@@ -28,30 +28,32 @@ class Fails:
 
 @dataclass(frozen=True)
 class LeavesOff:
-    """A worker leaves off its shard, as it was told to."""
+    """A worker abandons its current shard, after the coordinator has canceled the shard."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Leaves:
-    """A worker is gone, as if it had been killed."""
+    """A worker disappears, as after a kill."""
 
     worker: int
-    crashed: bool = False  # by its own doing: what it was computing may be to blame
-    results_stay: bool = False  # else whatever it had computed of open steps goes with it
+    #: whether the worker crashed by itself: its shard may be the cause
+    crashed: bool = False
+    #: whether the results of open steps remain; otherwise they are lost
+    results_stay: bool = False
 
 
 @dataclass(frozen=True)
 class Joins:
-    """A worker is there: late, if this is its first move; or again."""
+    """A worker joins: late, if this is its first move, or after it has left."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Hangs:
-    """A worker does not answer any more, until it is ended and another takes its number."""
+    """A worker stops responding, until the coordinator replaces the worker."""
 
     worker: int
 

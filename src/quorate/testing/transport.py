@@ -1,11 +1,11 @@
 """Workers in memory: a transport without threads, processes or waiting.
 
-Shards are computed by real replicas, one after the other, in the thread of the coordinator, so the
-bits are those of any other transport. When something happens is up to a script; when the script is
-over, or there is none, nothing unusual happens any more.
+Real replicas compute the shards, one after the other, in the thread of the coordinator, so the bits
+are the same as with any other transport. A script decides what happens when. After the end of the
+script, or without a script, workers behave normally.
 
-Time is virtual: a shard takes a second unless the test says otherwise, and whoever waits is there
-at once. So stragglers and silence take no time, and every run goes the same way.
+Time is virtual: a shard takes one second unless the test says otherwise, and waiting takes no real
+time. So tests of stragglers and timeouts are fast, and every run takes the same course.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ def one_second(worker: int, step: int, shard: int) -> float:  # noqa: ARG001
 
 
 class InMemory:
-    """A ``Transport`` whose workers do what a script says.
+    """A ``Transport`` whose workers follow a script.
 
     Args:
-        replicas: one per worker.
-        buffers: of the coordinator's model.
-        script: moves of workers in the first training job, in order. All workers are there from
-            the start but those whose first move is ``Joins``. When it is over, whoever has a shard
-            finishes it when its time has come, and leaves off what it was told to at once.
-        threads: intra-op threads. The bits of a matrix product depend on it.
-        time_s: how long worker w takes for shard s of step t, in virtual seconds. Only copies of
-            shards depend on it, and silence.
-        skips: whether a move that is impossible is left out. Else it is an error.
+        replicas: one replica per worker.
+        buffers: buffers of the coordinator's model.
+        script: moves of the workers in the first training job, in order. All workers are present at
+            the start, except workers whose first move is ``Joins``. After the end of the script,
+            each worker finishes its shard when the time of the shard is over, and abandons canceled
+            shards at once.
+        threads: intra-op threads. The bits of matrix products depend on ``threads``.
+        time_s: ``time_s(w, t, s)`` returns the virtual seconds that worker w takes for shard s of
+            step t. Affects only copies of shards and timeouts. Default: one second.
+        skips: whether to skip impossible moves. Default: an impossible move is an error.
     """
 
     can_replace = True
@@ -81,18 +82,18 @@ class InMemory:
         }
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
-        """Return True: replicas compute whatever they are given."""
+        """Return True: workers in memory can load any dataset."""
         return True
 
     def open(self, job: Job) -> InMemoryChannel:
-        """Begin a job. The first that is a training has the script."""
+        """Begin a job. The first training job follows the script."""
         script: deque[Move] = deque()
         if isinstance(job, Training):
             script, self.script = self.script, deque()
         return InMemoryChannel(job, self, script)
 
     def status(self) -> list[WorkerStatus]:
-        """Return what each worker is at."""
+        """Return the current status of each worker."""
         thread = threading.main_thread().native_id
         return [
             WorkerStatus(
@@ -106,4 +107,4 @@ class InMemory:
         ]
 
     def close(self) -> None:
-        """Do nothing: there is nobody to end."""
+        """Do nothing; there are no processes to end."""

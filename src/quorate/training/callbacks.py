@@ -1,4 +1,4 @@
-"""Callbacks: what people add to ``fit``. Early stopping, images in a summary, sample text, ..."""
+"""Callbacks: user code that ``fit`` calls after updates, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ VALIDATION = "validation/"  # before the name of a metric, where others may be m
 
 
 class Run(Protocol):
-    """What a callback has of the ``Trainer``."""
+    """The part of a ``Trainer`` that a callback may use."""
 
     model: torch.nn.Module
 
     @property
     def run_dir(self) -> Path | None:
-        """Where the run is saved."""
+        """The run directory, or None if nothing is saved."""
 
     @property
     def global_step(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
 
     @property
     def averaged_model(self) -> torch.nn.Module | None:
-        """A copy of the model with the averaged weights, if there are any."""
+        """A copy of the model with the averaged weights; None without ``Optimize(ema_decay=)``."""
 
     @property
     def summaries(self) -> Any:
-        """TensorBoard's ``SummaryWriter``; None without ``run_dir`` or summaries."""
+        """TensorBoard's ``SummaryWriter``; None without ``run_dir`` or without summaries."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups, which may be read and changed."""
+        """The parameter groups of the optimizer. You may read and change the groups."""
 
     def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]:
-        """Return means of loss and metrics over a dataset."""
+        """Return the mean loss and metrics over a dataset; see ``Trainer.evaluate``."""
 
     def predict(
         self,
@@ -52,16 +52,16 @@ class Run(Protocol):
         to: str | Path | None = None,
         averaged: bool | None = None,
     ) -> Any:
-        """Return what the model returns for every row of a dataset."""
+        """Return the outputs of the model for all rows of a dataset; see ``Trainer.predict``."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of all weights and buffers, plain and averaged."""
 
     def take_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Give the model what ``weights`` returned."""
+        """Set the model, and the averaged weights, to copies that ``weights`` returned."""
 
     def stop(self, reason: str = ...) -> None:
-        """Finish the step under way, then end."""
+        """Finish the current step, then end the run."""
 
 
 def checked(callbacks: object) -> tuple[Callback, ...]:
@@ -125,40 +125,46 @@ def defines(callback: Callback, method: str) -> bool:
 
 
 class Callback:
-    """Inherit from it, and define what is of interest.
+    """Base class of callbacks. Inherit from ``Callback``, and define the methods you need.
 
-    All methods are called in the thread of ``fit``, between two updates: ``trainer.model`` may be
-    read and changed (all workers get it before the next shard; docs/checkpoints.md says what), and
-    ``trainer.evaluate`` and ``trainer.stop`` be called. What they raise ends the run as any
-    exception of the user's own code does: the state is saved.
+    ``fit`` calls all methods in its own thread, between two updates. A method may read and change
+    ``trainer.model`` and call ``trainer.evaluate`` and ``trainer.stop``. All workers receive the
+    changed model before the next shard; docs/checkpoints.md lists what may be changed. An exception
+    in a callback ends the run like any exception in your code: the state is saved first.
 
-    What has to outlast a resume ``state_dict`` returns and ``load_state_dict`` takes: it lies in
-    every checkpoint, under ``name``.
+    To keep the state of a callback over a resume, define ``state_dict`` and ``load_state_dict``.
+    The state is stored in every checkpoint under ``name``.
     """
 
-    #: Under which checkpoints have its state; of two of a class one needs another. None: the class.
+    #: Name of the state in checkpoints; unique in a run. None: the name of the class.
     name: str | None = None
-    #: Metrics of the validation set that it needs: looked for before the first update.
+    #: Metrics of the validation set that the callback needs; checked before the first update.
     metrics: Sequence[str] = ()
 
     def started(self, trainer: Run) -> None:
-        """Begin: training starts, or goes on after ``trainer.global_step`` updates."""
+        """React to the start of training, or to a resume after ``trainer.global_step`` updates."""
 
     def updated(self, report: Report) -> None:
-        """Take notice of an update that was made."""
+        """React to an update. Called after each update."""
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        """Take notice of an evaluation of the validation set."""
+        """React to an evaluation of the validation set."""
 
     def saved(self, global_step: int, path: Path) -> None:
-        """Take notice of a checkpoint of this step, which is on the disk."""
+        """React to a checkpoint of this step. The checkpoint is on the disk."""
 
     def stopped(self, reason: str) -> None:
-        """End: training is over, for this reason; also after an exception."""
+        """React to the end of training, also after an exception. ``reason`` says why."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what to save: tensors, numbers, texts, and dicts, lists and tuples of these."""
+        """Return the state to save.
+
+        Allowed values: tensors, numbers, strings, and dicts, lists and tuples of these.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what ``state_dict`` returned: called before ``started``, where a run goes on."""
+        """Restore the state that ``state_dict`` returned.
+
+        Called before ``started`` when a run resumes.
+        """

@@ -1,4 +1,4 @@
-"""Duration: how long a training loop goes on."""
+"""The settings that limit a training loop: epochs, updates, seconds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration(Settings):
-    """The arguments of ``Trainer.fit`` that say when it ends; see there."""
+    """The arguments of ``Trainer.fit`` that decide when training ends; see ``Trainer.fit``."""
 
-    epochs: int = field(default=1, metadata=about("passes over the rows", check=at_least(1)))
-    steps: int | None = field(default=None, metadata=about("updates in all", check=at_least(1)))
+    epochs: int = field(default=1, metadata=about("passes over the dataset", check=at_least(1)))
+    steps: int | None = field(
+        default=None, metadata=about("total number of updates", check=at_least(1))
+    )
     max_time_s: float | None = field(
         default=None,
-        metadata=about("seconds after which to save and stop", kind=float, check=between(0)),
+        metadata=about(
+            "save and stop after this many seconds of training", kind=float, check=between(0)
+        ),
     )
 
     def last_step(self, plan: Plan) -> int:
-        """Return how many updates have been made at the end."""
+        """Return the number of updates at the end of training."""
         return self.epochs * plan.steps_per_epoch if self.steps is None else self.steps

@@ -52,18 +52,24 @@ def _a_loss(name: str, value: Loss) -> Loss:
 class Recipe(Settings):
     """The arguments of ``Trainer``; see there. What the command overrides is in it already."""
 
-    loss: Loss = field(metadata=about("the loss", check=_a_loss))
+    loss: Loss = field(metadata=about("loss function of a model and a batch", check=_a_loss))
     totals: Mapping[str, Any] | None
     batch_size: int = field(
-        metadata=about("rows per update", check=at_least(1), at_resume=AtResume.REFUSED)
+        metadata=about(
+            "rows per update, over all devices", check=at_least(1), at_resume=AtResume.REFUSED
+        )
     )
     devices: Devices = field(
-        metadata=about("cpu, cuda, cuda:0,cuda:1, cuda:0+cuda:1, mps", kind=str, metavar="LIST")
+        metadata=about(
+            "devices to train on: cpu, cuda, cuda:0,cuda:1, mps; cuda:0+cuda:1: one worker on both",
+            kind=str,
+            metavar="LIST",
+        )
     )
     workers: Workers
     shards: int | None = field(
         metadata=about(
-            "pieces of a batch; the result depends on it",
+            "pieces that each batch is cut into; the result depends on this number",
             kind=int,
             check=at_least(1),
             at_resume=AtResume.REFUSED,
@@ -71,7 +77,7 @@ class Recipe(Settings):
     )
     seed: int = field(
         metadata=about(
-            "of rows, dropout, augmentation; of Python's, NumPy's and torch's generators",
+            "seed of row order, dropout, augmentation; at the command also of Python, NumPy, torch",
             kind=int,
             check=at_least(0, (1 << 64) - 1),  # what torch's generators take
             at_resume=AtResume.REFUSED,
@@ -79,14 +85,18 @@ class Recipe(Settings):
     )
     update: str = field(
         metadata=about(
-            "the rule: sync, quorum:R, async, bounded:K",
+            "update rule: sync, quorum:R, async or bounded:K",
             kind=str,
             check=lambda _, text: rules.parse(text).name,
             at_resume=AtResume.REFUSED,
         )
     )
     precision: str = field(
-        metadata=about("fp32, tf32, bf32, bf16 or fp16", kind=str, at_resume=AtResume.SAID)
+        metadata=about(
+            "numbers to compute in: fp32, tf32, bf32, bf16 or fp16",
+            kind=str,
+            at_resume=AtResume.SAID,
+        )
     )
     compute: Compute
     optimize: Optimize | OptimizeByPhase

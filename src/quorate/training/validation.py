@@ -1,4 +1,4 @@
-"""When the validation set is evaluated, and which checkpoint is the best by a metric of it."""
+"""The settings of the validation set: when to evaluate, and which checkpoint is the best."""
 
 from __future__ import annotations
 
@@ -92,32 +92,36 @@ ELSEWHERE_IN_FIT = {
 
 @dataclass(frozen=True)
 class Validation(Settings):
-    """The validation set of a run. A plain dataset in its place is ``dataset``.
+    """Settings of the validation: the dataset, how often to evaluate, the best checkpoint.
+
+    A plain dataset instead of ``Validation(...)`` sets ``dataset``.
 
     Args:
-        dataset: a map-style dataset.
-        every_epochs: how often it is evaluated, and at the end.
-        every_steps: the same in updates; if given, the epochs do not count.
-        best: "max:accuracy" or "min:loss", say: the checkpoint with the best of this metric is
-            saved and stays.
+        dataset: a map-style dataset, or a ``DataLoader`` of a map-style dataset.
+        every_epochs: epochs between two evaluations. The last update is always evaluated. Default:
+            1.
+        every_steps: updates between two evaluations. If set, ``every_epochs`` is ignored.
+        best: direction and name of a metric, such as "max:accuracy" or "min:loss". The checkpoint
+            with the best value of the metric is saved and kept. Default: no best checkpoint.
 
     Raises:
-        DataError: it is no map-style dataset, or is empty.
-        SettingError: a value cannot work.
+        DataError: the dataset is not a map-style dataset, or is empty.
+        SettingError: a value is not valid.
     """
 
     dataset: Any
     _: KW_ONLY
     every_epochs: int = field(
-        default=1, metadata=about("how often it is evaluated", check=at_least(1))
+        default=1, metadata=about("epochs between two evaluations", check=at_least(1))
     )
     every_steps: int | None = field(
-        default=None, metadata=about("the same in updates", check=at_least(1))
+        default=None, metadata=about("updates between two evaluations", check=at_least(1))
     )
     best: str | None = field(
         default=None,
         metadata=about(
-            "a metric, and whether more of it is better", check=lambda _, text: Best(text).text
+            "metric of the best checkpoint, with its direction: max:accuracy",
+            check=lambda _, text: Best(text).text,
         ),
     )
 
@@ -126,6 +130,6 @@ class Validation(Settings):
         length(dataset_of(self.dataset), "validation")
 
     def is_due(self, global_step: int, steps_per_epoch: int, last_step: int) -> bool:
-        """Return whether to evaluate after so many updates."""
+        """Return whether to evaluate after ``global_step`` updates."""
         every = self.every_steps or self.every_epochs * steps_per_epoch
         return global_step > 0 and (global_step % every == 0 or global_step == last_step)

@@ -1,4 +1,7 @@
-"""Transports: how the coordinator reaches its workers. A file or folder each, and two protocols."""
+"""Transports: how the coordinator reaches its workers.
+
+Each transport is a file or a folder, and implements two protocols, ``Transport`` and ``Channel``.
+"""
 
 from __future__ import annotations
 
@@ -13,50 +16,53 @@ if TYPE_CHECKING:  # a transport's settings are read without torch
 
 
 class Channel(Protocol):
-    """The coordinator's end of a conversation with all workers about one job."""
+    """The connection of the coordinator to all workers, for one job."""
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
-        """Tell the worker that the effect names what to do. Does not block; in order per worker."""
+        """Send an effect to its worker. Does not block; keeps the order per worker."""
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event of any worker, or None after ``timeout_s`` seconds. Blocks."""
 
     def now(self) -> float:
-        """Return the time, in seconds of the clock that ``receive`` waits by."""
+        """Return the time in seconds, by the clock of ``receive``."""
 
     def post(self, event: Event) -> None:
-        """Put in an event of the coordinator's own. Any thread, also a signal handler, may."""
+        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        """Return the sums that the holders hold of a step. Blocks until what was kept is added up.
+        """Return the sums that the workers ``holders`` hold of a step.
 
-        The sums may be added to in place, and are valid until ``publish``.
+        Blocks until all kept results are added. The caller may add to the sums in place. The sums
+        are valid until ``publish``.
         """
 
     def publish(self) -> None:
-        """Note that an update is made: shards sent from now on are computed from what it left."""
+        """Signal that an update was made: shards sent from now on use the new parameters."""
 
     def error(self, worker: int, step: int, shard: int) -> BaseException:
-        """Return what user code raised in a shard that has failed, or how its worker ended."""
+        """Return the exception of user code in a failed shard, or how its worker ended."""
 
     def close(self) -> None:
-        """End the job. Workers stay."""
+        """End the job. The workers stay."""
 
 
 class Transport(Protocol):
-    """The owner of all workers of one kind, from its construction to ``close``."""
+    """The owner of all workers of one kind, from construction to ``close``."""
 
-    can_replace: bool  # whether a worker that does not answer can be ended, and another started
-    takes_runs: bool  # whether ``Compute`` may have several shards
+    #: Whether the transport can end a worker that does not respond, and start a new one.
+    can_replace: bool
+    #: Whether a ``Compute`` may name several shards.
+    takes_runs: bool
 
     def can_compute(self, dataset: object) -> bool:
-        """Return whether its workers have this dataset."""
+        """Return whether the workers have this dataset."""
 
     def open(self, job: Job) -> Channel:
-        """Begin a job; every worker joins through the channel's events when it is ready."""
+        """Begin a job. Each ready worker joins with an event of the channel."""
 
     def status(self) -> list[WorkerStatus]:
-        """Return what each worker is at, by number. Any thread may; does not block."""
+        """Return the status of each worker, by number. Thread-safe; does not block."""
 
     def close(self) -> None:
-        """End all workers and free what they hold. Blocks until they are gone."""
+        """End all workers and free their resources. Blocks until the workers have ended."""

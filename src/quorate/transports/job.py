@@ -1,4 +1,4 @@
-"""Jobs: what workers compute. Training shards yield gradients, evaluation shards metrics."""
+"""Jobs: the work for workers. Training shards produce gradients, evaluation shards metrics."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ UNCHANGED = Original(Amendments, dict, lambda: 0)  # of a model that no user cod
 
 
 class Job(ABC):
-    """One pass over data, cut into steps and shards.
+    """One pass over data, divided into steps and shards.
 
     Args:
         source: loads the rows of a shard.
-        parameters: the coordinator's, plain or averaged, that shards are computed from.
-        steps: the steps of the plan that are to be computed.
-        on_snapshots: whether updates go on while shards are computed, so that each is computed from
-            a snapshot of the parameters.
-        loader_workers: processes that load rows.
-        threads: intra-op threads of whatever loads or computes.
+        parameters: the coordinator's parameters, plain or averaged, to compute with.
+        steps: the steps of the plan to compute.
+        on_snapshots: whether updates are made while shards are computed, so that each shard is
+            computed from a snapshot of the parameters.
+        loader_workers: number of processes that load rows.
+        threads: intra-op threads for loading and for computing.
     """
 
     name: str
@@ -97,7 +97,10 @@ class Job(ABC):
         self.trace = current()  # takes what workers were at; None: nobody wants it
 
     def options(self) -> dict[str, Any]:
-        """Return what a worker process needs to make the same job, beside data and parameters."""
+        """Return the values from which a worker process can construct the same job.
+
+        Data and parameters are not included.
+        """
         return self.loading
 
     def feed(
@@ -107,13 +110,13 @@ class Job(ABC):
         moves_to: torch.device = CPU,
         told: Told = nobody_told,
     ) -> Feed:
-        """Rows, fetched ahead, of a worker's home shards; by default of all.
+        """Return the prefetched rows of a worker's home shards; by default, of all shards.
 
         Args:
-            rank_of: rank of the worker, and how many there are.
-            first: the first shard that is wanted.
-            moves_to: a device that rows will be moved to.
-            told: of what is loaded ahead.
+            rank_of: rank of the worker, and number of workers.
+            first: step and shard to begin with.
+            moves_to: device that the rows will be moved to.
+            told: receives the status of the prefetching.
         """
 
         def covers(ticket: Ticket) -> bool:
@@ -143,7 +146,7 @@ class Job(ABC):
         )
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
-        """Return the shards of a step that a worker computes if nothing unusual happens."""
+        """Return the shards of a step that a worker computes in an undisturbed run."""
         return self.plan.home_shards(rank_of, step)
 
     def compute(
@@ -156,16 +159,17 @@ class Job(ABC):
         snapshot: Snapshot | None = None,
         is_only: bool = False,
     ) -> ShardSum:
-        """Compute one shard on a replica. Blocks; called by the worker's own thread.
+        """Compute one shard on a replica. Blocks; called in the thread of the worker.
 
         Args:
-            feed: of this job.
-            snapshot: what it is computed from, if not from ``parameters`` as they are.
-            is_only: whether nobody else takes from the feed: the next rows are moved meanwhile.
+            feed: a feed of this job.
+            snapshot: parameters to compute with. Default: the current ``parameters``.
+            is_only: whether no other worker takes from the feed. If so, the next rows are moved to
+                the device during the computation.
 
         Raises:
             ExitError: user code called ``sys.exit()``.
-            Whatever else user code raises.
+            Any exception of user code.
         """
         batch = self._fetched(replica, feed, task, is_only=is_only)
         return self._computed(replica, stream, batch, task, snapshot)
@@ -180,9 +184,9 @@ class Job(ABC):
         snapshot: Snapshot | None = None,
         is_only: bool = False,
     ) -> list[ShardSum]:
-        """Compute shards of one step one after the other, as ``compute`` would.
+        """Compute several shards of a step one after the other, as ``compute`` does.
 
-        What a process has once is looked at once before and once after all of them.
+        State that a process has only once is checked before the first and after the last shard.
         """
         if len(tasks) > 1:
             tasks[0].at("fetching")
@@ -237,24 +241,24 @@ class Job(ABC):
             replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
 
     def version(self, task: Task) -> object:
-        """Return what tells a replica whether the parameters are those that it has copied."""
+        """Return a version of the parameters, to compare with the version of a copy."""
         # Within a step parameters do not change; a job that ended leaves others behind.
         return self, task.step
 
     def ticket(self, step: int, shard: int) -> Ticket:
-        """Return step and shard of the rows that a task is about, for messages."""
+        """Return step and shard of the rows of a task, for messages."""
         return step, shard
 
     def has_gradients(self, step: int) -> bool:  # noqa: ARG002
-        """Return whether its shards of a step yield gradients, which need memory."""
+        """Return whether the shards of a step produce gradients, which need memory."""
         return False
 
     def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
-        """Return what a shard is computed from beside rows and parameters, in the coordinator."""
+        """Return the inputs of a shard besides rows and parameters, in the coordinator."""
         return None
 
     def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
-        """Add to what was raised in a shard who computed what."""
+        """Add step, shard, worker and device to an exception raised in a shard."""
         rows = self.plan.shard(task.step, task.shard)
         if len(rows) == 1:
             error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
@@ -318,20 +322,20 @@ def _seed_of(plan: Plan, step: int, shard: int) -> tuple[int | str, ...]:
 
 
 class Training(Job):
-    """Gradients of the loss, shard by shard."""
+    """A job that computes gradients of the loss, shard by shard."""
 
     name = "training"
     augments = True
     in_one_piece = False  # whether a replica in stages computes shards without them, too
 
     def has_gradients(self, step: int) -> bool:  # noqa: ARG002
-        """Return True: of each shard."""
+        """Return True: every training shard produces a gradient."""
         return True
 
     def compute_run(
         self, replica: Replica, stream: Stream, feed: Feed, tasks: Sequence[Task], **how: Any
     ) -> list[ShardSum]:
-        """Compute shards of one step, at once if the replica is in stages."""
+        """Compute shards of one step; all at the same time if the replica has stages."""
         if not isinstance(replica, Pipelined) or self.in_one_piece:
             return super().compute_run(replica, stream, feed, tasks, **how)
         batches = [self._fetched(replica, feed, task) for task in tasks]

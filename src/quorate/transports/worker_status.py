@@ -26,30 +26,46 @@ _STAGE = _BEFORE - 1
 
 
 class WorkerStatus(NamedTuple):
-    """One worker at one moment."""
+    """The status of one worker at one moment.
+
+    Attributes:
+        number: number of the worker.
+        device: name of the device in torch.
+        pid: id of the worker's process; None without a process at present.
+        thread: the kernel's id of the worker's thread, if the worker is a thread of this process.
+        phase: the current phase, one of ``PHASES``.
+        step: step of the current or last shard.
+        shard: number of the current or last shard.
+        since: start of the phase, by ``time.monotonic()``.
+        seconds: seconds spent in each phase so far, including the current phase.
+        shards: number of shards started so far.
+        stage: the pipeline stage that the worker has waited for; -1 for none.
+        host: name of the host, if the run has several hosts.
+        is_elsewhere: whether the worker is on another host or in another container.
+    """
 
     number: int
-    device: str  # as torch names it
-    pid: int | None  # of its process; None where it has none at present
-    thread: int | None  # the kernel's number of its thread, if it is one of this process
-    phase: str  # one of PHASES
-    step: int  # of the shard that it is at, or was at last
+    device: str
+    pid: int | None
+    thread: int | None
+    phase: str
+    step: int
     shard: int
-    since: float  # when the phase began, time.monotonic()
-    seconds: dict[str, float]  # in each of PHASES so far, the present one included
-    shards: int  # begun so far
-    stage: int = -1  # of a replica in stages: that it has waited for; -1: none
-    host: str | None = None  # where there are several
-    is_elsewhere: bool = False  # on another host, or in another container: it has no pid here
+    since: float
+    seconds: dict[str, float]
+    shards: int
+    stage: int = -1
+    host: str | None = None
+    is_elsewhere: bool = False
 
     @property
     def where(self) -> str:
-        """Its device, and its host where there are several."""
+        """The device of the worker, with the host if the run has several hosts."""
         return self.device if self.host is None else f"{self.device} of {self.host}"
 
     @property
     def is_gone(self) -> bool:
-        """Whether there is nobody to compute: it ended, and no other was started yet."""
+        """Whether the worker has ended, and no replacement was started yet."""
         return self.pid is None and self.thread is None and not self.is_elsewhere
 
 

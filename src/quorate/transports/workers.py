@@ -1,4 +1,4 @@
-"""Workers: how many there are, how they are reached, and what each of them may take."""
+"""The settings of the workers of a run: number, engine, threads, limits."""
 
 from __future__ import annotations
 
@@ -33,46 +33,51 @@ def number_of_workers(name: str, value: object) -> int | str:
 
 @dataclass(frozen=True)
 class Workers(Settings):
-    """The workers of a run. A plain number in its place is how many there are.
+    """Settings of the workers of a run: number, engine, threads, limits.
+
+    A plain number instead of ``Workers(...)`` sets ``count``.
 
     Args:
-        count: how many, dealt over the devices in turn. Default: one per device; without devices
-            named, one per GPU, or one per CPU core and at most 8. With engine "ray" also "N:M": a
-            run begins with N, and takes up to M as nodes come.
-        engine: how workers are reached: "processes" of their own, which run the script again up to
-            the first training loop, "towers", threads of this process, or "collective", ranks that
-            make each update together, on one machine or, started by torchrun, on many, or "ray",
-            processes on the nodes of a Ray cluster. Default:
-            collective under torchrun, processes for several CPU workers of a script; towers in a
-            notebook, at a prompt and on GPUs.
-        threads: intra-op threads of each worker. The bits depend on it.
-        timeout_s: seconds after which a worker process that is still at one shard, and has been
-            for 3 times its usual time, is replaced, and one that has not reached the training loop
-            by then. Ranks of a collective end together where one of them is. Turn it up if a step
-            or the start of the script may take longer.
-        exchange: how the ranks of a collective add gradients: "ordered", along the tree of shards,
-            or "native", by torch.distributed's own reduce-scatter: then the bits depend on the
-            number of ranks. It is there to measure what order costs.
-        bucket_mb: how many megabytes of gradients the ranks of a collective exchange at a time,
-            while others are still computed.
-        address: of a Ray cluster, "HOST:PORT", or "auto" for the one of this machine. Default: a
-            local one, which ends with the run.
-        worker_resources: what each worker takes of its node in a Ray cluster, by Ray's names:
-            "CPU=1,GPU=1".
-        working_dir: a folder that Ray copies to every node, and that workers run in: the script's,
-            or one above it. Default: the script is at the same path on every node.
-        servers: how many servers the nodes of a Ray cluster get, each with a slice of parameters
-            and of the optimizer's state: set it where the link of the coordinator's machine holds
-            updates up. The bits do not depend on it. Default: the coordinator has them.
-        memory_fraction: how much of its device's memory each worker's tensors may take, above 0
-            and at most 1: set it where others need the rest. Default: no bound, memory is taken
-            as it is needed. It has no effect on a CPU.
+        count: number of workers, dealt over the devices in turn. Default: one per device; if
+            ``devices`` is not set, one per GPU, or one per CPU core and at most 8. With engine
+            "ray" also "N:M": the run starts with N workers and grows up to M workers as nodes join.
+        engine: how workers run. "processes": worker processes on this machine, which run the script
+            again up to the first training loop. "towers": threads of this process. "collective":
+            ranks that make each update together, on one machine, or on several machines under
+            torchrun. "ray": processes on the nodes of a Ray cluster. Default: collective under
+            torchrun; processes for several CPU workers of a script; towers in a notebook, at a
+            Python prompt and on GPUs.
+        threads: intra-op threads of each worker. The bits depend on ``threads``. Default: 1.
+        timeout_s: seconds after which a worker process without progress is replaced. A worker makes
+            no progress if its current shard takes longer than ``timeout_s`` and 3 times longer than
+            usual, or if the worker has not reached the training loop within ``timeout_s``. Ranks of
+            a collective end together instead. Increase ``timeout_s`` if a step or the start of the
+            script takes longer. Default: 300.
+        exchange: how the ranks of a collective add gradients. "ordered" (the default): along the
+            tree of shards. "native": by the reduce-scatter of torch.distributed; the bits then
+            depend on the number of ranks. Use "native" to measure the cost of the ordered sum.
+        bucket_mb: megabytes of gradients that the ranks of a collective exchange at a time, while
+            further gradients are computed. Default: 16.
+        address: address of a Ray cluster as "HOST:PORT", or "auto" for the cluster of this machine.
+            Default: start a local cluster, which ends with the run.
+        worker_resources: resources that each worker takes of its Ray node, by Ray's names:
+            "CPU=1,GPU=1". Default: "CPU=1".
+        working_dir: folder that Ray copies to every node and that workers run in: the folder of the
+            script, or a parent folder. Default: no copy; the script must be at the same path on
+            every node.
+        servers: number of parameter servers on the nodes of a Ray cluster. Each server holds a
+            slice of the parameters and of the optimizer's state. Set ``servers`` if the network
+            link of the coordinator's machine limits the speed. The bits do not depend on
+            ``servers``. Default: no servers, the coordinator holds all parameters.
+        memory_fraction: share of its device's memory that the tensors of a worker may use, above 0
+            and at most 1. Set ``memory_fraction`` if other programs need the rest. Has no effect on
+            a CPU. Default: no limit; memory is allocated as needed.
     """
 
     count: int | str | None = field(
         default=None,
         metadata=about(
-            "how many, dealt over the devices in turn; N:M on Ray: at least and at most",
+            "number of workers, dealt over the devices in turn; on Ray also N:M, from N up to M",
             name="workers",
             kind=str,
             metavar="N",
@@ -82,12 +87,15 @@ class Workers(Settings):
     _: KW_ONLY
     engine: str | None = field(
         default=None,
-        metadata=about("processes, towers (a thread per worker), collective, or ray", kind=str),
+        metadata=about(
+            "how workers run: processes, towers (one thread each), collective (ranks) or ray",
+            kind=str,
+        ),
     )
     threads: int = field(
         default=1,
         metadata=about(
-            "intra-op threads of each worker",
+            "intra-op threads of each worker; the result depends on this number (default: 1)",
             kind=int,
             check=at_least(1, MOST_THREADS),
             at_resume=AtResume.SAID,
@@ -96,7 +104,7 @@ class Workers(Settings):
     timeout_s: float = field(
         default=300.0,
         metadata=about(
-            "seconds of silence after which a worker process is replaced (300)",
+            "seconds without progress after which a worker process is replaced (default: 300)",
             name="worker_timeout_s",
             kind=float,
             check=between(0),
@@ -105,7 +113,7 @@ class Workers(Settings):
     exchange: str = field(
         default=ORDERED,
         metadata=about(
-            "how ranks add gradients: ordered, or native (torch's; other bits)",
+            "how ranks add gradients: ordered, or native (torch's reduce-scatter; other bits)",
             kind=str,
             check=lambda name, value: one_of(name, value, (ORDERED, NATIVE)),
         ),
@@ -113,26 +121,31 @@ class Workers(Settings):
     bucket_mb: float = field(
         default=16.0,
         metadata=about(
-            "megabytes of gradients that ranks exchange at a time (16)",
+            "megabytes of gradients that ranks exchange at a time (default: 16)",
             kind=float,
             check=between(0),
         ),
     )
     address: str | None = field(
         default=None,
-        metadata=about("of a Ray cluster, HOST:PORT; without it a local one", kind=str),
+        metadata=about(
+            "address of a Ray cluster, or auto; without an address, start a local cluster", kind=str
+        ),
     )
     worker_resources: str = field(
-        default="CPU=1", metadata=about("what a worker takes of a Ray node: CPU=1,GPU=1", kind=str)
+        default="CPU=1",
+        metadata=about(
+            "resources of each worker on its Ray node: CPU=1,GPU=1 (default: CPU=1)", kind=str
+        ),
     )
     working_dir: str | None = field(
         default=None,
-        metadata=about("folder with the script that Ray copies to every node", kind=str),
+        metadata=about("folder with the script, for Ray to copy to every node", kind=str),
     )
     servers: int | None = field(
         default=None,
         metadata=about(
-            "on nodes of a Ray cluster, with a slice of the parameters each",
+            "number of parameter servers on a Ray cluster, with a slice of the parameters each",
             kind=int,
             check=at_least(1, MOST_SERVERS),
         ),
@@ -140,22 +153,24 @@ class Workers(Settings):
     memory_fraction: float | None = field(
         default=None,
         metadata=about(
-            "bound on a worker's share of its GPU's memory", kind=float, check=between(0)
+            "share of a GPU's memory that each worker may use, above 0 and at most 1",
+            kind=float,
+            check=between(0),
         ),
     )
 
     def bounds(self) -> tuple[int, int] | None:
-        """Return how many it takes to begin, and how many there may be; None if nobody says."""
+        """Return the number of workers at the start, and the largest number; None if not set."""
         if self.count is None:
             return None
         least, _, most = str(self.count).partition(":")
         return int(least), int(most or least)
 
     def number(self) -> int | None:
-        """Return how many there are, for an engine that has as many from its start to its end.
+        """Return the number of workers, for an engine with a constant number of workers.
 
         Raises:
-            SettingError: it is N:M.
+            SettingError: ``count`` is N:M.
         """
         if isinstance(self.count, str):
             fix = "N:M is for engine='ray', whose nodes come and go"

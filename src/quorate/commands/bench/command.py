@@ -27,45 +27,55 @@ if TYPE_CHECKING:
 
 REPEATS, SECONDS, OUT = 3, 8.0, "bench"
 
-HELP = """Show what more workers bring a script, and what keeps them from bringing more.
+HELP = """Measure how the speed of a script grows with the number of workers, and what limits it.
 
-Behind the script, what is one of these options is taken as such, and all else is the script's;
-after -- all is.
+Options may stand before or after SCRIPT. After SCRIPT, words that are not options of this command
+go to the script. After --, all words go to the script.
 """
 
 
 @click.command(
-    "bench", cls=ScriptCommand, help=HELP, short_help="speed against the number of workers"
+    "bench",
+    cls=ScriptCommand,
+    help=HELP,
+    short_help="measure the speed for several numbers of workers",
 )
 @click.option("--workers", metavar="1,2,4", help="numbers of workers to compare")
 @click.option(
     "--devices",
     multiple=True,
     metavar="LIST",
-    help="as for quorate run; give it again to compare lists",
+    help="devices, as for quorate run; repeat the option to compare several lists",
 )
 @click.option(
-    "--repeats", type=int, metavar="N", default=REPEATS, help=f"runs of each, in turn ({REPEATS})"
+    "--repeats",
+    type=int,
+    metavar="N",
+    default=REPEATS,
+    help=f"runs of each configuration, interleaved (default: {REPEATS})",
 )
 @click.option(
     "--seconds",
     type=float,
     metavar="SECONDS",
     default=SECONDS,
-    help=f"to measure in each run, after a warm-up ({SECONDS:g})",
+    help=f"seconds to measure in each run, after a warm-up (default: {SECONDS:g})",
 )
 @click.option(
-    "--out", metavar="DIR", default=OUT, help=f"for results.json and speed-up.png ({OUT})"
+    "--out",
+    metavar="DIR",
+    default=OUT,
+    help=f"folder for results.json and speed-up.png (default: {OUT})",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="print results.json instead of the table; see --out"
+    "--json", "as_json", is_flag=True, help="print the content of results.json instead of the table"
 )
 @click.option(
     "--costs",
     "with_costs",
     is_flag=True,
-    help="measure too what quorate plan has to know: shared cores, updates under async, "
-    "checkpoints, a worker's return; four runs more",
+    help="also measure the costs that quorate plan reads: shared cores, updates under async, "
+    "checkpoints, the return of a worker; takes four more runs",
 )
 @setting_options(
     *("shards", "engine", "threads", "address", "worker_resources"),

@@ -15,10 +15,11 @@ from quorate.commands.options import setting_options
 if TYPE_CHECKING:
     from quorate.commands.doctor.wanted import Wanted
 
-HELP = """Show what devices and limits there are, and whether such a run would work.
+HELP = """Show the devices and limits of this machine, and check whether a run would work.
 
-Of a script it shows what its model takes of a device: one update of it is made. Behind the script,
-what is one of these options is taken as such, and all else is the script's; after -- all is.
+With a SCRIPT, run one update and show the time and memory of its model. Options may stand before or
+after SCRIPT. After SCRIPT, words that are not options of this command go to the script. After --,
+all words go to the script.
 """
 
 
@@ -35,13 +36,13 @@ class DoctorCommand(ScriptCommand):
     "doctor",
     cls=DoctorCommand,
     help=HELP,
-    short_help="show devices and limits, and what would go wrong",
+    short_help="check the devices and limits of this machine",
 )
 @setting_options("devices", "workers", "threads")
 @click.option(
-    "--run-dir", metavar="DIR", help="under torchrun: whether all hosts have the same one there"
+    "--run-dir", metavar="DIR", help="under torchrun: check that all hosts see the same directory"
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
 def command(
     devices: str | None,
     workers: str | None,

@@ -18,61 +18,68 @@ if TYPE_CHECKING:
     from quorate.commands.plan.measurements import Measurement
     from quorate.simulation.prediction import Prediction
 
-HELP = """Say what runs of other sizes would do: speed, cost, how many spares, how often to save.
+HELP = """Predict runs of other sizes: speed, cost, number of spares, interval between checkpoints.
 
-FILE is the results.json that quorate bench wrote. Shards have as many rows as there, and a batch
-has one per worker. The coordinator of quorate run is played in virtual time; docs/plan.md says what
-is measured, what is assumed, and what this cannot tell. With --check FILE may be left out.
+FILE is the results.json of quorate bench. The prediction keeps the rows per shard of the bench and
+gives each worker one shard per batch (see --shards). The coordinator of quorate run is simulated in
+virtual time. docs/plan.md lists the measurements, the assumptions and the limits of a prediction.
+With --check, FILE may be left out.
 """
 
 MOST_OFF = 0.15  # of what was measured: from a run that cannot be replayed none is predicted
 
 # By a heading: option, type, metavar, default, help.
 OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
-    "What to compare": [
-        ("--workers", str, "8,64,1024", "8,64", "numbers of workers (8,64)"),
-        ("--update", str, "WORDS", "", "rules: sync,quorum,async,bounded:8 (the bench's)"),
-        ("--spares", str, "0,1,2", "0", "numbers of workers beyond those (0)"),
-        ("--shards", int, "V", None, "shards of a batch; else one per worker"),
-        ("--from-workers", int, "N", None, "which number of the bench (its largest)"),
+    "Comparison": [
+        ("--workers", str, "8,64,1024", "8,64", "numbers of workers to predict (default: 8,64)"),
+        ("--update", str, "WORDS", "", "rules: sync,quorum,async,bounded:8 (default: the bench's)"),
+        ("--spares", str, "0,1,2", "0", "numbers of spares, beyond --workers (default: 0)"),
+        ("--shards", int, "V", None, "shards of a batch (default: one per worker)"),
+        ("--from-workers", int, "N", None, "workers of the measured run (default: the largest)"),
     ],
     "Stragglers": [
-        ("--spread", float, "X", None, "of shard times: deviation of their logarithm (0.05)"),
-        ("--trace", str, "FILE", None, "measured shard times: CSV, a column shard_s"),
-        ("--work-spread", float, "X", 0.0, "of the shards themselves, on any worker (0)"),
-        ("--held-up", str, "P:FACTOR", None, "chance that a shard takes times as long: 0.01:4"),
-        ("--slow-workers", str, "SHARE:FACTOR", None, "some are always slower: 0.02:1.5"),
-        ("--slow-hosts", str, "SHARE:FACTOR", None, "likewise whole hosts"),
+        ("--spread", float, "X", None, "log-normal spread of shard times (default: 0.05)"),
+        ("--trace", str, "FILE", None, "CSV file with measured shard times, column shard_s"),
+        ("--work-spread", float, "X", 0.0, "log-normal spread of work per shard (default: 0)"),
+        ("--held-up", str, "P:FACTOR", None, "chance and slowdown of a delayed shard: 0.01:4"),
+        ("--slow-workers", str, "SHARE:FACTOR", None, "workers that are always slower: 0.02:1.5"),
+        ("--slow-hosts", str, "SHARE:FACTOR", None, "hosts that are always slower: 0.02:1.5"),
     ],
     "Failures": [
-        ("--mtbf-h", float, "HOURS", float("inf"), "between failures of one worker (never)"),
-        ("--host-mtbf-h", float, "HOURS", float("inf"), "between failures of one host (never)"),
-        ("--detection-s", float, "SECONDS", None, "until a failure is known (the bench's, or 1)"),
-        ("--restart-s", float, "SECONDS", None, "until a worker is back (the bench's, or 30)"),
-        ("--run-restart-s", float, "SECONDS", 60.0, "until the run is, at a checkpoint (60)"),
+        ("--mtbf-h", float, "HOURS", float("inf"), "MTBF of each worker (default: no failures)"),
+        ("--host-mtbf-h", float, "HOURS", float("inf"), "MTBF of each host (default: no failures)"),
+        ("--detection-s", float, "SECONDS", None, "time to detection (default: the bench's, or 1)"),
+        (
+            "--restart-s",
+            float,
+            "SECONDS",
+            None,
+            "restart of a worker (default: the bench's, or 30)",
+        ),
+        ("--run-restart-s", float, "SECONDS", 60.0, "restart of the whole run (default: 60)"),
     ],
     "Machines": [
-        ("--per-host", int, "N", 8, "workers of a host (8)"),
-        ("--cores", int, "N", None, "of a host, that its workers share (enough for all)"),
-        ("--engine", str, "WORD", "", "processes, ray or collective (the bench's)"),
-        ("--gradient-mib", float, "MIB", 0.0, "of a gradient, sent between hosts (0)"),
-        ("--gbit-s", float, "X", float("inf"), "of a host's link (infinite)"),
-        ("--ray-gbit-s", float, "X", 4.0, "that Ray itself moves between two hosts (4)"),
-        ("--bisection-gbit-s", float, "X", float("inf"), "between halves of the hosts (infinite)"),
-        ("--servers", int, "S", 0, "that have parameters in slices; --engine ray (0)"),
-        ("--latency-ms", float, "MS", None, "of a message (the bench's)"),
-        ("--price", float, "DOLLARS", 0.0, "of a worker for an hour"),
+        ("--per-host", int, "N", 8, "workers per host (default: 8)"),
+        ("--cores", int, "N", None, "cores of a host, for all its workers (default: enough)"),
+        ("--engine", str, "WORD", "", "processes, ray or collective (default: the bench's)"),
+        ("--gradient-mib", float, "MIB", 0.0, "size of a gradient sent between hosts (default: 0)"),
+        ("--gbit-s", float, "X", float("inf"), "bandwidth of a host's link (default: infinite)"),
+        ("--ray-gbit-s", float, "X", 4.0, "throughput of Ray between two hosts (default: 4)"),
+        ("--bisection-gbit-s", float, "X", float("inf"), "bandwidth between halves of the hosts"),
+        ("--servers", int, "S", 0, "parameter servers, with --engine ray (default: 0)"),
+        ("--latency-ms", float, "MS", None, "one-way latency of a message (default: the bench's)"),
+        ("--price", float, "DOLLARS", 0.0, "price of one worker per hour (default: 0)"),
     ],
     "Saving": [
-        ("--save-s", float, "SECONDS", None, "a checkpoint stops the loop for (the bench's, or 1)"),
-        ("--save-every-s", float, "SECONDS", None, "between checkpoints (the best)"),
+        ("--save-s", float, "SECONDS", None, "pause for a checkpoint (default: the bench's, or 1)"),
+        ("--save-every-s", float, "SECONDS", None, "time between checkpoints (default: the best)"),
     ],
     "Results": [
-        ("--check", str, "RUN_DIR", None, "compare with a run that was made, figure by figure"),
-        ("--json", str, "FILE", None, "write all figures"),
-        ("--plot", str, "FILE", None, "draw them: .png or .html"),
-        ("--steps", int, "N", None, "batches that are played (enough for 8,000 shards)"),
-        ("--seed", int, "N", 0, "of what is drawn (0)"),
+        ("--check", str, "RUN_DIR", None, "compare the prediction with a real run"),
+        ("--json", str, "FILE", None, "write all figures to FILE"),
+        ("--plot", str, "FILE", None, "draw the figures to a .png or .html file"),
+        ("--steps", int, "N", None, "batches to simulate (default: enough for 8,000 shards)"),
+        ("--seed", int, "N", 0, "seed of the random numbers (default: 0)"),
     ],
 }
 
@@ -97,7 +104,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-@click.command("plan", cls=Command, help=HELP, short_help="what runs of other sizes would do")
+@click.command("plan", cls=Command, help=HELP, short_help="predict runs of other sizes")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @_options
 def command(file: Path | None, **asked: Any) -> int:

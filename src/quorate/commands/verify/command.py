@@ -21,35 +21,54 @@ if TYPE_CHECKING:
 
 WORKERS, UPDATES, LIMIT_S = "1,2,3", 20, 3600.0
 
-HELP = """Find out whether a script gives the same bits on any number of workers; if not, why not.
+HELP = """Check whether a script gives the same bits on any number of workers, and if not, why not.
 
-Behind the script, what is one of these options is taken as such, and all else is the script's;
-after -- all is.
+Options may stand before or after SCRIPT. After SCRIPT, words that are not options of this command
+go to the script. After --, all words go to the script.
 """
 
 
 @click.command(
-    "verify", cls=ScriptCommand, help=HELP, short_help="same bits on any number of workers?"
+    "verify",
+    cls=ScriptCommand,
+    help=HELP,
+    short_help="check for the same bits on any number of workers",
 )
-@click.option("--workers", metavar="1,2,3", default=WORKERS, help=f"numbers to compare ({WORKERS})")
+@click.option(
+    "--workers",
+    metavar="1,2,3",
+    default=WORKERS,
+    help=f"numbers of workers to compare (default: {WORKERS})",
+)
 @click.option(
     "--updates",
     type=int,
     metavar="N",
     default=UPDATES,
-    help=f"after each of which to compare ({UPDATES})",
+    help=f"number of updates, with a comparison after each (default: {UPDATES})",
 )
-@click.option("--towers/--no-towers", default=True, help="also on towers, beside processes (yes)")
-@click.option("--resume/--no-resume", default=True, help="also stopped and resumed (yes)")
-@click.option("--kill/--no-kill", default=True, help="also with a worker process killed (yes)")
+@click.option(
+    "--towers/--no-towers", default=True, help="also compare towers with processes (default: yes)"
+)
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    help="also compare a run that is stopped and resumed (default: yes)",
+)
+@click.option(
+    "--kill/--no-kill",
+    default=True,
+    help="also compare a run that loses a worker process (default: yes)",
+)
 @click.option(
     "--limit",
     type=float,
     metavar="SECONDS",
     default=LIMIT_S,
-    help=f"for all runs together; what is not compared by then is said, exit code 2 ({LIMIT_S:g})",
+    help="time limit for all runs together; comparisons left out are listed, with exit code 2 "
+    f"(default: {LIMIT_S:g})",
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
 @setting_options(
     *("devices", "split", "pipeline", "shards", "engine", "threads", "address"),
     "worker_resources",

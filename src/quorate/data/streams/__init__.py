@@ -1,14 +1,14 @@
-"""Streams: files that are read from front to back elsewhere, here with a position for each row.
+"""Map-style datasets for files that are usually read from front to back.
 
 ::
 
     train = TarDataset(sorted(Path("shards").glob("*.tar")), decode=picture_and_class)
     lines = LinesDataset("corpus.jsonl", json.loads)
-    rows = Stream(files, read_parquet, counts=counts)  # whatever can be read from its beginning
+    rows = Stream(files, read_parquet, counts=counts)  # any format that is read from the start
 
-What makes bits independent of workers, and a resume exact in the middle of an epoch, is that a row
-has a number, and that the order of an epoch is a function of numbers. Files of tar and of lines get
-an index for it, once, and are map-style then. What has none is counted, and read in windows.
+Each row has a number, and the row order of an epoch is a function of these numbers. That makes the
+bits independent of the workers, and a resume exact in the middle of an epoch. Tar files and line
+files are indexed once. Other files are counted once, and read in windows.
 """
 
 from quorate.data.streams.lines import LinesDataset

@@ -1,4 +1,4 @@
-"""Files of lines as a map-style dataset: JSONL, or any text of a row per line."""
+"""Line files as a map-style dataset: JSONL, or any text with one row per line."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _NEWLINE, _RETURN = 10, 13
 
 
 class LinesDataset(IndexedFiles):
-    """The lines of one or several files, in their order; empty ones are none.
+    """The lines of one or more files. Empty lines are skipped.
 
-    Where lines begin is found out once, by reading each file through, and kept beside it.
+    The first use of a file reads the whole file and stores an index of the lines next to the file.
 
     Args:
-        files: a path, or several.
-        parse: from the bytes of a line, without its end, to a sample: ``json.loads``, say.
+        files: a path, or a list of paths.
+        parse: a function from the bytes of a line, without the line end, to a sample:
+            ``json.loads``, for example.
 
     Raises:
-        DataError: a file is missing or compressed, or there is no line in any of them.
+        DataError: a file is missing or compressed, or all files together have no line.
     """
 
     def __init__(self, files: Paths, parse: Callable[[bytes], Any]) -> None:

@@ -1,8 +1,9 @@
-"""Streams of files that can only be read from their beginnings, as a map-style dataset.
+"""A map-style dataset over files that can only be read from the start.
 
-A row is number j of file f, and files are counted. Rows are read in windows, a run of rows of a
-file, which are kept while an epoch is in them. A window is a pure function of (file, window), as
-long as the file is: what is drawn while it is read is keyed by them.
+A row is number j of file f, and files are counted. Rows are read in windows (consecutive rows of a
+file), which stay in memory while an epoch uses them. A window is a pure function of (file, window)
+as long as the file is unchanged: random numbers drawn while a window is read are keyed by (file,
+window).
 """
 
 from __future__ import annotations
@@ -34,28 +35,31 @@ _END = object()
 
 
 class Stream(Dataset[Any]):
-    """The rows of files that are read from front to back, in the files' order.
+    """The rows of files that can only be read from front to back.
 
-    ``fit`` takes rows in an order of windows: files in turn, an order of each epoch's, and rows
-    shuffled within a window; unless ``Loading(order=)`` says otherwise. Every process that computes
-    reads all files: of formats whose rows can be found by number, take a dataset that does so.
+    By default ``fit`` uses an order of windows: files in a new order in each epoch, and rows
+    shuffled within a window. ``Loading(order=)`` overrides this order. Every worker process reads
+    all files. If a format can find rows by number, use a map-style dataset for that format instead.
 
     Args:
-        files: whatever ``rows`` takes: paths, addresses, numbers of shards.
-        rows: ``rows(file)`` gives the rows of a file in an order that is always the same. It is
-            called when an epoch comes to the file, and in each process that computes.
-        counts: how many rows each file has. Default: each file is read through once, in every
-            process, to count them. Pass ``stream.counts`` of a first run.
-        decode: from what ``rows`` gives to a sample. It is called for the rows that are computed,
-            and may draw: numbers belong to row and epoch.
-        window: rows of a file that are shuffled, and held in memory, at a time.
-        files_at_once: how many files are read side by side.
-        skips: whether it is ``rows(file, start)``, which begins at a row: a resume, and another
-            worker, need not read what comes before.
+        files: arguments for ``rows``: paths, URLs, or numbers of shards.
+        rows: ``rows(file)`` returns the rows of a file, always in the same order. Called when an
+            epoch reaches the file, in each worker process.
+        counts: number of rows in each file. Default: read each file once, in every process, to
+            count the rows. To save that time, pass ``stream.counts`` of an earlier run.
+        decode: a function from an item of ``rows`` to a sample. Called only for the rows of the
+            process. May draw random numbers, which depend on row and epoch. Default: the item is
+            the sample.
+        window: number of rows of a file that are shuffled and held in memory at a time. Increase
+            ``window`` for a better shuffle. Default: 1024.
+        files_at_once: number of files that are read in parallel. Default: 1.
+        skips: whether to call ``rows(file, start)``, which begins at row ``start``. A resumed run,
+            or another worker, then does not read the rows before. Default: False.
 
     Raises:
-        DataError: a file has other rows than ``counts`` says, or there is none.
-        SettingError: a value cannot work.
+        DataError: a file has another number of rows than in ``counts``, or all files together have
+            no row.
+        SettingError: a value is not valid.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tar files as a map-style dataset: files of one name, side by side, are a row."""
+"""Tar files as a map-style dataset: consecutive members with the same key form a row."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ Members = dict[str, Any]
 
 
 class TarDataset(IndexedFiles):
-    """The rows of one or several tar files, in their order, as WebDataset lays them out.
+    """The rows of one or more tar files in the layout of WebDataset.
 
-    Members that follow each other and have one name up to the first dot of their last part are a
-    row: ``a/0001.jpg`` and ``a/0001.cls`` are two entries of row ``a/0001``. As there, what comes
-    after that dot is in lower case, and members whose name has no such dot, or begins with
-    ``__name__``, are in no row.
+    Consecutive members with the same key form a row. The key is the path up to the first dot of the
+    file name: ``a/0001.jpg`` and ``a/0001.cls`` are two entries of row ``a/0001``. As in
+    WebDataset, the part after that dot becomes lower case, and members without such a dot, or with
+    a name that begins with ``__name__``, are skipped.
 
-    Where members begin is found out once, by going from header to header, and kept beside the file;
-    so that any row can be read by its number, with one read for each of its members.
+    The first use of a file reads all its headers and stores an index next to the file. Any row can
+    then be read by number, with one read per member.
 
     Args:
-        files: a path, or several.
-        decode: from ``{"__key__": "a/0001", "jpg": bytes, "cls": bytes}`` to a sample. Default: it
-            is the sample.
+        files: a path, or a list of paths.
+        decode: a function from ``{"__key__": "a/0001", "jpg": bytes, "cls": bytes}`` to a sample.
+            Default: the dict is the sample.
 
     Raises:
-        DataError: a file is missing, compressed, cut or no tar file, has a link or two members of
-            one name in a row, or there is no row in any of them.
+        DataError: a file is missing, compressed, cut short or not a tar file; a row contains a
+            link, or two members with the same name; or all files together have no row.
     """
 
     def __init__(self, files: Paths, decode: Callable[[Members], Any] | None = None) -> None:

@@ -1,9 +1,8 @@
-"""Windows: an order of rows in which few places of few files are read at a time.
+"""Windows: a row order that reads from few places of few files at a time.
 
-Rows that are drawn from all over some terabytes are read from all over a disk. Here files come in
-an order of each epoch's, and rows in an order of each epoch's within a window of a file: what is
-read next lies near to what was read. The order is a function of an epoch's shuffled rows, and so of
-(seed, epoch), like any other.
+A full shuffle of terabytes reads from random places of a disk. With windows, each epoch takes files
+in a new order, and rows in a new order within a window of a file, so consecutive rows are close
+together on the disk. The order is a function of the epoch's shuffled rows, and so of (seed, epoch).
 
 Legend: R rows of the dataset, D rows that an epoch has, F files.
 """
@@ -21,13 +20,14 @@ from quorate.settings import whole
 
 
 class Windows:
-    """An order for ``Loading(order=)``: files in turn, rows shuffled in windows of them.
+    """A disk-friendly row order for ``Loading(order=)``: file by file, shuffled within windows.
 
     Args:
-        starts: (F + 1,) the number of each file's first row, and R.
-        rows: how many rows of a file a window has. More of them shuffle better, and are read from
+        starts: (F + 1,) integers, the number of the first row of each file, and R at the end.
+        rows: number of rows in a window. Larger windows shuffle better, but read from places
             further apart.
-        files: how many files are read side by side. Turn it up where a file has rows of one kind.
+        files: number of files that are read in parallel. Increase ``files`` if the rows within a
+            file are similar, for example of the same class.
 
     Raises:
         SettingError: a number is below 1.
@@ -42,10 +42,10 @@ class Windows:
         self.sha256 = content.hexdigest()  # of all that the order depends on, beside the rows
 
     def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of an epoch, (D,), in this order. O(D log D).
+        """Return the rows of an epoch, (D,), in the order of windows. O(D log D).
 
-        Files come as their first rows do among those that are given, windows of a file from its
-        beginning on, and rows of a window as they do among those that are given.
+        Files are ordered by their first row in ``rows``, windows by their position in the file, and
+        rows within a window as in ``rows``.
         """
         files = np.searchsorted(self._starts, rows, side="right") - 1
         first = np.full(len(self._starts), len(rows), dtype=np.int64)
@@ -58,15 +58,18 @@ class Windows:
 
 
 def windows(dataset: Any, *, rows: int = 4096, files: int = 1) -> Windows:
-    """Return an order for a dataset of several files: ``Loading(order=windows(train))``.
+    """Return a disk-friendly order for a dataset of several files.
+
+    Use the result as ``Loading(order=windows(train))``.
 
     Args:
-        dataset: one that says where its files begin: of this package, or a ``TFRecordDataset``.
-        rows: how many rows of a file a window has.
-        files: how many files are read side by side.
+        dataset: a ``TarDataset``, ``LinesDataset``, ``Stream`` or ``TFRecordDataset``, or another
+            dataset with a ``starts`` attribute.
+        rows: number of rows of a file in a window. Default: 4096.
+        files: number of files that are read in parallel. Default: 1.
 
     Raises:
-        SettingError: the dataset says nothing of files, or a number is below 1.
+        SettingError: the dataset does not say where its files start, or a number is below 1.
     """
     starts = getattr(dataset, "starts", None)
     if starts is None:

@@ -1,4 +1,4 @@
-"""TFRecord files without TensorFlow: a map-style dataset over them, and a writer.
+"""TFRecord files without TensorFlow: a map-style dataset and a writer.
 
 ::
 

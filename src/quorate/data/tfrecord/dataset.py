@@ -1,4 +1,4 @@
-"""TFRecord files as a map-style dataset: any record by its number."""
+"""TFRecord files as a map-style dataset, with access to any record by number."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from quorate.machine.regular_file import regular_descriptor
 
 
 class TFRecordDataset(Dataset[Any]):
-    """The records of one or several TFRecord files, in their order.
+    """The records of one or more TFRecord files.
 
-    Every record that is read is checked: its length against the index, and both checksums. No file
-    is kept open, and nothing is shared: any thread may read at any time, and a copy in another
-    process too.
+    Every read checks the length of the record against the index, and both checksums. No file stays
+    open, and nothing is shared: any thread, and any copy in another process, may read at any time.
 
     Args:
-        paths: A file, or several.
-        parse: From the data of a record to a sample: ``Features`` for tf.train.Example, or a
-            function of your own.
+        paths: a path, or a list of paths.
+        parse: a function from the bytes of a record to a sample: ``Features`` for tf.train.Example,
+            or your own function.
 
     Raises:
-        DataError: a file is missing, damaged, cut, compressed or no TFRecord file, or there is no
-            record in any of them.
+        DataError: a file is missing, damaged, cut short, compressed or not a TFRecord file, or all
+            files together have no record.
     """
 
     def __init__(

@@ -31,13 +31,13 @@ KINDS = {"bytes": "bytes_list", "float": "float_list", "int64": "int64_list"}
 
 @dataclass(frozen=True)
 class Feature:
-    """What a feature must be, and what becomes of it.
+    """The declaration of a feature: its kind and the shape of its tensor.
 
     Args:
         kind: "bytes", "float" (float32) or "int64".
-        shape: Of the tensor, which has the feature's kind as its dtype, and for "bytes" is uint8
-            and holds the bytes of one string: an image, say. () is one value. None for as many
-            values as there are, (n,), and for "bytes" for one string as it is, a ``bytes``.
+        shape: shape of the tensor. The tensor has the dtype of ``kind``; for "bytes" the tensor is
+            uint8 and holds the bytes of one string, such as an image. (): a single value. None: any
+            number of values, (n,); for "bytes", one string, returned as ``bytes``.
     """
 
     kind: str
@@ -59,10 +59,11 @@ class Feature:
 
 
 class Features:
-    """The features of an Example that are to be read; others in it are passed over.
+    """Parse tf.train.Example records into tensors. Features not listed are ignored.
 
     Args:
-        features: By their names. They come out in this order.
+        features: a dict from the name of a feature to its ``Feature``. Samples have the features in
+            the order of the dict.
     """
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
@@ -71,18 +72,20 @@ class Features:
         self.features = dict(features)
 
     def __call__(self, data: bytes) -> tuple[Any, ...]:
-        """Return the features of a serialized Example: a tensor each, or ``bytes``.
+        """Parse a serialized Example into a tuple with a tensor, or ``bytes``, per feature.
 
         Raises:
-            DataError: it is no Example, a feature is missing, or is another than was declared.
+            DataError: the data is not an Example, or a feature is missing or does not match its
+                declaration.
         """
         return self.samples([self.values(data)])[0]
 
     def values(self, data: bytes) -> list[Any]:
-        """Return the values of the features, checked: ``bytes``, or a number or a list of them.
+        """Return the checked values of the features: ``bytes``, a number, or a list of numbers.
 
         Raises:
-            DataError: as above.
+            DataError: the data is not an Example, or a feature is missing or does not match its
+                declaration.
         """
         try:
             features = _EXAMPLE.FromString(data).features.feature
@@ -92,10 +95,10 @@ class Features:
         return [_value(name, features.get(name), want) for name, want in self.features.items()]
 
     def samples(self, values: Sequence[list[Any]]) -> list[tuple[Any, ...]]:
-        """Turn what ``values`` returned for several Examples into tensors.
+        """Turn the results of ``values`` for several Examples into samples of tensors.
 
-        A tensor for each value would take most of the time that a batch takes: those of one shape
-        are made together, and are views of one memory.
+        Tensors of the same shape are views of one block of memory. Separate tensors would take most
+        of the time of a batch.
         """
         columns = zip(*values, strict=True)
         features = self.features.values()
@@ -104,14 +107,15 @@ class Features:
 
 
 def example(features: Mapping[str, Any]) -> bytes:
-    """Serialize an Example; the same features give the same bytes.
+    """Serialize features to a tf.train.Example. The same features give the same bytes.
 
     Args:
-        features: Name -> ``bytes``, or whole or real numbers: one, or a sequence, array or tensor
-            of any shape, whose values are taken in row-major order. Real ones become float32.
+        features: a dict from name to ``bytes``, or to integers or real numbers: a single number, or
+            a sequence, array or tensor of any shape, taken in row-major order. Real numbers become
+            float32.
 
     Raises:
-        SettingError: a value is none of these, or an empty sequence, which does not say of what.
+        SettingError: a value has another type, or is an empty sequence, whose kind is unknown.
     """
     message = _EXAMPLE()
     for name, value in features.items():

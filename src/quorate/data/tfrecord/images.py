@@ -12,13 +12,13 @@ from quorate.data.tfrecord.writer import write_records
 
 
 def write_images(path: str | Path, content: LabelledImages) -> int:
-    """Write a record for each image: its pixels as they lie in memory, and its label.
+    """Write one record per image, with the pixels in memory order and the label.
 
     Returns:
-        How many there were.
+        The number of records.
 
     Raises:
-        OSError: it cannot be written; nothing was changed.
+        OSError: the file cannot be written; an existing file is unchanged.
     """
     images, labels = content.images.numpy(), content.labels.tolist()
     return write_records(
@@ -33,11 +33,12 @@ def write_images(path: str | Path, content: LabelledImages) -> int:
 def read_images(
     paths: str | Path | Sequence[str | Path], shape: tuple[int, ...]
 ) -> TFRecordDataset:
-    """Return the dataset of (image, label) in files that ``write_images`` wrote, or TensorFlow.
+    """Open files that ``write_images`` or TensorFlow wrote, as a dataset of (image, label).
 
     Args:
-        paths: A file, or several.
-        shape: Of an image, uint8: all sizes must be its own, but there may be more of size 1.
+        paths: a path, or a list of paths.
+        shape: shape of an image (uint8). Must match the sizes in the file; additional sizes of 1
+            are allowed.
 
     Raises:
         DataError: a file is missing, damaged or empty.

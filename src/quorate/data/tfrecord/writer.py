@@ -1,4 +1,4 @@
-"""Writing a TFRecord file: it is there when it is whole, and not before."""
+"""Atomic writing of TFRecord files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from quorate.machine.atomic_file import write_atomically
 
 
 def write_records(path: str | Path, records: Iterable[bytes]) -> int:
-    """Write a file of records; one that is there is replaced.
+    """Write a TFRecord file. An existing file is replaced.
 
     Args:
-        path: In a directory that exists.
-        records: The data of each: a serialized Example, say (``example``).
+        path: path of the file, in an existing folder.
+        records: the data of each record, such as a serialized ``example``.
 
     Returns:
-        How many there were.
+        The number of records.
 
     Raises:
-        OSError: it cannot be written. Neither then, nor when ``records`` raises, is anything
-            changed.
+        OSError: the file cannot be written. If writing or ``records`` fails, an existing file is
+            unchanged.
     """
     count = 0
 

@@ -1,7 +1,7 @@
-"""Where in its run a shard is: what the loss function and whatever loads rows may ask for.
+"""The position of a shard in the run, for loss functions and for code that loads rows.
 
-All of it is a pure function of the plan, the step and the shard, and none of a clock: so a shard
-that is computed again, elsewhere or after a resume, is told the same.
+The position is a pure function of the plan, the step and the shard, without a clock. A shard that
+is computed again, on another worker or after a resume, has the same position.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from quorate.errors import UserError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class At:
-    """Where in its run a shard is. Nothing of it can be set.
+    """The position of a shard in the run, as the loss function receives it. Read-only.
 
     Args:
-        step: updates before the one that the shard is for, from 0. Under "async" and "bounded:K"
-            an update is a shard, and this is the number of the shard in the order of the rows.
-        epoch: passes over the training rows before this one, from 0.
-        training: whether a gradient is wanted. In an evaluation ``step``, ``epoch`` and
-            ``progress`` are those of the update that would come next.
-        rows: (b,) int64, the shard's rows by their numbers in the dataset; read-only.
+        step: number of updates before the update of the shard, from 0. Under "async" and
+            "bounded:K", where each shard is an update, the number of the shard in the order of the
+            rows.
+        epoch: number of completed passes over the training rows, from 0.
+        training: True in training, False in an evaluation. In an evaluation ``step``, ``epoch`` and
+            ``progress`` belong to the next update.
+        rows: (b,) int64, the indices of the shard's rows in the dataset; read-only.
     """
 
     step: int
@@ -40,16 +41,17 @@ class At:
 
     @property
     def progress(self) -> float:
-        """How much of the run is done, from 0 to 1: ``step`` by the updates that were asked for.
+        """The completed share of the run, from 0 to 1: ``step`` divided by the number of updates.
 
-        Those are ``steps``, or ``epochs`` times the updates of one; a limit of time does not count,
-        as bits would depend on it. 0 as long as nobody has trained.
+        The number of updates is ``steps``, or ``epochs`` times the updates per epoch.
+        ``max_time_s`` does not count, because the bits would depend on the clock. 0 before the
+        first training.
         """
         return self._course.progress(self.step)
 
     @property
     def last_step(self) -> int:
-        """Updates that the run has in the end; 0 as long as nobody has said."""
+        """Number of updates at the end of the run; 0 before the first training."""
         return self._course.last_step
 
 
@@ -96,14 +98,14 @@ def is_loading() -> bool:
 
 
 def at() -> At:
-    """Return where in the run the rows are that this thread loads.
+    """Return the position in the run of the rows that this thread is loading.
 
-    For a dataset, its collate and its augment, in whichever thread or process they are called: a
-    curriculum, say. It is right for each row: those of the next epoch may be loaded while some of
-    this one still are, which is why a dataset is asked nothing by ``set_epoch``.
+    Call ``at()`` in a dataset, its collate or its augment, in any thread or process: for a
+    curriculum, for example. Rows of two epochs may be loaded at the same time; ``at()`` is correct
+    for each row. For the same reason, quorate does not call ``set_epoch`` of a dataset.
 
     Raises:
-        UserError: this thread loads none.
+        UserError: this thread is not loading rows.
     """
     if _loading.at is None:
         raise UserError(

@@ -1,9 +1,9 @@
 """Shared values: numbers, tensors and modules that the main process sets and all workers read.
 
-A coefficient that is annealed by hand, a teacher that is averaged, a memory bank. Workers run the
-same script and so have the same objects, under the same names; what is in them comes from the
-coordinator, with the shard that is to be computed. Between two updates nobody computes in lockstep,
-and under rules without it every shard reads what was there when it was dealt.
+For a coefficient that your code changes during training, a teacher that is averaged, or a memory
+bank. Workers run the same script, and so have the same objects under the same names. The values
+come from the coordinator with the shard to compute. Every shard reads the values of the time when
+the shard was dealt; under "sync" no shard is in progress between two updates.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ _known: WeakValueDictionary[str, Shared] = WeakValueDictionary()
 
 
 class Shared:
-    """Values under names that user code of the main process sets, and every worker reads.
+    """Named values that your code sets in the main process and that all workers read.
 
-    They are read in the loss function and in the model's forward, as attributes or items, and set
-    in callbacks and in the body of a loop over ``trainer.updates``. The next shards that are dealt
-    are computed with them. They are in checkpoints; a resume restores them before the first update.
-    Make it where the script makes the model, before training: worker processes run that part too.
+    Read the values in the loss function and in the model's forward pass, as attributes or items.
+    Set the values in callbacks, and in the body of a loop over ``trainer.updates``; the shards
+    dealt next are computed with the new values. Checkpoints contain the values; a resume restores
+    them before the first update. Create a ``Shared`` next to the model, before training: worker
+    processes run that part of the script too.
 
     Args:
-        name: under which checkpoints have it; another than that of any other.
-        values: numbers, texts, None; tensors, of any size and shape; modules, of which parameters
-            and buffers are shared, such as a teacher. What is a number, a tensor or a module stays
-            one. In a loss function tensors and modules are on the device of the replica, want no
-            gradient, and are not to be written.
+        name: name of the group of values in checkpoints; unique in the script.
+        values: initial values: numbers, strings, None; tensors of any size and shape; modules such
+            as a teacher, of which the parameters and buffers are shared. A value may change, but a
+            number, a tensor or a module must stay a number, a tensor or a module. In a loss
+            function, tensors and modules are on the device of the worker, require no gradient and
+            must not be written.
 
     Raises:
-        SharedError: a name is no name, or a value cannot be shared; and later: nobody made a value
-            of that name, a worker sets one, or rows are loaded with it.
+        SharedError: a name is not valid, or a value cannot be shared. Later: a name that was not in
+            ``values`` is used, a worker sets a value, or code that loads rows reads a value.
 
     Example::
 

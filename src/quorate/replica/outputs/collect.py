@@ -1,4 +1,4 @@
-"""Collected outputs: what is no mean and no count, made of all rows at once."""
+"""The Collect class: metrics that are computed from the outputs of all rows at once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from quorate.replica.outputs.rows import checked
 
 @dataclass(frozen=True)
 class Collect:
-    """Have what the loss function returns for each row collected, and one function called with all.
+    """Collect outputs of all rows, and compute a metric from all of them.
 
-    For area under a curve, mean average precision, a rank correlation, retrieval: what has to see
-    every row. In ``Trainer(totals={"auc": Collect(finish)})`` the loss function returns
-    ``{"loss": ..., "auc": (scores, labels)}`` in evaluation mode.
+    For metrics that are not means or counts: area under a curve, mean average precision, rank
+    correlation, retrieval. With ``Trainer(totals={"auc": Collect(finish)})`` the loss function
+    returns ``{"loss": ..., "auc": (scores, labels)}`` in evaluation mode.
 
     Args:
-        finish: called once per evaluation with the rows of the whole dataset in their order, as
-            ``finish(scores, labels)`` for a tuple, else with one argument. It returns a number, or
-            several by names.
+        finish: a function that is called once per evaluation with the outputs of the whole dataset,
+            in the order of the rows: ``finish(scores, labels)`` if the loss function returns a
+            tuple, otherwise with one argument. Returns a number, or a dict of numbers.
 
     Raises:
-        SettingError: it is no function.
+        SettingError: ``finish`` is not a function.
     """
 
     finish: Callable[..., Any]
@@ -36,13 +36,13 @@ class Collect:
             raise SettingError("Collect", type(finish).__name__, expected, fix)
 
     def of(self, name: str, value: object, rows: int) -> Any:
-        """Return what is kept of one shard, on the host.
+        """Return the outputs of one shard, on the host.
 
         Raises:
-            OutputError: it is not by row.
+            OutputError: the outputs have no row dimension.
         """
         return checked(value, rows, f"total {name!r}")
 
     def finished(self, value: Any) -> Any:
-        """Return what the function makes of all rows."""
+        """Return the result of ``finish`` for the outputs of all rows."""
         return self.finish(*value) if isinstance(value, tuple) else self.finish(value)

@@ -1,4 +1,4 @@
-"""A phase: the updates of a training that have one loss, and train one of several models."""
+"""The Phase class: the updates of a training that share a loss and train one of several models."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a training of several models. ``(name, loss)`` stands for one.
+    """One phase in the training of several models. A tuple ``(name, loss)`` is a phase too.
 
     Args:
-        name: of the phase; its metrics are called name/loss, name/accuracy, ...
-        loss: as a ``Trainer`` takes it, with ``at`` or without; no ``Gather``. The model is all of
-            it.
-        trains: the parts of the model whose parameters its updates change: of a dict of models
-            their names, of a module the paths of modules in it. Default: the part of its name.
-        new_batch: whether it takes the next batch. Default: if it has had the one of the update
-            before already, so that d, d, g takes two: one for the first d, and one for d and g.
+        name: name of the phase, and prefix of its metrics: "d" gives "d/loss" and "d/accuracy".
+        loss: a loss function as for ``Trainer``, with or without ``at``, but not a ``Gather``. The
+            function receives the whole model.
+        trains: the parts of the model whose parameters the phase updates: names of models in a dict
+            of models, or paths of modules in a module. Default: the part with the name of the
+            phase.
+        new_batch: whether the phase takes the next batch. Default: True if the phase has already
+            had the current batch. So the phases d, d, g take two batches: one for the first d, one
+            for the second d and g.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Phase:
 
     @cached_property
     def with_at(self) -> Loss:
-        """The loss as a function of model, batch and at, whether it asks for that or not."""
+        """The loss as a function of model, batch and at, also if the loss takes no ``at``."""
         loss = self.loss
         if asks_for_at(loss):
             return loss
@@ -67,10 +69,10 @@ class Phase:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What ``trains`` is, put together."""
+        """The parts of the model in ``trains``, as a tuple."""
         assert isinstance(self.trains, tuple)
         return self.trains
 
     def covers(self, parameter: str) -> bool:
-        """Return whether a parameter, by its name in the model, is one that it trains."""
+        """Return whether the phase trains a parameter, by its name in the model."""
         return any(parameter == part or parameter.startswith(f"{part}.") for part in self.parts)

@@ -37,18 +37,21 @@ class Through(NamedTuple):
 
 @dataclass(frozen=True)
 class Gather(Composed):
-    """A loss over all rows of a batch, wherever its shards are computed.
+    """A loss over all rows of a batch, wherever the shards of the batch are computed.
 
-    Called as a loss function it is that of the rows it is given: of a batch of one shard it is all.
+    For contrastive losses, which compare each row with all others. If you call a ``Gather`` as a
+    loss function, the result is the loss over the rows of that call; for a batch of one shard, over
+    all rows.
 
     Args:
-        represent: from the model and a shard's batch to a tensor (n, ...) of its rows, or a tuple
-            or dict of such. It is called twice for each shard, with the same random numbers.
-            Tensors of integers (labels, numbers of rows) are gathered too, without a gradient.
-        contrast: from the model and the representations of all rows, in the order of the plan, to
-            what a loss function returns: the scalar loss, or a dict with metrics. It may use
-            parameters of the model (a temperature), but write no buffer. What was computed in 16
-            bits it is given in float32.
+        represent: ``represent(model, batch)`` returns a tensor (n, ...) with one representation per
+            row of a shard, or a tuple or dict of such tensors. Called twice for each shard, with
+            the same random numbers. Integer tensors (labels, row numbers) are gathered too, without
+            a gradient.
+        contrast: ``contrast(model, representations)`` receives the representations of all rows of
+            the batch, shard by shard in the order of the batch, and returns a scalar loss, or a
+            dict with the loss and metrics. May use parameters of the model, such as a temperature,
+            but must not write buffers. Representations computed in 16 bits arrive as float32.
     """
 
     represent: Represent
@@ -60,7 +63,7 @@ class Gather(Composed):
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """The two, by their names."""
+        """The functions ``represent`` and ``contrast``, by name."""
         return {"represent": self.represent, "contrast": self.contrast}
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:

@@ -35,23 +35,24 @@ LOG = logging.getLogger("quorate").warning
 
 
 def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LOG) -> Model:
-    """Give a model the weights of a file, a checkpoint's directory, or a run directory.
+    """Load weights from a file, a checkpoint or a run directory into a model.
 
-    Of a checkpoint each byte is compared with its checksum; of a run directory it is the newest
-    sound one.
+    From a run directory the newest sound checkpoint is loaded. Every byte of a checkpoint is
+    compared with its checksum.
 
     Args:
-        model: any module; it is changed, and returned.
-        path: .safetensors, or what ``torch.save`` made of a state dict (read with weights_only).
-        say: shows a line to the user: that prefixes were taken off, that values were brought to
-            another dtype, which checkpoints were passed over.
+        model: any ``torch.nn.Module``; changed in place.
+        path: a .safetensors file, a file with a state dict saved by ``torch.save`` (read with
+            ``weights_only=True``), a checkpoint's directory or a run directory.
+        say: receives messages for the user: prefixes removed from names, values converted to
+            another dtype, checkpoints skipped. Default: log the messages.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError: it cannot be read, or is of another model: each key that does not fit is
-            named, with both shapes. The model is as it was.
+        CheckpointError: the file cannot be read, or belongs to another model; the message names
+            each key that does not match, with both shapes. The model is unchanged.
     """
     path = Path(path)
     own = {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}

@@ -17,25 +17,28 @@ PLAIN, DATED, JSON = "plain", "dated", "json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Settings):
-    """What of a run is shown on standard output. It is asked for at the command alone.
+    """Settings of the output of a run. Only the command sets these.
 
     Args:
-        quiet: neither a bar nor lines of updates nor the table of workers. What is said once stays:
-            the first lines, warnings, evaluations, where the state is saved.
-        log_every: a line after every so many updates, instead of one every 5 seconds; above the bar
-            on a terminal, and with ``quiet`` too.
-        log_format: "plain"; "dated", each line with date, time and zone before it, and with the
-            units that a person infers; "json", an object per line, with no bar.
+        quiet: whether to leave out the bar, the lines of updates and the table of workers. The
+            first lines, warnings, evaluations and saved checkpoints are still printed. Default:
+            False.
+        log_every: number of updates between two lines, instead of one line every 5 seconds. The
+            lines are printed above the bar on a terminal, and with ``quiet`` too.
+        log_format: "plain" (the default); "dated", with date, time and zone before each line and
+            with units; "json", one object per line and no bar.
     """
 
     quiet: bool = field(
         default=False,
-        metadata=about("no bar, no lines of updates, no table of workers", kind=bool, check=switch),
+        metadata=about(
+            "show no bar, no update lines and no table of workers", kind=bool, check=switch
+        ),
     )
     log_every: int | None = field(
         default=None,
         metadata=about(
-            "a line after every N updates (one every 5 s, on no terminal)",
+            "print a line every N updates (default: every 5 s, if the output is not a terminal)",
             kind=int,
             metavar="N",
             check=at_least(1),
@@ -44,7 +47,7 @@ class Shown(Settings):
     log_format: str = field(
         default=PLAIN,
         metadata=about(
-            "of lines: plain, dated (with date, zone and units), or json",
+            "format of each line: plain, dated (with date, time zone and units) or json",
             kind=str,
             check=lambda name, value: one_of(name, value, (PLAIN, DATED, JSON)),
         ),

@@ -1,4 +1,4 @@
-"""Optimize: how an update is made of a gradient."""
+"""The settings of an update: optimizer, schedule, clipping, averaged weights."""
 
 from __future__ import annotations
 
@@ -44,27 +44,34 @@ def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
 
 @dataclass(frozen=True)
 class Optimize(Settings):
-    """How an update is made. A plain function in its place is the optimizer.
+    """Settings of an update: optimizer, schedule, clipping, averaging, non-finite gradients.
+
+    A plain function instead of ``Optimize(...)`` sets ``optimizer``.
 
     Args:
-        optimizer: from a list of parameters to a torch optimizer.
-        schedule: from the optimizer to a torch LR scheduler, stepped once per update.
-        schedule_metric: the metric that a ``ReduceLROnPlateau`` goes by: "validation/loss" is that
-            of the validation set, with which it is stepped once per evaluation; "loss" that of the
-            shards of an update, with which it is stepped once per update.
-        clip_norm: bound on the global norm of the mean gradient. Set it if the loss leaps.
-        ema_decay: average the parameters, with min(ema_decay, (1 + n) / (10 + n)) after n updates.
-            The averaged weights are evaluated, and saved beside the plain ones. Set it if the
-            metric of the validation set is noisy.
-        nonfinite: what to do before an update whose loss or gradient is not finite: "stop", which
-            names step, shards, rows and parameters, or "skip" it, which is said and counted.
-        shard_optimizer: whether each rank of a collective has the optimizer's state of its slices
-            alone, where it works element by element; else all of it, with the same bits.
+        optimizer: a function from a list of parameters to a torch optimizer.
+        schedule: a function from the optimizer to a torch LR scheduler. The scheduler is stepped
+            once per update. Default: constant learning rates.
+        schedule_metric: the metric for a schedule that is a ``ReduceLROnPlateau``. For a metric of
+            the validation set, such as "validation/loss", the scheduler is stepped once per
+            evaluation; for a metric of the updates, such as "loss", once per update.
+        clip_norm: largest global norm of the mean gradient; a larger gradient is scaled down to
+            this norm. Set ``clip_norm`` if the loss spikes. Default: no clipping.
+        ema_decay: decay of an exponential moving average of the parameters. After n updates the
+            decay is min(ema_decay, (1 + n) / (10 + n)). The averaged weights are used in
+            evaluations and saved with the plain weights. Set ``ema_decay`` if the validation metric
+            is noisy. Default: no averaged weights.
+        nonfinite: what to do if the loss or gradient of an update is not finite. "stop" (the
+            default) ends the run and names the step, shards, rows and parameters; "skip" skips the
+            update, with a message and a count.
+        shard_optimizer: whether each rank of a collective keeps the optimizer's state only for its
+            own slices of the parameters, where the optimizer works element by element. False: each
+            rank keeps the whole state. The bits are the same. Default: True.
     """
 
     optimizer: OptimizerFactory = field(
         metadata=about(
-            "from a list of parameters to a torch optimizer",
+            "function from a list of parameters to a torch optimizer",
             check=_optimizer_function,
         )
     )
@@ -72,17 +79,17 @@ class Optimize(Settings):
     schedule: Callable[[Optimizer], LRScheduler] | None = field(
         default=None,
         metadata=about(
-            "from the optimizer to a torch LR scheduler",
+            "function from the optimizer to a torch LR scheduler",
             check=a_function("from an optimizer to a scheduler"),
         ),
     )
     schedule_metric: str | None = field(
-        default=None, metadata=about("the metric that a ReduceLROnPlateau goes by")
+        default=None, metadata=about("metric for a schedule that is a ReduceLROnPlateau")
     )
     clip_norm: float | None = field(
         default=None,
         metadata=about(
-            "bound on the global norm of the mean gradient",
+            "clip the global norm of the mean gradient to this value",
             kind=float,
             check=between(0),
             at_resume=AtResume.SAID,
@@ -91,7 +98,7 @@ class Optimize(Settings):
     ema_decay: float | None = field(
         default=None,
         metadata=about(
-            "average the parameters, with this decay",
+            "keep an exponential moving average of the parameters, with this decay",
             kind=float,
             check=between(0, 1),
             at_resume=AtResume.SAID,
@@ -100,7 +107,7 @@ class Optimize(Settings):
     nonfinite: str = field(
         default="stop",
         metadata=about(
-            "before an update that is not finite: stop, or skip it",
+            "if a loss or gradient is not finite: stop the run, or skip the update (default: stop)",
             kind=str,
             check=lambda name, value: one_of(name, value, NOT_FINITE),
         ),
@@ -108,7 +115,7 @@ class Optimize(Settings):
     shard_optimizer: bool = field(
         default=True,
         metadata=about(
-            "each rank of a collective has the optimizer's state of its slices alone",
+            "split the optimizer's state over the ranks of a collective (default: yes)",
             kind=bool,
             check=switch,
         ),
@@ -116,14 +123,14 @@ class Optimize(Settings):
 
     @property
     def schedule_metrics(self) -> list[str]:
-        """The metric that the schedule goes by, if it goes by one."""
+        """A list with the metric of the schedule; empty without a metric."""
         return [] if self.schedule_metric is None else [self.schedule_metric]
 
     def require_validation(self, *, is_there: bool) -> None:
-        """Refuse a loop that never gives the schedule its metric.
+        """Check that a loop supplies the metric of the schedule.
 
         Raises:
-            SettingError: it goes by one of the validation set, and there is none.
+            SettingError: the schedule uses a validation metric, but the loop has no validation set.
         """
         metric = self.schedule_metric
         if metric is not None and metric.startswith("validation/") and not is_there:

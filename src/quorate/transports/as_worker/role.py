@@ -14,15 +14,16 @@ def become_worker() -> None:
 
 
 def is_worker() -> bool:
-    """Return whether this process runs the script as a worker, up to its first training loop.
+    """Return whether this process is a worker, which runs the script up to the first training loop.
 
-    What a script does once belongs where this is False: opening a log, starting a run of Weights &
-    Biases, asking at the terminal, downloading. Everything that the model, the loss and the data
-    are made of belongs outside: a worker needs the same. See docs/devices.md.
+    Guard code that must run only once with ``if not quorate.is_worker():``, such as opening a log,
+    starting a Weights & Biases run, asking a question at the terminal or downloading files. Do not
+    guard the code that creates the model, the loss or the data: a worker needs the same objects.
+    See docs/devices.md.
 
     Returns:
-        True in worker processes, on this machine and on a Ray cluster, and on ranks other than 0,
-        whoever started them. False in the process that you started, for towers (they are threads of
-        it), on rank 0, and in a notebook.
+        True in worker processes on this machine or on a Ray cluster, and on all ranks except rank
+        0. False in the process that you started, in towers (threads of that process), on rank 0 and
+        in a notebook.
     """
     return _is_worker or torchrun_environment().get("RANK", "0") != "0"
