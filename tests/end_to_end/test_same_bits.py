@@ -37,6 +37,7 @@ def test_the_digest_depends_on_seed_and_shards(references: References) -> None:
     assert len(digests) == 4
 
 
+@pytest.mark.slow
 def test_more_threads_per_worker_are_another_result_on_any_number_of_workers() -> None:
     assert digest_of(trained(1, 4, threads=2)) == digest_of(trained(3, 4, threads=2))
 

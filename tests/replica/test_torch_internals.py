@@ -307,6 +307,7 @@ def test_a_call_and_its_derivative_have_one_number() -> None:
     assert seen == [forward]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
 @pytest.mark.filterwarnings("ignore")  # of torch's own modules, when the compiler imports them
 def test_inductor_compiles_under_options() -> None:

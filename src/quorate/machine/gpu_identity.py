@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +37,11 @@ class Nvml:
         with self.unless_it_fails():
             pynvml.nvmlInit()
             self.module = pynvml
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package nvidia-ml-py is there."""
+        return self._pynvml is not None
 
     def find(self, name: str) -> Found | None:
         """Return the GPU that torch calls so, or None if that cannot be known.
@@ -85,10 +89,10 @@ def mapping(devices: Sequence[torch.device]) -> list[str]:
     names = dict.fromkeys(str(device) for device in devices if device.type == "cuda")
     if not names:
         return []
-    if find_spec("pynvml") is None:
-        fix = "pip install 'quorate-torch[nvml]'"
-        return [f"numbers, use and memory of GPUs need nvidia-ml-py, which is not installed: {fix}"]
     with closing(Nvml()) as nvml:
+        if not nvml.is_installed:
+            fix = "pip install 'quorate-torch[nvml]'"
+            return [f"numbers, use and memory of GPUs need nvidia-ml-py, which is missing: {fix}"]
         found = {name: nvml.find(name) for name in names}
     return [f"{name} = {gpu.visible}" for name, gpu in found.items() if gpu is not None]
 
