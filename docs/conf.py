@@ -1,7 +1,9 @@
 """Settings of Sphinx: `make docs` builds this folder into build/docs, without a network."""
 
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -49,3 +51,14 @@ napoleon_numpy_docstring = False
 # Public names have to be there. What is inside, and other projects' names, may be without a page:
 # those pages would be a network.
 nitpick_ignore_regex = [(r"py:.*", r"(?!quorate\.(\w+|errors\.\w+|data\.\w+)$).*")]
+
+
+def link_pages(
+    _app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]
+) -> None:
+    """Make a link of each ``docs/PAGE.md`` in a docstring: ``help()`` shows the file's name."""
+    lines[:] = [re.sub(r"\bdocs/([\w-]+)\.md\b", r":doc:`/\1`", line) for line in lines]
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", link_pages)

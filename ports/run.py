@@ -275,7 +275,7 @@ def cells(one: Port, found: dict[str, Any]) -> list[str]:
     wrong = fault(one, found)
     remark = f"**{wrong}** {one.remark}" if wrong else one.remark
     if "refused" in found:
-        remark += f" What is said: `{found['refused']}`"
+        remark += f" Message: `{found['refused']}`"
     digests = found.get("digests", {})
     same = f"equal: {', '.join(sorted(digests, key=WORKERS.index))}"
     verdict = {0: "", 1: same}.get(len(set(digests.values())), "differ")

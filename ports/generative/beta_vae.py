@@ -1,6 +1,6 @@
 """Beta-VAE: a weight that grows from update to update, an attribute of the model.
 
-Not compared: the latent noise is other noise in a plain loop.
+Not compared: a plain loop draws different latent noise.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Diffusion: UNet2DModel and the noise schedule of diffusers.
 
-Not compared: noise and time steps are other ones in a plain loop.
+Not compared: a plain loop draws different noise and time steps.
 """
 
 import torch

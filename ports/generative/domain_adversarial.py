@@ -1,4 +1,4 @@
-"""Domain-adversarial training by a reversed gradient: two players, one optimizer."""
+"""Domain-adversarial training with a reversed gradient: two players, one optimizer."""
 
 import torch
 import torch.nn.functional as F

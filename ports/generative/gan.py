@@ -1,6 +1,6 @@
-"""GAN: two optimizers that take turns, each with its own loss.
+"""GAN: two optimizers in turn, each with its own loss.
 
-Not compared: noise is other noise in a plain loop.
+Not compared: a plain loop draws different noise.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Score matching: an energy whose gradient and its divergence are taken inside of the loss."""
+"""Score matching: the loss takes the gradient of an energy, and the divergence of the gradient."""
 
 import torch
 from torch import nn

@@ -1,6 +1,6 @@
 """Variational autoencoder: reconstruction plus divergence.
 
-Not compared: the latent noise is other noise in a plain loop.
+Not compared: a plain loop draws different latent noise.
 """
 
 import torch

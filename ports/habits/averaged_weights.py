@@ -1,6 +1,6 @@
 """Averaged weights (EMA), with which the validation set is evaluated.
 
-The averages are compared, and not the parameters.
+The averages are compared instead of the parameters.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A curriculum: easy rows first in each epoch, by an order of one's own."""
+"""A curriculum: easy rows first in each epoch, by a custom order."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""A DataLoader with a collate function, given to the trainer as it is."""
+"""A DataLoader with a collate function, passed to the trainer unchanged."""
 
 import torch
 import torch.nn.functional as F

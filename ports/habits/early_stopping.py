@@ -1,4 +1,4 @@
-"""Early stopping on a validation set, by a callback of one's own."""
+"""Early stopping on a validation set, by a custom callback."""
 
 import torch
 import torch.nn.functional as F

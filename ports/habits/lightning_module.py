@@ -1,4 +1,4 @@
-"""A LightningModule's own training_step and optimizers, trained as they are."""
+"""A LightningModule, with its training_step and optimizers unchanged."""
 
 import lightning
 import torch

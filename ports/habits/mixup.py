@@ -1,6 +1,6 @@
 """Mixup: in the collate function, and as an augmentation with keyed draws; label smoothing.
 
-Not compared: the mixture draws other numbers in a plain loop.
+Not compared: a plain loop draws different mixtures.
 """
 
 import torch

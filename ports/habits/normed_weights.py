@@ -1,6 +1,6 @@
 """Weight normalisation and spectral normalisation, as parametrisations.
 
-Each shard turns the vectors once, from where the last update left them, as one pass does.
+Each shard makes one power iteration, beginning with the vectors of the last update.
 """
 
 import torch

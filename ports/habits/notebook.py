@@ -1,4 +1,4 @@
-"""Cells of a notebook, in one namespace without a file: workers are threads there."""
+"""Cells of a notebook, in one namespace without a file: workers are threads."""
 
 from torch import nn
 

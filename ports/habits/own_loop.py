@@ -1,4 +1,4 @@
-"""A loop of one's own around updates: logs, clamped weights, a stop at a loss."""
+"""A custom loop around updates: logs, clamped weights, a stop at a loss."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A metric of torchmetrics that is no mean: macro F1 of a validation set, from summed counts."""
+"""A metric of torchmetrics that is not a mean: macro F1 of a validation set, from summed counts."""
 
 import torch
 import torch.nn.functional as F

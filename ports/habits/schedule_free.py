@@ -1,4 +1,4 @@
-"""A schedule-free optimizer, with a training and an evaluation mode of its own."""
+"""A schedule-free optimizer, with its own training and evaluation modes."""
 
 import torch
 import torch.nn.functional as F

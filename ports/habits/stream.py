@@ -1,4 +1,4 @@
-"""A stream: tar files as webdataset reads and writes them, from their beginning or by number."""
+"""A stream: tar files in webdataset's layout, read from the beginning or by number."""
 
 import io
 import tempfile

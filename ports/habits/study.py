@@ -1,6 +1,6 @@
-"""A study of Optuna around trainings: three learning rates, the best one kept.
+"""A study of Optuna around trainings: three learning rates, the best is kept.
 
-Later loops of a script are towers in every engine, so that a study needs no processes.
+Later loops of a script use towers in every engine, so a study needs no processes.
 """
 
 import optuna

@@ -1,6 +1,6 @@
 """Weighted sampling with replacement, by a loader's sampler.
 
-``quorate.Sampling`` draws by weights anew in each epoch; here both see the same rows.
+``quorate.Sampling`` draws new rows in each epoch; here both scripts see the same rows.
 """
 
 import torch

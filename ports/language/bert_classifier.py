@@ -1,6 +1,6 @@
 """Text classification: BERT of transformers, dicts as batches, a linear schedule.
 
-Transformers return the loss with the logits; a dict goes in as keywords.
+Transformers return the loss with the logits; the entries of a dict become keyword arguments.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Masked words: BERT for masked language modelling, the mean over masked words.
 
-Rows have unequal numbers of masked words, so the loss returns their number as its weight.
+Rows have unequal numbers of masked words, so the loss returns the number as weight.
 """
 
 import torch

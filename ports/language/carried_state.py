@@ -1,6 +1,6 @@
-"""A recurrent network whose state goes on from batch to batch (truncated backpropagation).
+"""A recurrent network whose state is carried from batch to batch (truncated backpropagation).
 
-The state becomes a buffer, and shards=1: it belongs to all rows of a batch, in their order.
+The state becomes a buffer, with shards=1: the state belongs to all rows of a batch, in order.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Language model: GPT-2 of transformers on padded texts, the mean over tokens.
 
-Texts have unequal lengths, so the loss returns the number of predicted tokens as its weight.
+Texts have unequal lengths, so the loss returns the number of predicted tokens as weight.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Tagging: a two-way LSTM over packed sequences, padding by a collate function.
 
-Sentences have unequal lengths, so the loss returns the number of words as its weight.
+Sentences have unequal lengths, so the loss returns the number of words as weight.
 """
 
 import torch

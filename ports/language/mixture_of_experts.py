@@ -1,6 +1,6 @@
 """Mixture of experts: top-1 routing with an auxiliary loss that balances the load.
 
-The balance is taken over a shard and not over the batch, as it is over a device's part elsewhere.
+The balance is computed over a shard instead of the batch, as over a device's part elsewhere.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Translation: T5 of transformers, targets padded with -100 by a collate function.
 
-Targets have unequal lengths, so the loss returns the number of their tokens as its weight.
+Targets have unequal lengths, so the loss returns the number of target tokens as weight.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Tabular data of scikit-learn, class weights in the loss: a weighted mean.
 
-The mean is over the weights of the rows' classes, so the loss returns their sum as its weight.
+The mean is weighted by the rows' classes, so the loss returns the sum of these weights as weight.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Gaussian process of gpytorch: the marginal likelihood of all rows, one batch per epoch.
 
-The likelihood needs all rows at once: shards=1, so that a second worker is a substitute.
+The likelihood needs all rows at once, so shards=1; a second worker is a substitute.
 """
 
 import gpytorch

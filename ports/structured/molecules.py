@@ -1,4 +1,4 @@
-"""Molecules: energies and forces, messages by index_add, forces by a gradient in the loss."""
+"""Molecules: energies and forces, messages by index_add, forces as gradients in the loss."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Offline Q-learning: a replay buffer as dataset, a target network that follows now and then."""
+"""Offline Q-learning: a replay buffer as dataset, a target network updated now and then."""
 
 import copy
 

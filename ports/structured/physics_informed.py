@@ -1,4 +1,4 @@
-"""Physics-informed network: Burgers' equation, derivatives of the network in its loss."""
+"""Physics-informed network: Burgers' equation, derivatives of the network in the loss."""
 
 import math
 

@@ -1,6 +1,6 @@
 """Metric learning with a loss that has parameters: ArcFace of pytorch-metric-learning.
 
-Network and loss become one model, so that one optimizer has both.
+Network and loss become one model, so one optimizer trains both.
 """
 
 import torch

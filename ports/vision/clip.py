@@ -1,6 +1,6 @@
-"""Contrastive pairs as in CLIP: two encoders, a temperature, each pair against all of its batch.
+"""Contrastive pairs as in CLIP: two encoders, a temperature, each pair against the whole batch.
 
-The loss needs all rows of a batch at once: a Gather, of which each worker represents some rows.
+The loss needs all rows of a batch at once: Gather, with some rows on each worker.
 """
 
 import torch

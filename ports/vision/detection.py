@@ -1,6 +1,6 @@
 """Detection: images with lists of boxes, a collate function, a loss over boxes.
 
-Images have unequal numbers of boxes, so the loss returns their number as its weight.
+Images have unequal numbers of boxes, so the loss returns the number as weight.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Image classifier: EfficientNet of timm with BatchNorm, drop path and dropout, RMSprop.
 
-Not compared: dropout draws other numbers in a plain loop.
+Not compared: a plain loop draws different dropout masks.
 """
 
 import timm

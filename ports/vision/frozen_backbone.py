@@ -1,4 +1,4 @@
-"""Transfer: a frozen backbone of timm in evaluation mode, and a head that is trained."""
+"""Transfer: a frozen backbone of timm in evaluation mode, and a trained head."""
 
 import timm
 import torch

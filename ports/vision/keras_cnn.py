@@ -1,6 +1,6 @@
-"""A Keras 3 model on the torch backend, trained by a loop of one's own.
+"""A Keras 3 model on the torch backend, trained by a custom loop.
 
-Processes alone: a Keras model's deep copy has other parameters, and each tower has a copy.
+Processes alone: a deep copy of a Keras model has different parameters, and each tower has a copy.
 """
 
 import os

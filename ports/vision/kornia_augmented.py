@@ -1,6 +1,6 @@
-"""Augmentation of whole batches by kornia, inside of the step.
+"""Augmentation of whole batches by kornia, inside the step.
 
-Not compared: the augmentation draws other numbers in a plain loop.
+Not compared: a plain loop draws different augmentations.
 """
 
 import kornia.augmentation as K

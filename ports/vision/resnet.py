@@ -1,6 +1,6 @@
 """Image classifier: ResNet of timm, SGD with momentum, accumulation over two halves.
 
-BatchNorm normalises over a shard, as it does over a part of an accumulated batch.
+BatchNorm normalises over a shard, like over a part of an accumulated batch.
 """
 
 import timm
