@@ -46,6 +46,7 @@ class OpenStep:
     running: int = 0  # how many shards are being computed that nobody holds
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
     has_runs: bool = True  # False: a worker crashed, or user code raised, in one
+    lost_with: dict[int, int] = field(default_factory=dict)  # shard to do -> the worker that left
 
     @property
     def wanting(self) -> int:
@@ -226,12 +227,19 @@ class OpenSteps:
         if not step.is_ready:
             self.ready.pop(step.number, None)
         self._forget_held(step, worker)
+        step.lost_with |= dict.fromkeys(lost, worker)
         self._put_back(step, lost)
         return True
 
-    def put_back(self, task: Task) -> None:
-        """Have a task's shards dealt again, those that nobody computes or holds."""
+    def put_back(self, task: Task, *, is_lost: bool = False) -> None:
+        """Have a task's shards dealt again, those that nobody computes or holds.
+
+        Args:
+            is_lost: whether the worker of the task has left.
+        """
         if (step := self.by_number.get(task.step)) is not None:
+            if is_lost:
+                step.lost_with |= dict.fromkeys(task.shards, task.worker)
             self._put_back(step, task.shards)
 
     def _put_back(self, step: OpenStep, shards: Iterable[int]) -> None:

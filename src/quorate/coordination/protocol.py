@@ -97,6 +97,7 @@ class Compute:
     instead_of: int | None = field(default=None, compare=False)  # the worker that is slow with it
     is_needed: bool = field(default=False, compare=False)  # no update of the step is without it
     count: int = 1  # of shards
+    lost_with: int | None = field(default=None, compare=False)  # the worker that left with one
 
 
 @dataclass(slots=True)
