@@ -227,8 +227,7 @@ class OpenSteps:
         if not step.is_ready:
             self.ready.pop(step.number, None)
         self._forget_held(step, worker)
-        step.lost_with |= dict.fromkeys(lost, worker)
-        self._put_back(step, lost)
+        self._put_back(step, lost, lost_with=worker)
         return True
 
     def put_back(self, task: Task, *, is_lost: bool = False) -> None:
@@ -238,13 +237,16 @@ class OpenSteps:
             is_lost: whether the worker of the task has left.
         """
         if (step := self.by_number.get(task.step)) is not None:
-            if is_lost:
-                step.lost_with |= dict.fromkeys(task.shards, task.worker)
-            self._put_back(step, task.shards)
+            self._put_back(step, task.shards, lost_with=task.worker if is_lost else None)
 
-    def _put_back(self, step: OpenStep, shards: Iterable[int]) -> None:
+    def _put_back(
+        self, step: OpenStep, shards: Iterable[int], lost_with: int | None = None
+    ) -> None:
         had_todo = bool(step.todo)
-        step.todo.add(s for s in shards if s not in step.kept and s not in step.computing)
+        again = [s for s in shards if s not in step.kept and s not in step.computing]
+        step.todo.add(again)
+        if lost_with is not None:
+            step.lost_with |= dict.fromkeys(again, lost_with)
         if step.todo and not had_todo:
             insort(self._with_todo, (step.order, step.number))
         if self._staleness:

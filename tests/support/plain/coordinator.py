@@ -210,7 +210,9 @@ class Coordinator:
             if not event.results_stay:
                 self._lose_results(step, worker)
             computed = self._members.computing(step.number).keys()
-            step.todo = set(range(step.shards)) - step.kept.keys() - computed
+            todo = set(range(step.shards)) - step.kept.keys() - computed
+            step.lost_with |= dict.fromkeys(todo - step.todo, worker)
+            step.todo = todo
         expecting = None if task is None else self._steps.expecting(task)
         if not event.crashed or task is None or expecting is None:
             return []
