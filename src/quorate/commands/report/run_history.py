@@ -11,12 +11,14 @@ import json
 import math
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from quorate.commands.run_facts import MARKS, RunFacts, runs_below
 from quorate.coordination import rules
 from quorate.coordination.run_event import WARNING
 from quorate.errors import CheckpointError, SettingError, UserError
@@ -29,8 +31,6 @@ from quorate.services.checkpoints.record import MOST_COUNT
 from quorate.services.metrics_log import TIMES
 from quorate.services.report import Report
 from quorate.transports.worker_status import PHASES
-
-from quorate.commands.run_facts import MARKS, RunFacts, runs_below  # isort: skip
 
 MOST_LINE_BYTES = 4 << 20
 MOST_BYTES = 1 << 30  # of a log; of a larger log the end is read
@@ -395,10 +395,8 @@ def read_checkpoints(run_dir: Path) -> list[Checkpoint]:
         except CheckpointError as error:
             wrong = printable(error, MOST_TEXT)
         nbytes = 0
-        try:
+        with suppress(OSError):
             nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        except OSError:
-            pass
         saved_at = None if record is None else record["saved_at"]
         checkpoints.append(Checkpoint(path, step, nbytes, saved_at, record, wrong))
     return checkpoints

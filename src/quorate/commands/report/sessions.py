@@ -38,33 +38,31 @@ class Session(NamedTuple):
         """How long it took."""
         return self.end - self.begin
 
+    def place(self, at: float) -> float:
+        """Return the training time of a moment of the session, in seconds."""
+        return self.offset + min(max(0.0, at - self.begin), self.seconds)
+
 
 class Sessions(NamedTuple):
     """All fits of a run."""
 
-    all: list[Session]
+    listed: list[Session]
     has_times: bool  # else the axis has updates: the log is of an earlier version
     x: Floats  # (R,) training time in seconds of each update, or its step
 
     @property
     def seconds(self) -> float:
         """The training time of the run."""
-        return sum(session.seconds for session in self.all)
-
-    def place(self, event: Event) -> float | None:
-        """Return the training time of an event, in seconds; None: it is of no session."""
-        for session in self.all:
-            if event in session.events:
-                return session.offset + min(max(0.0, event.at - session.begin), session.seconds)
-        return None
+        return math.fsum(session.seconds for session in self.listed)
 
     def place_at(self, row: int, at: float) -> float:
         """Return the training time of something that came after so many updates."""
         if math.isnan(at) or not self.has_times:
             return float(self.x[row - 1]) if 0 < row <= len(self.x) else 0.0
-        for session in reversed(self.all):
-            if row > session.first_row or session is self.all[0]:
-                return session.offset + min(max(0.0, at - session.begin), session.seconds)
+        for session in reversed(self.listed):
+            if row > session.first_row or session is self.listed[0]:
+                place: float = session.place(at)
+                return place
         return 0.0
 
 
@@ -89,25 +87,24 @@ def sessions(history: RunHistory) -> Sessions:
     starts = [start for start, _ in by_start]
     is_ordered = starts == sorted(starts)
     ends = [row for row, _ in begins[1:]] + [len(at)]
-    for (row, begun_at), end in zip(begins, ends, strict=True):
+    for (row, begun_at), end_row in zip(begins, ends, strict=True):
         number = bisect_right(starts, begun_at + EARLY_S) - 1 if is_ordered else -1
         if number >= 0 and number not in rows:
-            rows[number] = (row, end)
+            rows[number] = (row, end_row)
         else:
-            alone.append((begun_at, row, end))
+            alone.append((begun_at, row, end_row))
     found: list[tuple[float, list[Event], int, int]] = [
         (begin, events, *rows.get(number, (-1, -1)))
         for number, (begin, events) in enumerate(by_start)
     ]
-    found += [(begin, [], row, end) for begin, row, end in alone]
+    found += [(begin, [], row, end_row) for begin, row, end_row in alone]
     found.sort(key=lambda one: one[0])
     # 3. One behind the other.
     listed: list[Session] = []
     x, offset, last_row = steps.copy(), 0.0, 0
-    for begin, events, row, end_row in found:
-        if row < 0:
-            row = end_row = last_row
-        last_row = end_row
+    for begin, events, first_row, end_row in found:
+        row = first_row if first_row >= 0 else last_row
+        end_row = last_row = max(row, end_row)
         signs = [event.at for event in events] + [begin]
         if has_times and end_row > row:
             signs.append(float(at[row:end_row].max()))
@@ -137,7 +134,7 @@ def worker_totals(found: Sessions) -> list[WorkerTotal]:
     """Add up what the time of each worker went into, as far as the run noted it."""
     shards: dict[int, float] = {}
     seconds: dict[int, dict[str, float]] = {}
-    for session in found.all:
+    for session in found.listed:
         if not session.spent:
             continue
         last = session.spent[-1]
