@@ -39,6 +39,7 @@ MOST_MARKS = 400  # of a lane of events
 MOST_PANELS = 8  # of metrics
 LEAST_MEAN = 120  # values from which on a curve has a running mean
 MEANS = 60  # parts of a curve: a running mean is over one of them
+TOO_LARGE = 1e100  # no axis has room for larger values
 LOG_RATIO = 30.0  # from which on a loss is drawn on a logarithmic axis
 
 SHAPES = {  # of each kind: marker, size in points, colour
@@ -95,6 +96,7 @@ class Series(NamedTuple):
     colour: str
     label: str
     breaks: tuple[int, ...] = ()  # places before which the line is interrupted
+    is_below: bool = False  # another run's line may cover this one, which is drawn broad
 
     def parts(self, y: Floats) -> list[tuple[Floats, Floats]]:
         """Return pieces of a line over this curve's x, with few points in all."""
@@ -188,16 +190,18 @@ def comparison_charts(histories: Sequence[RunHistory], comparison: Comparison) -
             steps = np.array(updates.steps, dtype=np.float64)
             end = max(end, float(steps.max(initial=0.0)))
             if (curve := updates.curves.get(name)) is not None:
-                curves.append(_series(curve, steps, colour, label))
+                one = _series(curve, steps, colour, label)
+                curves.append(one._replace(is_below=label == "A"))
             points = [
                 (e.global_step, e.metrics[name]) for e in updates.evaluations if name in e.metrics
             ]
             if points:
                 at, values = zip(*points, strict=True)
-                of = Series(np.array(at), np.array(values), colour, f"{label}, validation")
-                evaluated.append(of)
-        title = titles.get(name, name)
-        panels.append(_curves(title, curves, evaluated, notes, is_plain=name in last))
+                evaluated.append(Series(np.array(at), np.array(values), colour, ""))
+        title, how = titles.get(name, name), {"is_plain": name in last, "names_mean": False}
+        panels.append(_curves(title, curves, evaluated, notes, **how))
+    if any(len(history.updates.steps) >= LEAST_MEAN for history in histories):
+        notes.append(f"Lines are running means over 1/{MEANS} of a run. Dots are evaluations.")
     lines = [] if comparison.loss is None else [(float(comparison.loss.global_step), "bad")]
     drawn = {
         layout.name: _figure(panels, layout, "both", "updates", end, lines, [], {})
@@ -242,6 +246,11 @@ def _series(curve: Curve, x: Floats, colour: str, label: str, breaks: Sequence[i
     return Series(x[rows], np.array(curve.values), colour, label, at)
 
 
+def _drawable(y: Floats) -> Floats:
+    """Return values with nan where an axis cannot show them."""
+    return np.where(np.abs(y) < TOO_LARGE, y, np.nan)
+
+
 def _curves(
     title: str,
     series: Sequence[Series],
@@ -249,6 +258,7 @@ def _curves(
     notes: list[str],
     *,
     is_plain: bool = False,
+    names_mean: bool = True,
 ) -> Panel:
     """Return the chart of a metric.
 
@@ -257,7 +267,10 @@ def _curves(
         points: of each evaluation.
         notes: what is left out of the chart is added to these.
         is_plain: whether the figure is drawn as it is, without a mean.
+        names_mean: whether the legend says over how many updates a mean is.
     """
+    series = [each._replace(y=_drawable(each.y)) for each in series]
+    points = [each._replace(y=_drawable(each.y)) for each in points]
     values = np.concatenate([each.y for each in (*series, *points)] or [np.zeros(0)])
     finite = values[np.isfinite(values)]
     if len(finite) < len(values):
@@ -276,31 +289,35 @@ def _curves(
             axes.set_yscale("log")
         labels = 0
         for one in series:
-            y, label = np.where(np.isfinite(one.y), one.y, np.nan), one.label
+            y, label = one.y, one.label
             line: Any = {"color": COLOURS[one.colour]}
             if not is_plain and len(y) >= LEAST_MEAN:
                 for part in one.parts(y):
                     axes.plot(*part, alpha=0.35, linewidth=0.7, **line)
                 window = len(y) // MEANS
-                y, label = running_mean(y, window), f"{label}, mean of {window:,} updates"
+                y = running_mean(y, window)
+                if names_mean:
+                    label = f"{label}, mean of {window:,} updates"
             elif np.isfinite(y).sum() < 3:
                 line["marker"] = "."
+            if one.is_below:
+                line |= {"linewidth": 2.6, "alpha": 0.5}
             for number, part in enumerate(one.parts(y)):
                 axes.plot(*part, label=label if label and number == 0 else None, **line)
             labels += bool(one.label)
-        for x, y, colour, label, _ in points:
+        for x, y, colour, label, *_ in points:
             axes.plot(
-                *decimated(x, np.where(np.isfinite(y), y, np.nan)),
+                *decimated(x, y),
                 marker="o",
                 markersize=4 if len(y) < 60 else 2,
                 linewidth=0.9,
                 color=COLOURS[colour],
                 markeredgecolor=COLOURS["page"],
                 markeredgewidth=0.6,
-                label=label,
+                label=label or None,
             )
-            labels += 1
-        if labels > 1 or points:
+            labels += bool(label)
+        if labels > 1:
             axes.legend(
                 loc="lower right",
                 bbox_to_anchor=(1.0, 1.0),
@@ -316,7 +333,7 @@ def _curves(
             axes.set_yticks([])
         elif is_plain and float(finite.min()) >= 0:
             axes.set_ylim(0, 1.1 * float(finite.max()) or 1.0)
-        if len(finite) and not is_log and float(np.abs(finite).max()) >= 10_000:
+        if len(finite) and not is_log and float(np.abs(finite).max()) >= 2_000:
             axes.yaxis.set_major_formatter("{x:,.0f}")
 
     return Panel(title, 1.1 if is_plain else 2.1 if is_loss(title) else 1.5, draw)
@@ -356,7 +373,7 @@ def _strip(
         axes.set_ylim(-0.6, len(lanes) - 0.4)
         axes.tick_params(axis="y", length=0)
 
-    return Panel(title, 0.9, draw)
+    return Panel(title, 1.05, draw)
 
 
 def _shares(found: Sessions, unit_s: float) -> Panel | None:
@@ -430,7 +447,7 @@ def _figure(
 
     if not panels:
         return ""
-    gap, top, bottom, right = 0.42, 0.28, 0.9 if steps else 0.45, 0.12
+    gap, top, bottom, right = 0.42, 0.28, 0.82 if steps else 0.45, 0.12
     heights = [panel.inches * layout.scale for panel in panels]
     whole = top + sum(heights) + gap * (len(panels) - 1) + bottom
     named = f"{name}-{layout.name}"
@@ -467,7 +484,8 @@ def _figure(
         last = figure.axes[-1]
         last.set_xlabel(axis, labelpad=2)
         if steps:
-            lower = last.secondary_xaxis(-0.46 / heights[-1])
+            steps = steps if layout is WIDE or len(steps) <= 5 else steps[::2]
+            lower = last.secondary_xaxis(-0.4 / heights[-1])
             lower.set_xticks([place for place, _ in steps], [text for _, text in steps])
             lower.tick_params(length=0)
             lower.spines["bottom"].set_visible(False)

@@ -28,9 +28,10 @@ CUT = "cut"  # a fit that ended without an event: its process was killed
 # Lanes of the strip of events, from top to bottom, and which kinds of events are in each.
 LANES = {
     "run": (START, RESUME, END, CUT),
-    "workers": (LOST, BACK, JOINED, TAKEOVER, SLOW),
+    "workers": (LOST, BACK, JOINED),
+    "takeovers": (TAKEOVER,),
     "saves": (SAVE,),
-    "warnings": (WARNING,),
+    "warnings": (WARNING, SLOW),
 }
 LANE_OF = {kind: lane for lane, kinds in LANES.items() for kind in kinds}
 
@@ -74,7 +75,11 @@ def marks(history: RunHistory, found: Sessions) -> list[Mark]:
     for place, session in enumerate(found.listed):
         step = 0
         is_resumed = any(event.kind == RESUME for event in session.events)
+        saved = ""
         for event in session.events:
+            if event.kind == SAVE and event.text == saved:
+                continue  # a checkpoint that was due for two reasons is written twice
+            saved = event.text if event.kind == SAVE else saved
             x = session.place(event.at)
             # Of a fit that was resumed, the charts show the resume alone.
             kind = SESSION if event.kind == START and is_resumed else event.kind

@@ -233,8 +233,8 @@ def _workers(history: RunHistory, found: Sessions) -> str:
     if not totals:
         return "<p>The run ended before it noted what its workers' time went into.</p>"
     lost = lost_workers(history)
-    fates = history.updates.fates
-    more = [name for name in ("stale", "dropped") if any(fates.get(name, ()))]
+    fates = {name: history.updates.fates(name) for name in ("stale", "dropped")}
+    more = [name for name in fates if any(fates[name])]
     most_s = max(sum(total.seconds.values()) for total in totals) or 1.0
     heads = "".join(f'<th class="n">{phase}</th>' for phase in PHASES)
     heads += "".join(f'<th class="n">{name}</th>' for name in more)
@@ -248,7 +248,7 @@ def _workers(history: RunHistory, found: Sessions) -> str:
         )
         cells = "".join(f'<td class="n">{duration(total.seconds[phase])}</td>' for phase in PHASES)
         for name in more:
-            of_worker = fates.get(name, [])
+            of_worker = fates[name]
             count = of_worker[total.worker] if total.worker < len(of_worker) else 0
             cells += f'<td class="n">{count:,}</td>'
         rows.append(

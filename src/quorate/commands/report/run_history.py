@@ -38,8 +38,9 @@ MOST_METRICS = 64  # names of metrics that are read
 MOST_EVENTS = 100_000
 MOST_NAME, MOST_TEXT = 80, 2000  # characters
 
-# Fields of a line of an update that are no metrics.
-FIELDS = {field.name for field in dataclasses.fields(Report)} | {*TIMES, "slow"}
+# Fields of a line of an update that are no curves.
+NOT_DRAWN = {field.name for field in dataclasses.fields(Report)} | {*TIMES, "slow"}
+NOT_DRAWN -= {"lr", "examples_per_s", "grad_norm"}
 
 
 class Evaluation(NamedTuple):
@@ -89,14 +90,6 @@ class Curve:
     rows: array[int] = field(default_factory=lambda: array("q"))  # (K,) places among the updates
     values: array[float] = field(default_factory=lambda: array("d"))  # (K,)
 
-    def add(self, row: int, value: float) -> None:
-        """Add the figure of an update."""
-        self.rows.append(row)
-        self.values.append(value)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
 
 @dataclass
 class Updates:
@@ -108,11 +101,15 @@ class Updates:
     curves: dict[str, Curve] = field(default_factory=dict)  # by metric, "lr", "examples_per_s"
     evaluations: list[Evaluation] = field(default_factory=list)
     spent: list[Spent] = field(default_factory=list)
-    fates: dict[str, list[int]] = field(default_factory=dict)  # the newest "fresh", "stale", ...
+    newest: dict[str, Any] = field(default_factory=dict)  # the last line of an update
     rows: int = 0  # of the dataset, that all updates were made of
     damaged: int = 0  # lines
     skipped_bytes: int = 0  # at the beginning of a very long log
     left_out: int = 0  # values of metrics beyond MOST_METRICS
+
+    def fates(self, name: str) -> list[int]:
+        """Return how many shards of each worker were "stale" or "dropped" so far."""
+        return _counts(self.newest.get(name)) or []
 
 
 class RunHistory(NamedTuple):
@@ -233,6 +230,7 @@ def read_updates(path: Path) -> Updates:
                 updates.damaged += 1
     except OSError:
         pass
+    updates.curves = {printable(name, MOST_NAME): c for name, c in updates.curves.items()}
     return updates
 
 
@@ -247,7 +245,9 @@ def _records(path: Path, begin: int) -> Iterator[dict[str, Any] | None]:
         file.seek(begin)
         if begin:
             file.readline(MOST_LINE_BYTES)
-        while file.tell() < size and (line := file.readline(MOST_LINE_BYTES)):
+        left = size - file.tell()  # the run may append to it
+        while left > 0 and (line := file.readline(MOST_LINE_BYTES)):
+            left -= len(line)
             try:
                 yield decode(line)
                 continue
@@ -295,12 +295,10 @@ def _add(updates: Updates, record: dict[str, Any]) -> bool:
     rows = record.get("rows")
     updates.rows += rows if type(rows) is int and 0 <= rows <= MOST_COUNT else 0
     for name, value in record.items():
-        if name in FIELDS:
-            if name not in DRAWN_FIELDS:
-                continue
-        elif name.startswith("metric_") and name[7:] in FIELDS:
-            name = name[7:]
-        if (figure := number(value)) is None:
+        if name in NOT_DRAWN:
+            continue
+        figure = value if type(value) is float else number(value)
+        if figure is None:
             continue
         curve = updates.curves.get(name)
         if curve is None:
@@ -308,16 +306,12 @@ def _add(updates: Updates, record: dict[str, Any]) -> bool:
                 updates.left_out += 1
                 continue
             curve = updates.curves[name] = Curve()
-        curve.add(row, figure)
-    for name in ("fresh", "stale", "dropped"):
-        if (fates := _counts(record.get(name))) is not None:
-            updates.fates[name] = fates
-    if (spent := _spent(record.get("spent"), row, at)) is not None:
+        curve.rows.append(row)
+        curve.values.append(figure)
+    updates.newest = record
+    if "spent" in record and (spent := _spent(record["spent"], row, at)) is not None:
         updates.spent.append(spent)
     return True
-
-
-DRAWN_FIELDS = ("lr", "examples_per_s", "grad_norm")
 
 
 def _counts(value: Any) -> list[int] | None:

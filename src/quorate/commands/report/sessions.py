@@ -86,7 +86,7 @@ def sessions(history: RunHistory) -> Sessions:
     alone: list[tuple[float, int, int]] = []
     starts = [start for start, _ in by_start]
     is_ordered = starts == sorted(starts)
-    ends = [row for row, _ in begins[1:]] + [len(at)]
+    ends = [*(row for row, _ in begins[1:]), *([len(at)] if begins else [])]
     for (row, begun_at), end_row in zip(begins, ends, strict=True):
         number = bisect_right(starts, begun_at + EARLY_S) - 1 if is_ordered else -1
         if number >= 0 and number not in rows:

@@ -94,14 +94,22 @@ details { margin: 12px 0 0; } summary { cursor: pointer; color: var(--muted); fo
 header ul { padding-left: 20px; margin: 10px 0; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 32px; }
 .pair > div { min-width: 0; }
+section + .pair { margin-top: 36px; }
+.pair .events tr { display: grid; grid-template-columns: auto auto 1fr; padding: 4px 0; }
+.pair .events td { padding: 0 12px 0 0; }
+.pair .events td:last-child { grid-column: 1 / -1; min-width: 0; }
+.pair .events td:nth-child(2), .pair .events tr:first-child { display: none; }
 .pair .tiles { grid-template-columns: repeat(auto-fill, minmax(120px, 1fr)); }
 @media (max-width: 760px) {
   main, footer { padding-left: 14px; padding-right: 14px; }
   header { margin-top: 20px; }
   h1 { font-size: 22px; }
   .pair { grid-template-columns: minmax(0, 1fr); }
-  .tiles { grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); }
+  .tiles, .pair .tiles { grid-template-columns: repeat(auto-fill, minmax(136px, 1fr)); }
+  .events tr { display: grid; grid-template-columns: auto auto 1fr; padding: 4px 0; }
+  .events td { padding: 0 12px 0 0; }
+  .events td:last-child { grid-column: 1 / -1; min-width: 0; }
+  .events td:nth-child(2), .events tr:first-child { display: none; }
   .chart.wide { display: none; } .chart.narrow { display: block; }
 }
-@media print { details { display: block; } }
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,10 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str, s
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    with warnings.catch_warnings():
+        # Of scripts that matplotlib's font lacks. The page's font may have them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = text[text.index("<svg") :]
     # 1. The size is the page's.
