@@ -147,10 +147,7 @@ def run_charts(history: RunHistory, found: Sessions, marks: Sequence[Mark]) -> D
         )
     label = f"training time ({unit})" if found.has_times else "updates"
     end = found.seconds / unit_s if found.has_times else float(x[-1]) if len(x) else 0.0
-    texts = {
-        f"{m.number}": (f"#event-{m.number}", f"{m.name}, step {m.global_step:,}: {m.text}")
-        for m in marks
-    }
+    texts = _texts(marks)
     lines = [(m.x / unit_s, LINES[m.kind]) for m in marks if m.kind in LINES][:MOST_MARKS]
     drawn = {
         layout.name: _figure(
@@ -216,18 +213,11 @@ def event_charts(found: Sequence[Sessions], marks: Sequence[Sequence[Mark]]) -> 
     unit_s, unit = _unit(longest)
     notes = list[str]()
     panels = [
-        _strip(of_run, unit_s, notes, f"events of {label}", label)
+        _strip(of_run, unit_s, notes, f"events of {label}")
         for of_run, label in zip(marks, "AB", strict=True)
         if of_run
     ]
-    texts = {
-        f"{label}{m.number}": (
-            f"#event-{label}{m.number}",
-            f"{m.name}, step {m.global_step:,}: {m.text}",
-        )
-        for of_run, label in zip(marks, "AB", strict=True)
-        for m in of_run
-    }
+    texts = _texts([mark for of_run in marks for mark in of_run])
     end, axis = longest.seconds / unit_s, f"training time ({unit})"
     drawn = {
         layout.name: _figure(panels, layout, "events", axis, end, [], [], texts)
@@ -339,9 +329,7 @@ def _curves(
     return Panel(title, 1.1 if is_plain else 2.1 if is_loss(title) else 1.5, draw)
 
 
-def _strip(
-    marks: Sequence[Mark], unit_s: float, notes: list[str], title: str = "events", prefix: str = ""
-) -> Panel:
+def _strip(marks: Sequence[Mark], unit_s: float, notes: list[str], title: str = "events") -> Panel:
     """Return the chart of events: a lane of marks for each group of kinds."""
     lanes = [*LANES]
     shown: dict[str, list[Mark]] = {}
@@ -368,12 +356,17 @@ def _strip(
                 clip_on=False,
                 zorder=4,
             )
-            drawn.set_urls([f"{LINK}{prefix}{mark.number}" for mark in of_kind])
+            drawn.set_urls([f"{LINK}{mark.key}" for mark in of_kind])
         axes.set_yticks(range(len(lanes)), lanes[::-1])
         axes.set_ylim(-0.6, len(lanes) - 0.4)
         axes.tick_params(axis="y", length=0)
 
     return Panel(title, 1.05, draw)
+
+
+def _texts(marks: Sequence[Mark]) -> dict[str, tuple[str | None, str]]:
+    """Return where each mark leads, and what it says."""
+    return {m.key: (m.row, f"{m.name}, step {m.global_step:,}: {m.text}") for m in marks}
 
 
 def _shares(found: Sessions, unit_s: float) -> Panel | None:
@@ -430,7 +423,7 @@ def _figure(
     end: float,
     lines: Sequence[tuple[float, str]],
     steps: Sequence[tuple[float, str]],
-    texts: Mapping[str, tuple[str, str]],
+    texts: Mapping[str, tuple[str | None, str]],
 ) -> str:
     """Draw panels below each other, and return them as SVG.
 
@@ -439,7 +432,7 @@ def _figure(
         end: of that axis.
         lines: across all panels: place and colour.
         steps: of a second axis below the first: place and number of the update.
-        texts: by key, where a mark leads and what it says.
+        texts: by the key of a mark, to which row the mark leads, and what it says.
     """
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -22,17 +22,16 @@ from quorate.commands.report.charts import (
     run_charts,
 )
 from quorate.commands.report.comparison import Comparison, LossDifference, all_settings, compare
-from quorate.commands.report.marks import CUT, Mark, lost_workers, marks
+from quorate.commands.report.marks import CUT, MOST_EVENTS, QUIET, Mark, lost_workers, marks
 from quorate.commands.report.run_history import Digest, RunHistory, is_loss
 from quorate.commands.report.sessions import Sessions, sessions, worker_totals
 from quorate.commands.report.style import STYLE_SHEET
-from quorate.coordination.run_event import EVALUATION, LOST, NOTE, SLOW, WARNING
+from quorate.coordination.run_event import LOST, SLOW, WARNING
 from quorate.machine.printable import printable
 from quorate.transports.worker_status import PHASES
 
-MOST_EVENTS, MOST_WORKERS, MOST_CHECKPOINTS = 400, 128, 100  # rows of a table
+MOST_WORKERS, MOST_CHECKPOINTS = 128, 100  # rows of a table
 MOST_VALUE = 200  # characters of a setting
-QUIET = (NOTE, EVALUATION, SLOW)  # events that a page lists only if somebody opens the list
 
 KEY = (
     ("accent", "▶", "start or resume"),
@@ -84,12 +83,12 @@ def _of_one_run(history: RunHistory, found: Sessions) -> Iterable[str]:
 
 
 def _details(
-    history: RunHistory, found: Sessions, of_run: Sequence[Mark], prefix: str = ""
+    history: RunHistory, found: Sessions, of_run: Sequence[Mark], letter: str = ""
 ) -> Iterable[str]:
-    yield _section("Workers", _workers(history, found), f"workers{prefix}")
-    yield _section("Events", _events(of_run, prefix), f"events{prefix}")
-    yield _section("Checkpoints", _checkpoints(history), f"checkpoints{prefix}")
-    if not prefix:
+    yield _section("Workers", _workers(history, found), f"workers{letter}")
+    yield _section("Events", _events(of_run), f"events{letter}")
+    yield _section("Checkpoints", _checkpoints(history), f"checkpoints{letter}")
+    if not letter:
         yield _section("Settings", _settings(all_settings(history)), "settings")
 
 
@@ -189,9 +188,11 @@ def _remarks(history: RunHistory, label: str = "") -> Iterable[str]:
     """Yield what a reader has to know about the files."""
     updates, lines = history.updates, []
     if updates.damaged:
-        lines.append(f"{updates.damaged:,} damaged lines of metrics.jsonl are left out.")
+        are = "line is" if updates.damaged == 1 else "lines are"
+        lines.append(f"{updates.damaged:,} damaged {are} left out of metrics.jsonl.")
     if history.damaged_events:
-        lines.append(f"{history.damaged_events:,} lines of events.jsonl are left out.")
+        are = "line is" if history.damaged_events == 1 else "lines are"
+        lines.append(f"{history.damaged_events:,} {are} left out of events.jsonl.")
     if updates.skipped_bytes:
         lines.append(
             f"metrics.jsonl is very long: its first {updates.skipped_bytes:,} bytes are left out."
@@ -270,25 +271,23 @@ def _workers(history: RunHistory, found: Sessions) -> str:
     return f"{_phase_key()}{table}{after}"
 
 
-def _events(of_run: Sequence[Mark], prefix: str) -> str:
+def _events(of_run: Sequence[Mark]) -> str:
     if not of_run:
         return "<p>The run directory has no events.</p>"
     loud = [mark for mark in of_run if mark.kind not in QUIET]
     quiet = [mark for mark in of_run if mark.kind in QUIET]
-    parts = [_event_table(loud, prefix)]
+    parts = [_event_table(loud)]
     if quiet:
         summary = f"{len(quiet):,} notes, evaluations and lines about slow workers"
-        parts.append(
-            f"<details><summary>{summary}</summary>{_event_table(quiet, prefix)}</details>"
-        )
+        parts.append(f"<details><summary>{summary}</summary>{_event_table(quiet)}</details>")
     return "".join(parts)
 
 
-def _event_table(listed: Sequence[Mark], prefix: str) -> str:
+def _event_table(listed: Sequence[Mark]) -> str:
     half = MOST_EVENTS // 2
-    shown = [*listed] if len(listed) <= MOST_EVENTS else [*listed[:half], *listed[-half:]]
+    shown = [mark for mark in listed if mark.is_listed]
     rows = "".join(
-        f'<tr id="event-{prefix}{mark.number}"><td class="n">{moment(mark.at)}</td>'
+        f'<tr id="{mark.row}"><td class="n">{moment(mark.at)}</td>'
         f'<td class="n">{duration(mark.x)}</td><td class="n">{mark.global_step:,}</td>'
         f'<td class="kind {text(_event_tone(mark))}">{text(mark.name)}</td>'
         f"<td>{text(mark.text)}</td></tr>"
@@ -361,7 +360,10 @@ def _value(value: Any) -> str:
 
 def _of_two(histories: Sequence[RunHistory], found: Sequence[Sessions]) -> Iterable[str]:
     comparison = compare(*histories)
-    all_marks = [marks(history, one) for history, one in zip(histories, found, strict=True)]
+    all_marks = [
+        marks(history, one, letter)
+        for history, one, letter in zip(histories, found, "AB", strict=True)
+    ]
     yield f"<header><h1>{_verdict(comparison)}</h1>{_differences(histories, comparison)}</header>"
     columns = [
         f"<div>{_header(h, letter)}{_summary(h, s)}{''.join(_remarks(h))}</div>"

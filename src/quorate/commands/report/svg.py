@@ -49,14 +49,14 @@ STYLE: Any = {
 LINK = "mark:"  # before the key of a mark's title, in the URL that an artist is given
 
 
-def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str, str]]) -> str:
+def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str | None, str]]) -> str:
     """Return a figure as SVG for the middle of a page.
 
     Args:
         name: of the figure, unlike that of any other figure of the page: ids begin with it.
         label: what the figure shows, for readers who do not see it.
-        titles: by the key in an artist's URL, the address within the page and the text that a
-            pointer shows.
+        titles: by the key in an artist's URL, the id of a row of the page, if there is one, and the
+            text that a pointer shows.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -66,9 +66,7 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str, s
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    # 1. The size is the page's.
-    text = re.sub(r"<svg [^>]*?viewBox=\"([^\"]*)\"[^>]*>", _opening(label), text, count=1)
-    # 2. Ids: those that something refers to, and unlike those of other figures.
+    # 1. Ids: those that something refers to, and unlike those of other figures.
     text = text.replace("xlink:href", "href")
     used = {*re.findall(r"(?:url\(#|href=\"#)([^\")]+)", text)}
     text = re.sub(
@@ -77,23 +75,24 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str, s
         text,
     )
     text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{name}-", text)
-    # 3. Colours and fonts of the style sheet.
+    # 2. Colours and fonts of the style sheet.
     text = re.sub(r"#0000([0-9a-f]{2})", _variable, text)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
     text = re.sub(r"<style type=\"text/css\">.*?</style>", "", text, flags=re.DOTALL)
 
-    # 4. Marks lead to their rows, and show their texts.
+    # 3. Marks lead to their rows, and show their texts.
     def mark(found: re.Match[str]) -> str:
-        address, title = titles[found[1]]
-        return f'<a href="{escape(address)}"><title>{escape(title)}</title>'
+        row, title = titles[found[1]]
+        address = "" if row is None else f' href="#{escape(row)}"'
+        return f"<a{address}><title>{escape(title)}</title>"
 
     text = re.sub(rf'<a href="{LINK}([^"]*)"[^>]*>', mark, text)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    return re.sub(r"\n\s*", "\n", text)
-
-
-def _opening(label: str) -> str:
-    return rf'<svg viewBox="\1" role="img" aria-label="{escape(label)}">'.replace("\\\\", "\\")
+    # 4. The size is the page's, and the page says what is shown.
+    opening = re.match(r"<svg [^>]*?viewBox=\"([^\"]*)\"[^>]*>", text)
+    assert opening is not None
+    shown = f'<svg viewBox="{opening[1]}" role="img" aria-label="{escape(label)}">'
+    return shown + re.sub(r"\n\s*", "\n", text[opening.end() :])
 
 
 def _variable(found: re.Match[str]) -> str:
