@@ -302,7 +302,7 @@ def test_pauses_are_left_out_and_kills_are_marked(tmp_path: Path) -> None:
     )
     page = report(tmp_path)
     assert "training time 3.00 s in 2 sessions" in page.text
-    assert "workers lost 1 and the run 1 time" in page.text
+    assert "workers lost 1 run killed 1 time" in page.text
     kinds = {row[3]: row[1] for row in page.rows if len(row) == 5}
     assert kinds["worker lost"] == "0.50 s"
     assert kinds["takeover"] == "0.60 s"

@@ -244,7 +244,7 @@ class Updates(NamedTuple):
             epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
             if ends_epoch and state.dropped_rows:
                 of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
-                self.say(f"epoch {epoch + 1}: {of} were dropped")
+                self.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
                 state.dropped_rows = 0
             fresh, stale, dropped = state.tally.fates()
             report = Report(

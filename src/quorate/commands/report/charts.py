@@ -469,7 +469,8 @@ def _figure(
                 style: Any = {"linewidth": 0.9, "linestyle": (0, (3, 2)), "zorder": 1.5}
                 axes.axvline(place, color=COLOURS[colour], **style)
             panel.draw(axes)
-            axes.set_title(panel.title, loc="left", fontsize=layout.font + 0.5, pad=4)
+            # With a given y, matplotlib does not measure all labels to place the title.
+            axes.set_title(panel.title, loc="left", y=1.0, fontsize=layout.font + 0.5, pad=4)
             axes.tick_params(axis="x", labelbottom=panel is panels[-1], length=0)
             axes.tick_params(axis="y", length=0)
             axes.set_xlim(0 - end * 0.005, end * 1.005 or 1.0)

@@ -142,7 +142,7 @@ def _summary(history: RunHistory, found: Sessions) -> str:
     lost = sum(lost_workers(history).values())
     cuts = sum(mark.kind == CUT for mark in marks(history, found))
     if history.events:
-        runs = f"and the run {cuts:,} time{'s' if cuts > 1 else ''}" if cuts else ""
+        runs = f"run killed {cuts:,} time{'s' if cuts > 1 else ''}" if cuts else ""
         tiles.append(("workers lost", f"{lost:,}", runs))
     warnings = sum(event.kind == WARNING for event in history.events)
     if history.events:
