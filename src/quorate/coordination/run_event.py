@@ -8,6 +8,7 @@ shows counts as a warning.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 START = "start"  # training starts
 RESUME = "resume"  # training continues from a checkpoint
@@ -44,6 +45,10 @@ class RunEvent(str):
         event = super().__new__(cls, text)
         event.kind, event.worker, event.is_shown = kind, worker, is_shown
         return event
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made from."""
+        return RunEvent, (str(self), self.kind, self.worker), self.__dict__
 
 
 def as_note(line: str) -> RunEvent:

@@ -103,8 +103,9 @@ def marks(history: RunHistory, found: Sessions, letter: str = "") -> list[Mark]:
                 Mark(f"{letter}{len(listed)}", x, event.at, event.global_step, kind, event.text)
             )
         is_last = place == len(found.listed) - 1
-        is_killed = session.state is None and (not is_last or history.facts.state == KILLED)
-        if is_killed and history.events:
+        # A session of an earlier version of quorate has no events, and may have ended well.
+        is_over = not is_last or history.facts.state == KILLED
+        if session.events and session.state is None and is_over:
             rows = history.updates.steps[session.first_row : session.end_row]
             step = max([step, *rows[-1:]])
             text = "last sign of the run's process before the run was killed"

@@ -107,7 +107,8 @@ def _header(history: RunHistory, letter: str = "") -> str:
 
 
 def _tone(state: str) -> str:
-    return {"finished": "good", "running": "accent", "stopped": "warn"}.get(state, "bad")
+    tones = {"finished": "good", "running": "accent", "failed": "bad", "killed": "bad"}
+    return tones.get(state, "warn")
 
 
 def _summary(history: RunHistory, found: Sessions) -> str:
@@ -262,7 +263,7 @@ def _workers(history: RunHistory, found: Sessions) -> str:
         f"<th>time by phase</th>{heads}</tr>"
     )
     after = _more(len(totals), MOST_WORKERS, "workers")
-    if any(session.state is None for session in found.listed):
+    if any(session.state is None and session.events for session in found.listed):
         after += (
             '<p class="note">A session that was killed counts up to its last note, at most 10 '
             "seconds before the kill.</p>"

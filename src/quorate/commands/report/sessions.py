@@ -7,7 +7,7 @@ happens. The time axis leaves the night out: training time is the sum of the ses
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +101,8 @@ def sessions(history: RunHistory) -> Sessions:
     found.sort(key=lambda one: one[0])
     # 3. One behind the other.
     listed: list[Session] = []
+    evaluated = [evaluation.row for evaluation in updates.evaluations]
+    noted = [note.row for note in updates.spent]
     x, offset, last_row = steps.copy(), 0.0, 0
     for begin, events, first_row, end_row in found:
         row = first_row if first_row >= 0 else last_row
@@ -108,12 +110,12 @@ def sessions(history: RunHistory) -> Sessions:
         signs = [event.at for event in events] + [begin]
         if has_times and end_row > row:
             signs.append(float(at[row:end_row].max()))
-        evaluated = [e.at for e in updates.evaluations if row < e.row <= end_row]
-        signs += [sign for sign in evaluated if math.isfinite(sign)]
+        own = slice(bisect_right(evaluated, row), bisect_right(evaluated, end_row))
+        signs += [e.at for e in updates.evaluations[own] if math.isfinite(e.at)]
         end = max(signs)
         ended = [event for event in events if event.kind == END]
         state = str(ended[-1].more.get("state") or "ended") if ended else None
-        spent = [each for each in updates.spent if row <= each.row < end_row]
+        spent = updates.spent[bisect_left(noted, row) : bisect_left(noted, end_row)]
         spent += [last for event in ended if (last := spent_at_end(event)) is not None]
         listed.append(Session(begin, end, offset, row, end_row, events, state, spent))
         if has_times:
