@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quorate.coordination.run_event import showing
 from quorate.errors import UserError
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import named, resolved, setting
@@ -150,7 +151,7 @@ class Trainer:
             loading=resolved(Loading, loading),
             run_dir=resolved(RunDir, run_dir),
         )
-        self._say: Callable[[str], None] = logging.getLogger("quorate").warning
+        self._say: Callable[[str], None] = showing(logging.getLogger("quorate").warning)
         self._crew = Crew(recipe, lambda: make_model(model, recipe.seed, losses))
         self.model = self._crew.given
         if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs

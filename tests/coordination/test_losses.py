@@ -36,6 +36,18 @@ def test_a_worker_killed_while_computing_has_its_shard_dealt_again() -> None:
     assert c.handle(Left(1, "killed"), 0.5) == [Compute(2, 0, 1, HOME)]
 
 
+def test_a_shard_that_is_dealt_again_names_the_worker_that_left_with_it() -> None:
+    c = coordinator(shards=4, steps=2, joined=2)
+    handle_all(c, 1.0, Done(1, 0, 2))  # w1 goes on with shard 3
+    c.handle(Left(1, "killed"), 1.5)
+    dealt = [effect for n in range(3) for effect in c.handle(Done(0, 0, n), 2.0 + n)]
+    lost_with = {e.shard: e.lost_with for e in dealt if isinstance(e, Compute)}
+    assert lost_with == {1: None, 2: 1, 3: 1}
+    c.handle(Done(0, 0, 3), 5.0)
+    [again] = [e for e in c.handle(Applied(0), 6.0) if isinstance(e, Compute)]
+    assert again.lost_with is None
+
+
 def test_a_shard_waits_in_nobodys_hands_when_all_others_are_busy() -> None:
     c = coordinator(shards=2, joined=2)
     assert c.handle(Left(1, "killed"), 0.5) == []

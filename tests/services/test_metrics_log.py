@@ -20,7 +20,7 @@ from support.runs import SCRIPTS
 from support.small import DATA, trainer
 
 import quorate
-from quorate.services import log_cut, metrics_log
+from quorate.services import line_file, log_cut, metrics_log
 from quorate.services.checkpoints import files
 from quorate.services.log_cut import Cut, cut
 from quorate.services.metrics_log import MetricsLog
@@ -291,12 +291,12 @@ def test_closing_a_log_on_a_full_disk_is_said_and_raises_nothing(tmp_path: Path)
 
 
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_log, "MOST_WAITING_BYTES", 2000)
+    monkeypatch.setattr(line_file, "MOST_WAITING_BYTES", 2000)
     said: list[str] = []
     log = MetricsLog(tmp_path, 0, said.append)
     log.update(report(1))
     shutil.rmtree(tmp_path)
-    monkeypatch.setattr(metrics_log, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(line_file, "LOOK_EVERY_S", 0.0)
     for step in range(2, 100):
         log.update(report(step))
     tmp_path.mkdir()
@@ -365,11 +365,11 @@ def test_a_log_that_is_taken_away_is_begun_again(kind: str, tmp_path: Path) -> N
             if report.global_step == 6 and kind == "fifo":
                 path.unlink()
 
-    look_every_s, metrics_log.LOOK_EVERY_S = metrics_log.LOOK_EVERY_S, 0.0
+    look_every_s, line_file.LOOK_EVERY_S = line_file.LOOK_EVERY_S, 0.0
     try:
         trainer(run_dir, summary_every_s=None).fit(DATA, steps=8, callbacks=[Removing()])
     finally:
-        metrics_log.LOOK_EVERY_S = look_every_s
+        line_file.LOOK_EVERY_S = look_every_s
     assert steps(path) == ([0] if kind == "replaced" else []) + [4, 5, 6, 7, 8]
 
 

@@ -330,7 +330,7 @@ def test_logs_of_a_run_without_its_checkpoints_are_moved_aside_and_not_cut(
     assert aside == {
         name: data
         for name, data in before.items()
-        if name.startswith(("metrics", "summaries", "status"))
+        if name.startswith(("metrics", "events", "summaries", "status"))
     }
     assert len(lines(run_dir)) == 2
 

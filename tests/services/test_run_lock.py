@@ -23,7 +23,7 @@ from support.small import DATA, trainer
 
 import quorate
 from quorate.errors import SettingError
-from quorate.services import metrics_log, run_lock
+from quorate.services import line_file, run_lock
 from quorate.services.checkpoints import files
 from quorate.services.report import Report
 from quorate.services.run_lock import NAME, RunLock
@@ -387,7 +387,7 @@ def test_a_run_whose_directory_became_another_runs_writes_nothing_there(tmp_path
 def test_the_log_of_a_run_whose_directory_became_another_runs_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics_log, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(line_file, "LOOK_EVERY_S", 0.0)
     run_dir = tmp_path / "run"
     theirs = run_dir / "metrics.jsonl"
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-COMMANDS = ("run", "runs", "inspect", "verify", "bench", "plan", "doctor", "convert")
+COMMANDS = ("run", "runs", "inspect", "report", "verify", "bench", "plan", "doctor", "convert")
 QUORATE = [sys.executable, "-m", "quorate"]
 
 

@@ -45,6 +45,7 @@ commands = _version(
             "run": "quorate.commands.run",
             "runs": "quorate.commands.runs",
             "inspect": "quorate.commands.inspect",
+            "report": "quorate.commands.report.command",
             "verify": "quorate.commands.verify.command",
             "bench": "quorate.commands.bench.command",
             "plan": "quorate.commands.plan.command",

@@ -234,7 +234,7 @@ class Coordinator:
         for step in self._steps.held_by(worker) if not event.results_stay else ():
             self._lose_results(step, worker)
         if task is not None:
-            self._steps.put_back(task)
+            self._steps.put_back(task, is_lost=True)
         expecting = None if task is None else self._steps.expecting(task)
         if not event.crashed or task is None or expecting is None:
             return []

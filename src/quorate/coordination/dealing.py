@@ -164,7 +164,11 @@ class Dealing:
         members.give(worker, task)
         self._steps.give(task, copied)
         told = (worker, step.number, shard, reason, rank_of, instead_of)
-        return Compute(*told, is_needed=step.needed == step.shards, count=count)
+        compute = Compute(*told, is_needed=step.needed == step.shards, count=count)
+        if step.lost_with:  # a worker left: rare
+            lost_with = [step.lost_with.pop(s, None) for s in task.shards]
+            compute.lost_with = next((w for w in lost_with if w is not None), None)
+        return compute
 
     def _count(self, step: OpenStep, usual_s: float | None, run: range) -> int:
         """Return how many shards of a run a worker is given at once, from its first one on.

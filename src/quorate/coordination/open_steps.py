@@ -46,6 +46,7 @@ class OpenStep:
     running: int = 0  # how many shards are being computed that nobody holds
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
     has_runs: bool = True  # False: a worker crashed, or user code raised, in one
+    lost_with: dict[int, int] = field(default_factory=dict)  # shard to do -> the worker that left
 
     @property
     def wanting(self) -> int:
@@ -226,17 +227,26 @@ class OpenSteps:
         if not step.is_ready:
             self.ready.pop(step.number, None)
         self._forget_held(step, worker)
-        self._put_back(step, lost)
+        self._put_back(step, lost, lost_with=worker)
         return True
 
-    def put_back(self, task: Task) -> None:
-        """Have a task's shards dealt again, those that nobody computes or holds."""
-        if (step := self.by_number.get(task.step)) is not None:
-            self._put_back(step, task.shards)
+    def put_back(self, task: Task, *, is_lost: bool = False) -> None:
+        """Have a task's shards dealt again, those that nobody computes or holds.
 
-    def _put_back(self, step: OpenStep, shards: Iterable[int]) -> None:
+        Args:
+            is_lost: whether the worker of the task has left.
+        """
+        if (step := self.by_number.get(task.step)) is not None:
+            self._put_back(step, task.shards, lost_with=task.worker if is_lost else None)
+
+    def _put_back(
+        self, step: OpenStep, shards: Iterable[int], lost_with: int | None = None
+    ) -> None:
         had_todo = bool(step.todo)
-        step.todo.add(s for s in shards if s not in step.kept and s not in step.computing)
+        again = [s for s in shards if s not in step.kept and s not in step.computing]
+        step.todo.add(again)
+        if lost_with is not None:
+            step.lost_with |= dict.fromkeys(again, lost_with)
         if step.todo and not had_todo:
             insort(self._with_todo, (step.order, step.number))
         if self._staleness:

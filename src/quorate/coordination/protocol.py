@@ -104,6 +104,8 @@ class Compute:
     #: whether the update of the step cannot be made without these shards
     is_needed: bool = field(default=False, compare=False)
     count: int = 1  #: number of shards
+    #: the worker that left while it had one of these shards
+    lost_with: int | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quorate.errors import UserError
 from quorate.machine.valid_json import dumped
+from quorate.services.line_file import LineFile
 from quorate.services.log_cut import cut
 from quorate.services.report import Report
 from quorate.transports.worker_status import PHASES, WorkerStatus
 
-MOST_WAITING_BYTES = 16 << 20  # while nothing can be written; what is newer is lost
-LOOK_EVERY_S = 1.0  # whether the file still has its name
 TIMES = ("at", "begun_at", "spent")  # fields that only some lines have: no metric's names
 SPENT_EVERY_S = 10.0  # what workers' time went into; at first more often, as runs may be short
 SPENT_PER_WORKER_S = 0.1  # and less often with very many, whose figures are long
@@ -51,20 +46,13 @@ class MetricsLog:
     ) -> None:
         self._path = run_dir / "metrics.jsonl"
         self._say = say
-        self._renew = renew
         self._status = status
         # Of the day, as runs go on elsewhere; and by a clock that is never set, from here on.
         self._begun_at, self._begun = time.time(), time.monotonic()
         self._is_first = True
         self._spent_at = self._begun
-        self._waiting = bytearray()  # whole lines, or the rest of one and whole lines
-        self._is_in_a_line = False  # the first of them was begun in the file
-        self._lost = 0  # lines
-        self._failing: OSError | UserError | None = None
-        self._descriptor: int | None = None
-        self._looked_at = time.monotonic()
-        self._cut(global_step)
-        self._write(b"")
+        ends_in_a_line = self._cut(global_step)
+        self._lines = LineFile(self._path, say, renew, ends_in_a_line=ends_in_a_line)
 
     def update(self, report: Report, slow: Sequence[str] = ()) -> None:
         """Write what an update was. A kill after that loses no line.
@@ -91,11 +79,7 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the file. If something could not be written, that is said."""
-        self._write(b"")
-        lost = self._lost + self._waiting.count(b"\n")
-        if lost:
-            self._say(f"{self._path} lacks its last lines, {lost:,}: {self._failing}")
-        self._close()
+        self._lines.close()
 
     def _now(self) -> float:
         return round(self._begun_at + time.monotonic() - self._begun, 4)
@@ -113,94 +97,42 @@ class MetricsLog:
         if now - self._spent_at < SPENT_PER_WORKER_S * len(workers):
             return times
         self._spent_at = now
-        spent: dict[str, list[float]] = {"shards": [worker.shards for worker in workers]}
-        for phase in PHASES:
-            spent[phase] = [round(worker.seconds[phase], 4) for worker in workers]
-        return times | {"spent": spent}
-
-    # --- the file ---------------------------------------------------------------------------------
+        return times | {"spent": spent(workers)}
 
     def _log(self, record: dict[str, Any]) -> None:
         known = {name: value for name, value in record.items() if value is not None}
-        self._write((dumped(known) + "\n").encode())
-
-    def _write(self, line: bytes) -> None:
-        if len(self._waiting) + len(line) <= MOST_WAITING_BYTES:
-            self._waiting += line
-        else:
-            self._lost += 1
-        try:
-            self._descriptor = self._opened()
-            while self._waiting:
-                written = os.write(self._descriptor, self._waiting)
-                self._is_in_a_line = not self._waiting.endswith(b"\n", 0, written)
-                del self._waiting[:written]
-        except (OSError, UserError) as error:  # the latter: the directory is another run's now
-            if self._failing is None:
-                self._say(f"metrics.jsonl is not written, training goes on: {error}")
-            self._failing = error
-        else:
-            if self._failing is not None:
-                lost = f", {self._lost:,} lines are lost" if self._lost else ""
-                self._say(f"metrics.jsonl is written again{lost}")
-            self._failing, self._lost = None, 0
-
-    def _opened(self) -> int:
-        """Return a descriptor of the file that has the name, which may have been removed."""
-        now = time.monotonic()
-        if self._descriptor is not None:
-            if now - self._looked_at < LOOK_EVERY_S and self._failing is None:
-                return self._descriptor
-            self._looked_at = now
-            if self._has_its_name(self._descriptor):
-                return self._descriptor
-            self._close()
-        self._renew()
-        # O_NONBLOCK: a FIFO in its place would wait for a reader.
-        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-        descriptor = os.open(self._path, how, 0o666)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is no regular file", str(self._path))
-        return descriptor
-
-    def _has_its_name(self, descriptor: int) -> bool:
-        own = os.fstat(descriptor)
-        try:
-            return os.path.samestat(self._path.stat(), own)
-        except OSError:
-            return own.st_nlink > 0  # the directory was moved, and the log with it
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            if self._is_in_a_line:  # its rest belongs to no other file
-                del self._waiting[: self._waiting.find(b"\n") + 1]
-                self._is_in_a_line = False
-            with suppress(OSError):  # of what is on its way to a server; it was said, or never is
-                os.close(descriptor)
+        self._lines.write((dumped(known) + "\n").encode())
 
     # --- a resume ---------------------------------------------------------------------------------
 
-    def _cut(self, global_step: int) -> None:
+    def _cut(self, global_step: int) -> bool:
+        """Take lines of later steps out; return whether the last line that stays has no end."""
         path = self._path
         try:
             if not path.exists():
-                return
+                return False
             done = cut(path, global_step)
             if not done.is_a_log:
                 aside = _free_name(path)
                 path.rename(aside)
                 self._say(f"{path} is no log, or a damaged one; it is in {aside} now")
-                return
+                return False
             if done.damaged:
                 where = "dropped" if done.kept_in is None else f"in {done.kept_in} now"
                 lines = "line" if done.damaged == 1 else "lines"
                 self._say(f"{path}: {done.damaged:,} damaged {lines} {where}")
-            if done.ends_in_a_line:
-                self._waiting += b"\n"
+            return done.ends_in_a_line
         except OSError as error:
             self._say(f"{path} still has the lines of steps after {global_step:,}: {error}")
+        return False
+
+
+def spent(workers: Sequence[WorkerStatus]) -> dict[str, list[float]]:
+    """Return what the time of each worker went into so far: shards, and seconds by phase."""
+    sums: dict[str, list[float]] = {"shards": [worker.shards for worker in workers]}
+    for phase in PHASES:
+        sums[phase] = [round(worker.seconds[phase], 4) for worker in workers]
+    return sums
 
 
 def _free_name(path: Path) -> Path:

@@ -19,7 +19,10 @@ from quorate.errors import SettingError
 from quorate.machine.printable import printable
 
 # What of a run directory is ours, and of which kind it is.
-LOGS = ("metrics.jsonl", "summaries", "display.txt", "status.json", "wandb.id", "mlflow.id")
+LOGS = (
+    *("metrics.jsonl", "events.jsonl", "summaries", "display.txt", "status.json"),
+    *("wandb.id", "mlflow.id"),
+)
 OURS = ("checkpoints", *LOGS)
 FOLDERS = ("checkpoints", "summaries")
 

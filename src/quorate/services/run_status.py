@@ -70,12 +70,18 @@ class RunStatus:
             reason: who asked for that, if somebody did.
             raised: what it ended with, if it was an exception.
         """
+        state, why = self.ending(global_step, reason, raised)
+        self._write(state, global_step, why)
+
+    def ending(
+        self, global_step: int, reason: str | None, raised: BaseException | None
+    ) -> tuple[str, str]:
+        """Return the state in which the run ends, and why; arguments as of ``ended``."""
         if isinstance(raised, Exception):
-            self._write(FAILED, global_step, f"{type(raised).__name__}: {raised}")
-        elif raised is not None or global_step < self._last_step:  # a second Ctrl-C, sys.exit()
-            self._write(STOPPED, global_step, reason or type(raised).__name__)
-        else:
-            self._write(FINISHED, global_step, reason or "all steps are done")
+            return FAILED, f"{type(raised).__name__}: {raised}"
+        if raised is not None or global_step < self._last_step:  # a second Ctrl-C, sys.exit()
+            return STOPPED, reason or type(raised).__name__
+        return FINISHED, reason or "all steps are done"
 
     def _write(self, state: str, global_step: int, reason: str) -> None:
         if self._path is None:

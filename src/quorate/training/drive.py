@@ -19,6 +19,7 @@ from quorate.coordination.protocol import (
     Tick,
     Wake,
 )
+from quorate.coordination.run_event import TAKEOVER, RunEvent
 from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
@@ -76,6 +77,7 @@ def drive(
     wake_at: float | None = None
     copied_shards = CopiedShards(coordinator.usual_s, job)
     is_summed_up = raised_shards is None
+    last_takeover: tuple[int, int | None, int] | None = None  # worker, the one that left, step
     raised_shards = raised_shards or RaisedShards()
     if (reason := stopping()) is not None:  # before a worker has joined
         coordinator.handle(Stop(reason), now())
@@ -116,5 +118,22 @@ def drive(
                     if isinstance(effect, Compute) and (line := copied_shards.named(effect, now())):
                         say(line)
                     if isinstance(effect, Compute):
+                        if effect.lost_with not in (None, effect.worker):
+                            takeover = (effect.worker, effect.lost_with, effect.step)
+                            if takeover != last_takeover:
+                                say(_taken_over(effect, job))
+                            last_takeover = takeover
                         begun()
                     channel.send(effect)
+
+
+def _taken_over(effect: Compute, job: str) -> RunEvent:
+    """Return the event of a shard that a worker computes after its first worker left."""
+    of_job = f" of {job}" if job else ""
+    return RunEvent(
+        f"worker {effect.worker} takes over shard {effect.shard} of step {effect.step}{of_job} "
+        f"from worker {effect.lost_with}",
+        TAKEOVER,
+        effect.worker,
+        is_shown=False,
+    )

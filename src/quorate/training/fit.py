@@ -6,6 +6,7 @@ updates, or in threads of its own.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from quorate.coordination.run_event import END, EVALUATION, NOTE, SAVE, SLOW, RunEvent, is_shown
 from quorate.errors import ServerError, cut
+from quorate.machine.printable import printable
 from quorate.machine.standard_streams import steady
 from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.display.display import display, metrics
 from quorate.services.display.worker_table import WorkerTable
-from quorate.services.metrics_log import MetricsLog
+from quorate.services.event_log import EventLog
+from quorate.services.metrics_log import MetricsLog, spent
 from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.run_status import RunStatus
@@ -50,6 +54,11 @@ if TYPE_CHECKING:
 
 
 MOST_SLOW = 10  # lines about slow workers that a checkpoint has
+# Facts of a run that are long, or no settings.
+NO_SETTINGS = (
+    *("epoch", "account", "doubts", "progress", "row_sample", "order_sha256"),
+    *("hyperparameters", "phases", "round"),
+)
 SILENCE = "display.txt"  # in the run directory: since when nothing is shown, and why
 
 
@@ -103,6 +112,7 @@ class Fit:
         self._stops = Stops()
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
+        self._events = EventLog()
         # Who was named as slow: what is not in the log yet, and the newest for checkpoints.
         self._slow_now: deque[str] = deque()
         self._slow: deque[str] = deque(maxlen=MOST_SLOW)
@@ -112,8 +122,10 @@ class Fit:
         self._loss_trend = LossTrend()
 
     def say(self, line: str) -> None:
-        """Show a line to the user."""
-        self._screen.say(line)
+        """Show a line to the user, and log the line."""
+        if is_shown(line):
+            self._screen.say(line)
+        self._events.add(line)
 
     def close(self) -> None:
         """Leave the screen as it is now."""
@@ -133,7 +145,7 @@ class Fit:
         limit_s = self._services.max_time_s
         with ExitStack() as stack:
             # 1. Who may ask for a stop or a save: from here on nothing is lost.
-            stack.enter_context(run_trace.traced(self._services.run_dir, self._screen.say))
+            stack.enter_context(run_trace.traced(self._services.run_dir, self.say))
             if self._run_dir is not None:
                 run_dir, renew = self._services.run_dir, self._services.renew
                 saver = Checkpoints(self._run_dir, policy(run_dir), renew)
@@ -158,13 +170,11 @@ class Fit:
                 workers = None if loop.transport is None else loop.transport.status
                 log = MetricsLog(self._run_dir, n, self.say, renew, workers)
                 self._log = stack.enter_context(closing(log))
+                self._open_events(self._run_dir, loop)
+                stack.callback(self._events.close)
             status = RunStatus(self._run_dir, loop.last_step, self._services.renew)
             status.begun(loop.state.global_step)
-            stack.push(
-                lambda _kind, raised, _trace: status.ended(
-                    loop.state.global_step, self._stops.reason, raised
-                )
-            )
+            stack.push(lambda _kind, raised, _trace: self._note_end(loop, status, raised))
             stack.push(self._tell_stopped)
             supervisor = stack.enter_context(self._supervisor(loop))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
@@ -194,7 +204,7 @@ class Fit:
                         unsaved.updated(is_last=is_last or self._stops.reason is not None)
                     self._save_if_due(loop.state)
             if (warning := self._loss_trend.warning()) is not None:
-                self._screen.say(warning)
+                self.say(warning)
         signals.leave()
 
     def _has_nothing_to_do(self, loop: Loop) -> bool:
@@ -216,7 +226,7 @@ class Fit:
             and any(defines(callback, method) for method in ("updated", "evaluated", "saved"))
         ]
         if names and self._services.run_dir.path is not None:
-            self._screen.say(
+            self.say(
                 f"callbacks that hear of no update of this fit, as all were made before: "
                 f"{', '.join(names)}; metrics.jsonl has the updates, and what a callback's "
                 "state_dict() returned is given back"
@@ -254,7 +264,7 @@ class Fit:
         which = "" if state.average is None else " of the averaged weights"
         epoch, rest = divmod(n, per_epoch)
         when = f"step {n:,}" if rest else f"epoch {epoch}"
-        self._screen.say(f"{when}: validation{which}  {metrics(values)}")
+        self.say(RunEvent(f"{when}: validation{which}  {metrics(values)}", EVALUATION))
         if validation.best is None and "loss" in values:
             self._loss_trend.add(when, values["loss"])
         if self._log is not None:
@@ -301,11 +311,12 @@ class Fit:
             if path is None:
                 why = error.partition(": ")[0]  # the path may be a new one each time
                 if why != self._unsaved:
-                    self._screen.say(f"step {n:,} is not saved, training goes on: {error}")
+                    self.say(f"step {n:,} is not saved, training goes on: {error}")
                 self._unsaved = why
                 continue
             if self._unsaved is not None:
-                self._screen.say(f"step {n:,} is saved again")
+                self.say(RunEvent(f"step {n:,} is saved again", NOTE))
+            self._events.add(RunEvent(f"saved step {n:,}", SAVE), saved_step=n)
             self.saved, self._unsaved = (n, path), None
             for callback in self._visitors("saved"):
                 callback.saved(n, path)
@@ -317,9 +328,7 @@ class Fit:
             self._saver.finish()
             self._note(self._saver.outcomes())
             if state.update.under_way:
-                self._screen.say(
-                    "nothing saved: an update was cut off, and the parameters are half of it"
-                )
+                self.say("nothing saved: an update was cut off, and the parameters are half of it")
                 return
             if self.saved is None or self.saved[0] != state.global_step:
                 path = self._saver.write(self._contents(state, self._saver))
@@ -328,7 +337,7 @@ class Fit:
             if raised is None:
                 raise
             # The first exception is the one that is raised.
-            self._screen.say(f"step {state.global_step:,} is not saved: {error}")
+            self.say(f"step {state.global_step:,} is not saved: {error}")
         else:
             assert self.saved is not None
             self._screen.say(f"saved step {state.global_step:,} to {self.saved[1]}")
@@ -339,8 +348,8 @@ class Fit:
         services: list[Service] = []
         run_dir, every_s = self._run_dir, self._services.run_dir.summary_every_s
         if loop.transport is not None:
-            status, tell = loop.transport.status, self._slow_now.append
-            services.append(WorkerTable(self._screen, status, tell=tell))
+            status = loop.transport.status
+            services.append(WorkerTable(self._screen, status, tell=self._note_slow))
             if run_dir is not None and every_s is not None and self._has_tensorboard():
                 self._summaries = Summaries(
                     run_dir,
@@ -351,13 +360,40 @@ class Fit:
                     graph=self._services.look.graph(),
                 )
                 services.append(self._summaries)
-        return Supervisor(services, self._screen.say)
+        return Supervisor(services, self.say)
+
+    def _note_slow(self, line: str) -> None:
+        """Note that a worker was named as slow, for both logs. Called in a service's thread."""
+        self._slow_now.append(line)
+        self._events.add(RunEvent(line, SLOW))
+
+    def _open_events(self, run_dir: Path, loop: Loop) -> None:
+        """Begin the events of this fit in the run directory."""
+        state = loop.state
+        facts = self._facts(state)
+        started = f"training starts at step {state.global_step:,} of {loop.last_step:,}"
+        entries = {
+            "command": sys.argv,
+            "settings": {name: value for name, value in facts.items() if name not in NO_SETTINGS},
+        }
+        say, renew = self._screen.say, self._services.renew
+        self._events.open(run_dir, lambda: state.global_step, started, entries, say, renew)
+
+    def _note_end(self, loop: Loop, status: RunStatus, raised: BaseException | None) -> None:
+        """Write how the run ended, and what the time of its workers went into."""
+        n, reason = loop.state.global_step, self._stops.reason
+        state, why = status.ending(n, reason, raised)
+        more: dict[str, Any] = {"state": state}
+        if loop.transport is not None:
+            more["spent"] = spent(loop.transport.status())
+        self._events.add(RunEvent(f"{state}: {printable(why)}", END), **more)
+        status.ended(n, reason, raised)
 
     def _has_tensorboard(self) -> bool:
         """Return whether summaries can be written; else tell the user which extra is missing."""
         if find_spec("tensorboard") is not None:
             return True
-        self._screen.say(
+        self.say(
             "no summaries for TensorBoard: the package tensorboard is not installed; "
             "pip install 'quorate-torch[tensorboard]', or pass --summary-every-s none"
         )
@@ -391,7 +427,7 @@ class Fit:
             except Exception as error:
                 if raised is None:
                     raise
-                self._screen.say(f"a callback failed too: {type(error).__name__}: {error}")
+                self.say(f"a callback failed too: {type(error).__name__}: {error}")
 
 
 def save_now(

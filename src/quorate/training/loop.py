@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
+from quorate.coordination.run_event import NOTE, RunEvent
 from quorate.data.source import Source
 from quorate.replica.totals import Totals, joined
 from quorate.services.report import Report
@@ -243,7 +244,7 @@ class Updates(NamedTuple):
             epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
             if ends_epoch and state.dropped_rows:
                 of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
-                self.say(f"epoch {epoch + 1}: {of} were dropped")
+                self.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
                 state.dropped_rows = 0
             fresh, stale, dropped = state.tally.fates()
             report = Report(
@@ -277,12 +278,13 @@ class Updates(NamedTuple):
             begun = time.monotonic()  # what the caller does with a report is not our pace
         self.crew.replicas.tell(self.say)
         if not self.crew.keeps_bits(plan.shards):
-            self.say(state.tally.summary())
+            self.say(RunEvent(state.tally.summary(), NOTE))
         elif doubts := self.crew.replicas.notes.doubts:  # said long ago, maybe
             more = f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
             self.say(f"in the end the same bits are in doubt, as was said: {doubts[0]}{more}")
         if state.global_step < self.last_step:
-            self.say(f"stopped after step {state.global_step:,}: {progress.reason}")
+            stopped = f"stopped after step {state.global_step:,}: {progress.reason}"
+            self.say(RunEvent(stopped, NOTE))
 
     def _take_changes(self) -> None:
         """Take in what user code did to the model, before the next shard is dealt."""

@@ -10,6 +10,7 @@ from quorate.coordination import rules
 from quorate.coordination.epochs import DROP, JOIN
 from quorate.coordination.plan import Plan
 from quorate.coordination.rules import Rule
+from quorate.coordination.run_event import WARNING, RunEvent
 from quorate.machine.devices import Group, describe, kinds
 from quorate.machine.environment import ranks_here
 from quorate.machine.gpu_identity import mapping
@@ -88,7 +89,7 @@ def _whence(plan: Plan, workers: int | None, rule: Rule) -> str:
     return f"; V = {plan.shards}, from {whence}: {fix}"
 
 
-def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[str]:
+def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[RunEvent]:
     """Return what this machine has too little of for its workers; as `quorate doctor` says it."""
     cpus = [sum(device.type == "cpu" for device in group) for group in groups]
     workers = sum(map(bool, cpus))
@@ -99,7 +100,11 @@ def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[str]:
     found = [machine.too_few_cores(here, threads, max(cpus))]
     if engine != TOWERS and here > 1:  # those share this process's memory, which it has by now
         found.append(machine.too_little_memory(here))
-    return [f"beware: {shortage.what}; {shortage.cure}" for shortage in found if shortage]
+    return [
+        RunEvent(f"beware: {shortage.what}; {shortage.cure}", WARNING)
+        for shortage in found
+        if shortage
+    ]
 
 
 def _epoch(plan: Plan) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from quorate.coordination.run_event import NOTE, RunEvent, as_note
 from quorate.data.row_sample import row_sample
 from quorate.data.source import Source
 from quorate.errors import CompileError, CopyError, UserError
@@ -48,7 +49,8 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
             if newest is not None:
                 prepared.course = resume.course_of(newest.record)
                 prepared.saved_shards = int(newest.record["shards"])
-                say(f"evaluating step {state.global_step:,} from {newest.path}")
+                evaluating = f"evaluating step {state.global_step:,} from {newest.path}"
+                say(RunEvent(evaluating, NOTE))
         crew.replicas.choose_kernels(state.model, resume.kernels_of(newest))
         prepared.state = state
     return prepared.state
@@ -142,7 +144,7 @@ def prepare(
         if crew.company is not None:
             first.append(crew.company.bound)
         for line in (*first, *crew.taken, *notes):
-            say(line)
+            say(as_note(line))
         crew.replicas.tell(say)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
         if state.global_step >= last_step:
@@ -152,7 +154,7 @@ def prepare(
             yield loop
             return
         if stops.reason is not None:  # workers take seconds to start
-            say(f"stopped after step {state.global_step:,}: {stops.reason}")
+            say(RunEvent(f"stopped after step {state.global_step:,}: {stops.reason}", NOTE))
             state.leave_ranks()
             yield loop
             return

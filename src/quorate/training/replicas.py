@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
+from quorate.coordination.run_event import NOTE, WARNING, RunEvent
 from quorate.errors import CopyError, SameBitsError, UserError
 from quorate.machine.devices import Group
 from quorate.replica import precision
@@ -173,7 +174,8 @@ class Replicas:
         if not (notes := self.notes.take()):
             return
         for note in notes:
-            say(str(note))
+            is_warning = note.is_doubt or note.questions_values
+            say(RunEvent(str(note), WARNING if is_warning else NOTE))
         if not self._recipe.compute.strict:
             return
         for note in notes:

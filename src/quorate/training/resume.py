@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordination.course import Course
+from quorate.coordination.run_event import NOTE, RESUME, RunEvent
 from quorate.errors import MisfitError
 from quorate.machine.printable import printable
 from quorate.replica.kernels import TORCH
@@ -36,7 +37,7 @@ def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
         SettingError: it cannot.
     """
     if fresh and (folder := set_aside(run_dir)) is not None:
-        say(f"the run that was in {run_dir} is in {folder} now")
+        say(RunEvent(f"the run that was in {run_dir} is in {folder} now", NOTE))
     require_usable(run_dir, say)
     files.clear_up(run_dir)
 
@@ -62,7 +63,8 @@ def restore(
     newest = go_to_newest(run_dir, state, facts, say)
     if newest is None:
         return None
-    say(f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}")
+    resumed = f"resumed {position(state.global_step, steps_per_epoch)} from {newest.path}"
+    say(RunEvent(resumed, RESUME))
     for difference in differences(newest.record, facts):
         doubt(f"{difference} since step {state.global_step:,}")
     return newest

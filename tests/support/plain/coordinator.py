@@ -207,10 +207,13 @@ class Coordinator:
         task = self._members.leave(worker)
         self._steps.forget_homes()
         for step in self._steps:
+            lost = {*task.shards} if task is not None and task.step == step.number else set[int]()
             if not event.results_stay:
+                lost |= {shard for shard, kept in step.kept.items() if kept.worker == worker}
                 self._lose_results(step, worker)
             computed = self._members.computing(step.number).keys()
             step.todo = set(range(step.shards)) - step.kept.keys() - computed
+            step.lost_with |= dict.fromkeys(lost & step.todo, worker)
         expecting = None if task is None else self._steps.expecting(task)
         if not event.crashed or task is None or expecting is None:
             return []

@@ -139,7 +139,10 @@ class Dealing:
         # worker is computed afresh, from the parameters as they are.
         member.task = Task(step.number, shard, self._steps.applied, now, count)
         told = (worker, step.number, shard, reason, member.rank_of, instead_of)
-        return Compute(*told, is_needed=step.needed == step.shards, count=count)
+        lost_with = [step.lost_with.pop(s, None) for s in range(shard, shard + count)]
+        known = [left for left in lost_with if left is not None]
+        is_needed, lost = step.needed == step.shards, known[0] if known else None
+        return Compute(*told, is_needed=is_needed, count=count, lost_with=lost)
 
     def _count(self, step: OpenStep, worker: int, first: int) -> int:
         """Return how many shards, from the first on, a worker is given at once.

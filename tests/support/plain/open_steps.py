@@ -31,6 +31,7 @@ class OpenStep:
     homes: dict[int, range] = field(default_factory=dict)  # by worker; empty: not known any more
     copied: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # behind, done at
     has_runs: bool = True  # False: a worker crashed, or user code raised, in one
+    lost_with: dict[int, int] = field(default_factory=dict)  # shard to do -> the worker that left
 
     @property
     def wanting(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from quorate.coordination.run_event import WARNING, RunEvent
+
 
 class RaisedShards:
     """Names workers on which user code raises, though the run goes on. One thread."""
@@ -20,7 +22,8 @@ class RaisedShards:
         if self._counts[worker] > 1:
             return None
         at = f"step {step}, shard {shard}"
-        return f"worker {worker} raised {self._last[worker]} in {at}; another computes it"
+        line = f"worker {worker} raised {self._last[worker]} in {at}; another computes it"
+        return RunEvent(line, WARNING, worker)
 
     def summary(self) -> list[str]:
         """Return the lines to show at the end of the run."""

@@ -16,6 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from quorate.coordination.protocol import Compute
+from quorate.coordination.run_event import SLOW, TAKEOVER, RunEvent
 from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
 from quorate.transports.worker_status import WorkerStatus
 
@@ -205,7 +206,8 @@ class CopiedShards:
         if task.instead_of is None:
             if not self._episodes.is_over(task.worker, now):
                 return None
-            return f"worker {task.worker} is no longer slow: it computes its shards alone again"
+            line = f"worker {task.worker} is no longer slow: it computes its shards alone again"
+            return RunEvent(line, SLOW, task.worker)
         shard_s = self._usual_s(task.instead_of)
         if shard_s is None:  # its first shard: it is warming up
             return None
@@ -219,9 +221,11 @@ class CopiedShards:
         times = f"worker {task.instead_of} {duration(shard_s)}"
         if usual_s is not None:
             times += f", worker {task.worker} {duration(usual_s)}"
-        return (
+        return RunEvent(
             f"{task.reason}; worker {task.worker} computes shard {task.shard} of step {task.step}"
-            f"{self._of_job} too (a shard usually takes {times})"
+            f"{self._of_job} too (a shard usually takes {times})",
+            TAKEOVER,
+            task.worker,
         )
 
     def summary(self) -> str | None:
@@ -231,7 +235,8 @@ class CopiedShards:
         counts = sorted(self._episodes.counts.items())
         said = ", ".join(f"{count:,} of worker {worker}'s" for worker, count in counts)
         what = f"shards{self._of_job}"
-        return f"{what} that another worker computed too, as theirs was slow: {said}"
+        line = f"{what} that another worker computed too, as theirs was slow: {said}"
+        return RunEvent(line, SLOW)
 
 
 def described(worker: Slow, device: str) -> str:

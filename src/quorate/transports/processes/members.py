@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from quorate.coordination.run_event import BACK, JOINED, LOST, RunEvent
 from quorate.errors import UserError, WorkerError
 from quorate.transports.processes.decisions import (
     Ask,
@@ -124,10 +125,12 @@ class Members:
         decisions = self.let_join(now)
         if member.lost_at is not None:
             away_s, member.lost_at = now - member.lost_at, None
-            decisions.append(Say(f"worker {number} is back after {away_s:.1f} s"))
+            back = f"worker {number} is back after {away_s:.1f} s"
+            decisions.append(Say(RunEvent(back, BACK, number)))
         elif is_late and is_new and member.attempt.joined:
             there = sum(m.attempt is not None and bool(m.attempt.joined) for m in self._members)
-            decisions.append(Say(f"worker {number} has come: {there} take part"))
+            come = f"worker {number} has come: {there} take part"
+            decisions.append(Say(RunEvent(come, JOINED, number)))
         return decisions
 
     def hand_over(self, number: int) -> list[Decision]:
@@ -299,9 +302,9 @@ class Members:
             what += "; if this is nobody's doing, memory ran out"
         if delay_s is not None:
             member.restart_at = now + delay_s
-            return [Say(f"{what}; another is starting")]
+            return [Say(RunEvent(f"{what}; another is starting", LOST, member.number))]
         member.given_up = what
         if all(m.given_up is not None for m in self._members):
             reasons = "\n".join(f"  {m.given_up}" for m in self._members)
             return [Fail(WorkerError(f"no worker is left, and no other is started:\n{reasons}"))]
-        return [Say(f"{what}; the run goes on without it")]
+        return [Say(RunEvent(f"{what}; the run goes on without it", LOST, member.number))]

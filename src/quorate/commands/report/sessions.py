@@ -1,0 +1,148 @@
+"""The sessions of a run on one time axis: each fit, without the pauses between them.
+
+A run that was killed in the evening and resumed in the morning has a night in which nothing
+happens. The time axis leaves the night out: training time is the sum of the sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quorate.commands.report.run_history import Event, RunHistory, Spent, spent_at_end
+from quorate.coordination.run_event import END, START
+
+EARLY_S = 1.0  # by which a log may begin before the start of its fit, as clocks have it
+
+Floats = npt.NDArray[np.float64]
+
+
+class Session(NamedTuple):
+    """One fit."""
+
+    begin: float  # seconds since the epoch
+    end: float  # of its last sign
+    offset: float  # seconds of training time before it
+    first_row: int  # among the updates
+    end_row: int  # the first update after it
+    events: list[Event]
+    state: str | None  # in which it ended; None: nothing says that it ended
+    spent: list[Spent]  # the oldest first
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+    def place(self, at: float) -> float:
+        """Return the training time of a moment of the session, in seconds."""
+        return self.offset + min(max(0.0, at - self.begin), self.seconds)
+
+
+class Sessions(NamedTuple):
+    """All fits of a run."""
+
+    listed: list[Session]
+    has_times: bool  # else the axis has updates: the log is of an earlier version
+    x: Floats  # (R,) training time in seconds of each update, or its step
+
+    @property
+    def seconds(self) -> float:
+        """The training time of the run."""
+        return math.fsum(session.seconds for session in self.listed)
+
+    def place_at(self, row: int, at: float) -> float:
+        """Return the training time of something that came after so many updates."""
+        if math.isnan(at) or not self.has_times:
+            return float(self.x[row - 1]) if 0 < row <= len(self.x) else 0.0
+        for session in reversed(self.listed):
+            if row > session.first_row or session is self.listed[0]:
+                place: float = session.place(at)
+                return place
+        return 0.0
+
+
+def sessions(history: RunHistory) -> Sessions:
+    """Put the fits of a run one behind the other."""
+    updates = history.updates
+    at = np.array(updates.at, dtype=np.float64)
+    steps = np.array(updates.steps, dtype=np.float64)
+    begins = list(updates.begins)
+    if len(at) and (not begins or begins[0][0] > 0):
+        begins.insert(0, (0, float(at[0])))  # the line that says when is not there any more
+    has_times = not len(at) or bool(np.isfinite(at).all())
+    # 1. Events by fit; what comes before any start belongs to the first one.
+    by_start: list[tuple[float, list[Event]]] = []
+    for event in history.events:
+        if event.kind == START or not by_start:
+            by_start.append((event.at, []))
+        by_start[-1][1].append(event)
+    # 2. The updates of each fit: of the last that started before its log.
+    rows: dict[int, tuple[int, int]] = {}
+    alone: list[tuple[float, int, int]] = []
+    starts = [start for start, _ in by_start]
+    is_ordered = starts == sorted(starts)
+    ends = [*(row for row, _ in begins[1:]), *([len(at)] if begins else [])]
+    for (row, begun_at), end_row in zip(begins, ends, strict=True):
+        number = bisect_right(starts, begun_at + EARLY_S) - 1 if is_ordered else -1
+        if number >= 0 and number not in rows:
+            rows[number] = (row, end_row)
+        else:
+            alone.append((begun_at, row, end_row))
+    found: list[tuple[float, list[Event], int, int]] = [
+        (begin, events, *rows.get(number, (-1, -1)))
+        for number, (begin, events) in enumerate(by_start)
+    ]
+    found += [(begin, [], row, end_row) for begin, row, end_row in alone]
+    found.sort(key=lambda one: one[0])
+    # 3. One behind the other.
+    listed: list[Session] = []
+    evaluated = [evaluation.row for evaluation in updates.evaluations]
+    noted = [note.row for note in updates.spent]
+    x, offset, last_row = steps.copy(), 0.0, 0
+    for begin, events, first_row, end_row in found:
+        row = first_row if first_row >= 0 else last_row
+        end_row = last_row = max(row, end_row)
+        signs = [event.at for event in events] + [begin]
+        if has_times and end_row > row:
+            signs.append(float(at[row:end_row].max()))
+        own = slice(bisect_right(evaluated, row), bisect_right(evaluated, end_row))
+        signs += [e.at for e in updates.evaluations[own] if math.isfinite(e.at)]
+        end = max(signs)
+        ended = [event for event in events if event.kind == END]
+        state = str(ended[-1].more.get("state") or "ended") if ended else None
+        spent = updates.spent[bisect_left(noted, row) : bisect_left(noted, end_row)]
+        spent += [last for event in ended if (last := spent_at_end(event)) is not None]
+        listed.append(Session(begin, end, offset, row, end_row, events, state, spent))
+        if has_times:
+            x[row:end_row] = offset + np.clip(at[row:end_row] - begin, 0.0, end - begin)
+        offset += end - begin
+    return Sessions(listed, has_times, x)
+
+
+class WorkerTotal(NamedTuple):
+    """What the time of one worker went into in all sessions."""
+
+    worker: int
+    shards: int
+    seconds: dict[str, float]  # by phase
+
+
+def worker_totals(found: Sessions) -> list[WorkerTotal]:
+    """Add up what the time of each worker went into, as far as the run noted it."""
+    shards: dict[int, float] = {}
+    seconds: dict[int, dict[str, float]] = {}
+    for session in found.listed:
+        if not session.spent:
+            continue
+        last = session.spent[-1]
+        for worker, count in enumerate(last.shards):
+            shards[worker] = shards.get(worker, 0.0) + count
+            sums = seconds.setdefault(worker, {})
+            for phase, column in last.seconds.items():
+                sums[phase] = sums.get(phase, 0.0) + column[worker]
+    return [WorkerTotal(w, round(shards[w]), seconds[w]) for w in sorted(shards)]

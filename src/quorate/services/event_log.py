@@ -1,0 +1,115 @@
+"""The events of a run as lines of JSON: ``events.jsonl`` in the run directory.
+
+Each line that a run shows is an event, and so is each checkpoint and each shard that another worker
+takes over. A resumed run continues the file: unlike metrics, events of steps that are computed
+again stay.
+
+    {"at": 1795559878.2951, "global_step": 404, "kind": "lost", "worker": 1, "text": "worker 1 ..."}
+
+The first event of a fit has the kind "start", the script and the settings; the last one has the
+kind "end" and the state in which the run ended. A fit that is killed has no "end".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quorate.coordination.run_event import START, WARNING, RunEvent
+from quorate.machine.regular_file import open_regular
+from quorate.machine.valid_json import dumped
+from quorate.services.line_file import LineFile
+
+NAME = "events.jsonl"
+
+
+class EventLog:
+    """A log of one JSON object per event. Any thread may add events; ``close`` the log.
+
+    Events wait in memory until the log is opened: before that, the run directory may turn out to
+    belong to another run.
+    """
+
+    def __init__(self) -> None:
+        # A signal handler may add an event while its own thread is adding another one.
+        self._lock = threading.RLock()
+        # Time of day at the start, continued by a clock that nobody sets.
+        self._begun_at, self._begun = time.time(), time.monotonic()
+        self._waiting: list[dict[str, Any]] = []
+        self._global_step: Callable[[], int] = lambda: 0
+        self._file: LineFile | None = None
+        self._is_closed = False
+
+    def add(self, line: str, **more: Any) -> None:
+        """Add an event; a plain line is a warning.
+
+        Args:
+            line: its text.
+            more: further entries of the event, as JSON.
+        """
+        event = line if isinstance(line, RunEvent) else RunEvent(line, WARNING)
+        at = round(self._begun_at + time.monotonic() - self._begun, 4)
+        record: dict[str, Any] = {"at": at, "kind": event.kind, "text": str(event), **more}
+        if event.worker is not None:
+            record["worker"] = event.worker
+        with self._lock:
+            if self._file is not None:
+                self._write(record)
+            elif not self._is_closed:
+                self._waiting.append(record)
+
+    def open(
+        self,
+        run_dir: Path,
+        global_step: Callable[[], int],
+        started: str,
+        facts: Mapping[str, Any],
+        say: Callable[[str], None],
+        renew: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write the start of the fit, then the events that wait.
+
+        Args:
+            run_dir: of the run, locked by this process.
+            global_step: returns the updates applied so far.
+            started: text of the event of the start, whose time is when this log was made.
+            facts: further entries of that event.
+            say: shows a line about this file to the user, and does not add the line here.
+            renew: ``RunLock.renew``, called before the file is made again.
+        """
+        path = run_dir / NAME
+        with self._lock:
+            self._global_step = global_step
+            self._file = LineFile(path, say, renew, ends_in_a_line=_ends_in_a_line(path))
+            at = round(self._begun_at, 4)
+            self._write({"at": at, "kind": START, "text": started, **facts})
+            waiting, self._waiting = self._waiting, []
+            for record in waiting:
+                self._write(record)
+
+    def close(self) -> None:
+        """Close the file. Later events are dropped."""
+        with self._lock:
+            file, self._file, self._is_closed = self._file, None, True
+            if file is not None:
+                file.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        step = {"at": record["at"], "global_step": self._global_step()}
+        self._file.write(f"{dumped(step | {**record})}\n".encode())
+
+
+def _ends_in_a_line(path: Path) -> bool:
+    """Return whether the last line of a file has no line end, as a kill may leave it."""
+    try:
+        with open_regular(path) as file:
+            if file.seek(0, 2) == 0:
+                return False
+            file.seek(-1, 2)
+            return file.read(1) != b"\n"
+    except OSError:
+        return False
