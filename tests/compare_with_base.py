@@ -26,35 +26,40 @@ from itertools import islice
 
 from support.trainings.configuration import Configuration, draw_configurations, parse
 from support.trainings.runner import Outcome, differences, run_configuration
-from support.trainings.trees import BASE, CURRENT, Tree, worktree
+from support.trainings.trees import BASE, CURRENT, NoBaseError, Tree, worktree
 
 
 def main() -> int:
     """Run the command."""
     options = arguments()
-    try:
-        configurations = chosen(options)
-        if options.list:
-            print(*configurations, sep="\n")
-            return 0
-        with ExitStack() as stack:
+    configurations = options.only or [
+        *islice(draw_configurations(options.seed), options.configurations)
+    ]
+    if options.list:
+        print(*configurations, sep="\n")
+        return 0
+    with ExitStack() as stack:
+        try:
             folder = stack.enter_context(worktree(options.base))
-            trees = [stack.enter_context(Tree(each)) for each in (folder, CURRENT)]
-            return compare(configurations, trees, options)
-    except (ValueError, LookupError) as mistake:
-        print(f"compare_with_base: {mistake}", file=sys.stderr)
-        return 2
+        except NoBaseError as error:
+            print(f"compare_with_base: {error}", file=sys.stderr)
+            return 2
+        trees = [stack.enter_context(Tree(each)) for each in (folder, CURRENT)]
+        return compare(configurations, trees, options)
 
 
 def arguments() -> argparse.Namespace:
     """Return the options of the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", default=BASE[:7], metavar="COMMIT", help="%(default)s")
-    parser.add_argument("--configurations", type=int, default=40, metavar="N", help="%(default)s")
+    parser.add_argument(
+        "--configurations", type=number, default=40, metavar="N", help="%(default)s"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="%(default)s")
     parser.add_argument(
         "--only",
         action="append",
+        type=line,
         metavar="WORDS",
         help="run this configuration in the place of random ones; may be given several times",
     )
@@ -64,11 +69,19 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen(options: argparse.Namespace) -> list[Configuration]:
-    """Return the configurations to run."""
-    if options.only:
-        return [parse(line) for line in options.only]
-    return [*islice(draw_configurations(options.seed), options.configurations)]
+def line(text: str) -> Configuration:
+    """Return the configuration of ``--only``."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def number(text: str) -> int:
+    """Return the number of ``--configurations``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number >= 1")
+    return int(text)
 
 
 def outcomes(trees: list[Tree], configurations: list[Configuration]) -> Iterator[list[Outcome]]:
@@ -85,14 +98,14 @@ def compare(
     start = time.monotonic()
     different = refused = 0
     found_all = zip(configurations, outcomes(trees, configurations), strict=True)
-    for number, (configuration, (base, current)) in enumerate(found_all, 1):
+    for count, (configuration, (base, current)) in enumerate(found_all, 1):
         took_s, last = time.monotonic() - start, current.codes[-1]
         found = differences(base, current)
         refused += not found and last != 0
         state = "DIFFERENT" if found else "equal" if last == 0 else f"equal, exit code {last}"
-        print(f"{number:3} {took_s:6.1f} s  {state:20} {configuration}", flush=True)
-        for line in found:
-            print(f"      {line}")
+        print(f"{count:3} {took_s:6.1f} s  {state:20} {configuration}", flush=True)
+        for each in found:
+            print(f"      {each}")
         if options.verbose and base.codes[-1] != 0:
             print(f"      base:    {base.said}")
         if options.verbose and last != 0:
@@ -106,7 +119,7 @@ def compare(
             if options.first:
                 break
     print(
-        f"{number} configurations in {time.monotonic() - start:.0f} s: {different} differ from "
+        f"{count} configurations in {time.monotonic() - start:.0f} s: {different} differ from "
         f"{options.base}, {refused} fail alike with both"
     )
     return 1 if different else 0

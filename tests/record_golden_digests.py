@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from support.trainings import golden
-from support.trainings.trees import BASE, CURRENT, Tree, worktree
+from support.trainings.trees import BASE, CURRENT, NoBaseError, Tree, worktree
 
 AT_A_TIME = 2
 
@@ -26,8 +26,8 @@ def main() -> int:
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(worktree(BASE))
-        except LookupError as mistake:
-            print(f"record_golden_digests: {mistake}", file=sys.stderr)
+        except NoBaseError as error:
+            print(f"record_golden_digests: {error}", file=sys.stderr)
             return 2
         trees = [stack.enter_context(Tree(folder)) for _ in range(AT_A_TIME)]
         shares = [runs[number::AT_A_TIME] for number in range(AT_A_TIME)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.trainings import golden
 from support.trainings.configuration import Configuration, parse
-from support.trainings.trees import BASE, CURRENT, Tree, worktree
+from support.trainings.trees import BASE, CURRENT, NoBaseError, Tree, worktree
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="workers are forked")
 
@@ -57,11 +58,9 @@ def test_an_unknown_processor_is_compared_with_the_base_commit(
     require_golden(SAMPLE[1:3])
 
 
-def test_a_history_without_the_base_commit_fails_with_what_to_fetch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_history_without_the_base_commit_fails_with_what_to_fetch() -> None:
     absent = "0" * 39 + "1"
-    with pytest.raises(LookupError, match=f"git fetch origin {absent}"), worktree(absent):
+    with pytest.raises(NoBaseError, match=f"git fetch origin {absent}"), worktree(absent):
         pass
 
 
@@ -72,5 +71,5 @@ def test_every_golden_run_is_listed_once_and_read_again_from_its_line() -> None:
     assert [parse(line) for line in lines] == RUNS
     assert golden.changed().keys() <= set(lines)
     for file in golden.FOLDER.glob("*-torch-*.json"):
-        kind = golden.json.loads(file.read_text())["processor"]
+        kind = json.loads(file.read_text())["processor"]
         assert golden.file_of(kind) == file

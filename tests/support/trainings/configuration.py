@@ -111,8 +111,14 @@ def parse(line: str) -> Configuration:
         if kinds[name] is tuple:
             values[name] = tuple(text.split("+")) if text else ()
         else:
-            values[name] = kinds[name](text)
+            values[name] = kinds[name](text) if kinds[name] is str else _whole(name, text)
     return Configuration(**values)  # type: ignore[arg-type]
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{name}: got {text!r}, expected a whole number")
+    return int(text)
 
 
 class _Deck:

@@ -18,6 +18,10 @@ BASE = "1ed5e4f027cb2276510c2f14a13982fd36444cdb"  # what golden digests were re
 LIMIT_S = 300  # of a run, on a busy machine
 
 
+class NoBaseError(Exception):
+    """The tree of a base commit cannot be built."""
+
+
 class Ended(NamedTuple):
     """A run of the command that is over."""
 
@@ -71,11 +75,11 @@ def worktree(commit: str) -> Iterator[Path]:
     """Yield a temporary folder with the tree of a commit.
 
     Raises:
-        LookupError: the history here lacks the commit, or there is no history.
+        NoBaseError: the history here lacks the commit, or there is no history.
     """
     found = _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
     if found.returncode != 0:
-        raise LookupError(
+        raise NoBaseError(
             f"commit {commit[:7]} is not in the history of {CURRENT}; fetch it with "
             f"git fetch --unshallow, or git fetch origin {commit}"
         )
@@ -83,7 +87,7 @@ def worktree(commit: str) -> Iterator[Path]:
         tree = Path(folder) / "tree"
         made = _git("worktree", "add", "--detach", str(tree), found.stdout.strip())
         if made.returncode != 0:
-            raise LookupError(f"git worktree add: {made.stderr.strip()}")
+            raise NoBaseError(f"git worktree add: {made.stderr.strip()}")
         try:
             yield tree
         finally:
@@ -94,4 +98,4 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(["git", "-C", str(CURRENT), *words], capture_output=True, text=True)
     except FileNotFoundError:
-        raise LookupError("git is not installed: a base commit cannot be built") from None
+        raise NoBaseError("git is not installed: a base commit cannot be built") from None
