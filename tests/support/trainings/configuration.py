@@ -158,7 +158,7 @@ def draw_configurations(seed: int) -> Iterator[Configuration]:
             optimizers = OPTIMIZERS_OF.get(model, optimizers)
         options = [name for name in UPDATE_OPTIONS if generator.random() < 0.4]
         options += [name for name, share in RUN_SHARES.items() if generator.random() < share]
-        yield Configuration(
+        drawn = Configuration(
             model,
             deck.deal(f"optimizer of {len(optimizers)}", optimizers),
             tuple(options),
@@ -170,3 +170,4 @@ def draw_configurations(seed: int) -> Iterator[Configuration]:
             generator.randrange(2, STEPS - 1),
             then,
         )
+        yield parse(str(drawn))  # without what its event does not use
