@@ -1,4 +1,4 @@
-"""Random configurations follow from a seed, cover all tables, and are read again from their line."""
+"""Random configurations follow from a seed, cover all tables, and are read from their line."""
 
 from __future__ import annotations
 
