@@ -1,15 +1,16 @@
 """Compare the bits of random runs with those of a base commit.
 
     python tests/compare_with_base.py --configurations 40 --seed 1
-    python tests/compare_with_base.py --base main --only "model=mlp engine=towers:3"
+    python tests/compare_with_base.py --base HEAD~1 --only "model=mlp engine=towers:3"
 
 Every configuration (model, optimizer, data, engine, event) runs with the code of the base commit
 and with the code of this tree, side by side. Digests, metrics apart from times, and exit codes have
-to be equal. The base commit is built as a git worktree in a temporary folder. Configurations follow
-from the seed alone: configuration 7 of a seed is the same for any number of configurations.
+to be equal; the wording of messages may differ. The base commit is built as a git worktree in a
+temporary folder. Configurations follow from the seed alone: configuration 7 of a seed does not
+depend on the number of configurations.
 
-Exit code: 0, all are equal; 1, some differ, each with the command that repeats it; 2, a mistake in
-the options.
+Exit code 0: all configurations are equal. Exit code 1: some configurations differ; a line under
+each shows the command that repeats the difference. Exit code 2: a mistake in the options.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def arguments() -> argparse.Namespace:
         action="append",
         type=line,
         metavar="WORDS",
-        help="run this configuration in the place of random ones; may be given several times",
+        help="run this configuration instead of random configurations; may be repeated",
     )
     parser.add_argument("--first", action="store_true", help="end with the first difference")
     parser.add_argument("--list", action="store_true", help="print the configurations and end")
@@ -97,8 +98,8 @@ def compare(
     """Compare all configurations, print a line for each, and return the exit code."""
     start = time.monotonic()
     different = refused = 0
-    found_all = zip(configurations, outcomes(trees, configurations), strict=True)
-    for count, (configuration, (base, current)) in enumerate(found_all, 1):
+    pairs = zip(configurations, outcomes(trees, configurations), strict=True)
+    for count, (configuration, (base, current)) in enumerate(pairs, 1):
         took_s, last = time.monotonic() - start, current.codes[-1]
         found = differences(base, current)
         refused += not found and last != 0

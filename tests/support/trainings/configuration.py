@@ -1,9 +1,9 @@
-"""Configurations: a training, how it is computed, and what happens to it, as one line of words.
+"""Configurations: a training, its engine and an event during the run, as one line of words.
 
     model=mlp optimizer=adam with=ema+clip data=short shards=4 engine=towers:3
 
-A line has one word for each field that is not at its default value, and ``parse`` reads it again:
-a failure is repeated by its line. Random lines follow from a seed alone.
+``str`` writes a configuration as a line and ``parse`` reads the line: a failure is repeated by its
+line. Random configurations follow from a seed alone.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ RUN_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 RUN_SHARES = {"validation": 0.5, "bf16": 0.1}  # how often they are drawn
 
-# none: the run goes to its end.
-# resume: it ends after update ``at``, and is resumed with the engine ``then``.
-# kill-worker: a worker process is killed after update ``at``. Ranks end with that, and are resumed.
-# kill-run: the main process is killed after update ``at``, and the run is resumed.
+# none: the run makes all updates.
+# resume: the run ends after update ``at``, and is resumed with the engine ``then``.
+# kill-worker: a worker process is killed after update ``at``. A killed rank ends the run, which is
+#     resumed with the engine ``then``.
+# kill-run: the main process is killed after update ``at``; the run is resumed with ``then``.
 EVENTS = ("none", "resume", "kill-worker", "kill-run")
 
-# What is refused: other optimizers than these of some models, and stages of some models.
-ONCE = tuple(name for name in OPTIMIZERS if name != "lbfgs")  # they compute a step's loss once
+# Combinations that quorate refuses: optimizers outside these lists, and stages of uncut models.
+ONCE = tuple(name for name in OPTIMIZERS if name != "lbfgs")  # a step computes the loss once
 OPTIMIZERS_OF = {"sparse": ("sgd", "adagrad"), "phases": ONCE, "convolution": ONCE}
 UNCUT = ("phases", "buffers", "contrastive", "sparse")
 REFUSED_SHARE = 0.1  # of configurations that may be refused

@@ -1,4 +1,4 @@
-"""Golden digests: what runs with the code of ``trees.BASE`` gave on one kind of processor.
+"""Golden digests: results of runs with the code of ``trees.BASE``, by kind of processor.
 
 ``tests/golden/configurations.txt`` lists the runs, a line of ``configuration`` each. Bits depend on
 the processor and on torch: a file ``tests/golden/<kind>.json`` has the results of one kind.
@@ -35,7 +35,7 @@ def configurations() -> list[Configuration]:
 
 
 def processor() -> dict[str, Any]:
-    """Return the kind of this processor: all of it and of its libraries that bits depend on."""
+    """Return the kind of this processor: properties of processor and torch that decide bits."""
     info: dict[str, str] = {}
     if (file := Path("/proc/cpuinfo")).exists():
         for line in file.read_text().splitlines():

@@ -1,7 +1,7 @@
-"""Models of the configurations: name -> what is trained, on which inputs, with which loss.
+"""Models of the configurations: name -> model, kind of inputs, loss.
 
-Every part of a model that bits depend on is in one of them: dropout, BatchNorm, buffers, tied and
-frozen weights, gradients by rows, phases, a loss over all rows of a batch.
+The models cover dropout, BatchNorm, buffers, tied and frozen weights, sparse gradients, phases, and
+a loss over all rows of a batch.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
 
 
 class Sparse(nn.Module):
-    """Two tables whose gradients are of the rows that were read."""
+    """Two tables with sparse gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Lstm(nn.Module):
 
 
 class Tied(nn.Module):
-    """The embedding is the last layer's weight too: its gradient is a sum of both."""
+    """The embedding and the last layer share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Tied(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A frozen part, a part that no row reads, and a layer that only some steps train."""
+    """A frozen part with BatchNorm, an unused layer, and trained layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Frozen(nn.Module):
 
 
 class Buffers(nn.Module):
-    """Buffers that ``forward`` writes: a running mean, a count, one that checkpoints lack."""
+    """``forward`` writes a running mean and a count; a third buffer is not in the state dict."""
 
     def __init__(self) -> None:
         super().__init__()

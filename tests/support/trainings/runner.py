@@ -1,4 +1,4 @@
-"""Runs of a configuration: what a run leaves, and in what two of them differ."""
+"""Runs of a configuration: the outcome of a run, and the differences between two outcomes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SCRIPT = CURRENT / "tests" / "scripts" / "configured.py"
 # Checkpoints by the number of updates and never by the clock; no summaries, which take time.
 SAVING = ("--save-every-s", "1e9", "--save-every-steps", "2", "--summary-every-s", "1e9")
 FACTS = ("digest", "averaged_digest", "global_step", "epoch", "shards", "same_bits")
-# Times, and which worker has computed how many shards.
+# Times, and numbers of shards by worker: both depend on the machine's load.
 UNREPEATABLE = {"at", "begun_at", "spent", "examples_per_s", "fresh", "stale", "dropped"}
 MOST_SHOWN = 4  # of the differences between two sets of metrics
 
 
 class Outcome(NamedTuple):
-    """What became of a run."""
+    """Exit codes, digests and metrics of a run."""
 
     codes: Sequence[int | None]  # exit codes of its parts, see ``trees.Ended``
     facts: Mapping[str, Any]  # ``FACTS`` of its newest checkpoint, if it saved any
@@ -67,7 +67,7 @@ def _metrics(file: Path) -> list[Mapping[str, Any]]:
 
 
 def differences(expected: Outcome, found: Outcome) -> list[str]:
-    """Return in what two outcomes differ, a line each; the wording of messages does not count."""
+    """Return a line for each difference between two outcomes; messages may differ."""
     lines = []
     if expected.codes != found.codes:
         lines.append(f"exit codes: {expected.codes} before, {found.codes} now: {found.said}")

@@ -2,9 +2,9 @@
 
     PYTHONPATH=TREE/src python tree_driver.py TREE
 
-Reads a line of JSON for each run, and answers with one: see ``trees``. Runs are forks of the warm
-process of the tree itself (``tests/support/warm.py``), which knows what the tree imports. Of
-this repository it uses nothing but the name ``WARM``: the tree may be of any commit that has it.
+Reads a line of JSON for each run and answers with a line of JSON: see ``trees``. Runs are forks of
+the tree's own warm process (``tests/support/warm.py``), because that file knows the imports of the
+tree. The driver uses no name of the tree but ``WARM``, so any commit with that name can be a base.
 """
 
 from __future__ import annotations

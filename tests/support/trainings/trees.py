@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 DRIVER = Path(__file__).with_name("tree_driver.py")
 CURRENT = Path(__file__).parents[3]
-BASE = "1ed5e4f027cb2276510c2f14a13982fd36444cdb"  # what golden digests were recorded with
+BASE = "1ed5e4f027cb2276510c2f14a13982fd36444cdb"  # the commit of the golden digests
 LIMIT_S = 300  # of a run, on a busy machine
 
 
@@ -23,7 +23,7 @@ class NoBaseError(Exception):
 
 
 class Ended(NamedTuple):
-    """A run of the command that is over."""
+    """Exit code and output of a run."""
 
     code: int | None  # its exit code; minus the signal that killed it; None: it took too long
     out: str
@@ -32,7 +32,7 @@ class Ended(NamedTuple):
 
 
 class Tree:
-    """A source tree whose command can be run: in forks of one warm process, one run at a time.
+    """A source tree that runs the command ``quorate``, in forks of one warm process.
 
     Args:
         folder: with ``src`` and ``tests``.
@@ -49,7 +49,7 @@ class Tree:
         )
 
     def run(self, arguments: Sequence[str]) -> Ended:
-        """Run the command ``quorate`` to its end."""
+        """Run the command ``quorate`` to its end. Blocks; one call at a time."""
         assert self._driver.stdin is not None
         assert self._driver.stdout is not None
         asked = {"arguments": [*arguments], "env": self._env, "limit_s": LIMIT_S}
