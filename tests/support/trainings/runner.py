@@ -63,6 +63,9 @@ def _metrics(file: Path) -> list[Mapping[str, Any]]:
     if not file.exists():
         return []
     lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if "doubts" in line:
+            line["doubts"] = bool(line["doubts"])  # messages, whose wording may differ
     return [{n: v for n, v in line.items() if n not in UNREPEATABLE} for line in lines]
 
 
