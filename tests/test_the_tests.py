@@ -11,8 +11,11 @@ import quorate
 
 TESTS = Path(__file__).parent
 ROOMS = {path.parent.name for path in Path(quorate.__file__).parent.glob("*/__init__.py")}
-# Whole runs; programs beside the package; what tests share; what they run; pytest's own.
-BESIDE_ROOMS = {"end_to_end", "examples", "support", "scripts", "strangers", "__pycache__"}
+# Whole runs; programs beside the package; code that tests share; scripts; digests; pytest's own.
+BESIDE_ROOMS = {
+    *("end_to_end", "examples", "support", "scripts", "strangers", "golden"),
+    "__pycache__",
+}
 
 
 def imported_by(path: Path) -> set[str]:

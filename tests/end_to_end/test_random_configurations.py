@@ -1,0 +1,70 @@
+"""Random configurations follow from a seed, cover all tables, and are read from their line."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from support.trainings.configuration import EVENTS, Configuration, draw_configurations, parse
+from support.trainings.datasets import DATASETS
+from support.trainings.engines import ENGINES, MORTAL
+from support.trainings.models import MODELS
+from support.trainings.optimizers import OPTIMIZERS, UPDATE_OPTIONS
+from support.trainings.runner import Outcome, differences
+
+FORTY = [*islice(draw_configurations(1), 40)]
+
+
+def test_a_configuration_follows_from_the_seed_and_its_number() -> None:
+    assert [*islice(draw_configurations(1), 7)] == FORTY[:7]
+    assert [*islice(draw_configurations(2), 40)] != FORTY
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_forty_configurations_have_every_value_of_every_table(seed: int) -> None:
+    drawn = [*islice(draw_configurations(seed), 40)]
+    tables = {
+        "model": MODELS,
+        "optimizer": OPTIMIZERS,
+        "data": DATASETS,
+        "engine": ENGINES,
+        "event": EVENTS,
+    }
+    for field, table in tables.items():
+        assert {getattr(configuration, field) for configuration in drawn} == {*table}, field
+    assert {option for c in drawn for option in c.options} >= {*UPDATE_OPTIONS}
+    assert all(c.engine in MORTAL for c in drawn if c.event == "kill-worker")
+
+
+def test_a_line_is_read_again() -> None:
+    for configuration in islice(draw_configurations(3), 200):
+        assert parse(str(configuration)) == configuration
+    assert parse("") == Configuration()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("model=mlpp", "model: got 'mlpp', expected one of linear, mlp"),
+        ("shards=x", "shards: got 'x', expected a whole number"),
+        ("engine", "got 'engine', expected NAME=VALUE with one of model, optimizer"),
+        ("options=ema+emo", "options: got 'emo', expected one of ema, clip"),
+    ],
+)
+def test_a_wrong_word_is_named(line: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("+", r"\+")):
+        parse(line)
+
+
+def test_outcomes_differ_in_codes_digests_and_metrics_and_not_in_wording() -> None:
+    facts = {"digest": "a", "global_step": 8}
+    one = Outcome([0], facts, [{"global_step": 1, "loss": 0.5}], "saved")
+    assert differences(one, one._replace(said="kept")) == []
+    for other, word in (
+        (one._replace(codes=[1]), "exit codes: [0] before, [1] now"),
+        (one._replace(facts={**facts, "digest": "b"}), "digest: a before, b now"),
+        (one._replace(metrics=[]), "metrics: 1 lines before, 0 now"),
+        (one._replace(metrics=[{"global_step": 1, "loss": 0.25}]), "metrics, line 1, loss: 0.5"),
+    ):
+        (line,) = differences(one, other)
+        assert line.startswith(word)

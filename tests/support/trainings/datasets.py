@@ -1,0 +1,179 @@
+"""Data of the configurations: inputs of each kind, and ways to make a dataset of them.
+
+All values follow from a fixed seed. Legend: R rows, of which a batch has ``BATCH``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from support.trainings.models import CLASSES, WORDS
+from torch.utils.data import Dataset, TensorDataset
+
+import quorate
+
+BATCH = 24
+# Five updates in an epoch. A short one has 14 rows: six shards of two or more, as BatchNorm needs.
+ROWS, SHORT_ROWS = 120, 110
+
+
+def vectors(rows: int, generator: torch.Generator) -> torch.Tensor:
+    """Return (R, 8) float32."""
+    return torch.randn(rows, 8, generator=generator)
+
+
+def images(rows: int, generator: torch.Generator) -> torch.Tensor:
+    """Return (R, 3, 8, 8) float32."""
+    return torch.randn(rows, 3, 8, 8, generator=generator)
+
+
+def tokens(rows: int, generator: torch.Generator) -> torch.Tensor:
+    """Return (R, 7) int64: token numbers, 0 is padding."""
+    return torch.randint(WORDS, (rows, 7), generator=generator)
+
+
+INPUTS: dict[str, Callable[[int, torch.Generator], torch.Tensor]] = {
+    "vectors": vectors,
+    "images": images,
+    "tokens": tokens,
+}
+
+
+class Data(NamedTuple):
+    """What a run is trained on."""
+
+    dataset: Any
+    loading: Mapping[str, Any] = MappingProxyType({})  # keywords of ``quorate.Loading``
+    validation: Any = None  # None: a plain dataset of other rows
+
+
+def _tensors(inputs: str, rows: int, seed: int = 0) -> list[torch.Tensor]:
+    """Return inputs and classes. A class follows from its row: there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    x = INPUTS[inputs](rows, generator)
+    y = (x.flatten(1)[:, :3] * torch.tensor([1, 2, 3])).sum(1).round().long() % CLASSES
+    return [x, y]
+
+
+def plain(inputs: str, folder: Path) -> Data:
+    """A map-style dataset; every batch is full."""
+    return Data(TensorDataset(*_tensors(inputs, ROWS)))
+
+
+def short(inputs: str, folder: Path) -> Data:
+    """The last batch of an epoch has 14 rows, which most numbers of shards do not divide."""
+    return Data(TensorDataset(*_tensors(inputs, SHORT_ROWS)))
+
+
+def joined(inputs: str, folder: Path) -> Data:
+    """The rows of an epoch that fill no batch are in the batch before."""
+    return Data(TensorDataset(*_tensors(inputs, SHORT_ROWS)), {"last": "join"})
+
+
+def weighted(inputs: str, folder: Path) -> Data:
+    """Every row has a weight, 1 to 9: the means are over weights and not over rows."""
+    weights = [1.0 + torch.arange(rows) * 5 % 9 for rows in (SHORT_ROWS, 31)]
+    train, validation = (
+        TensorDataset(*_tensors(inputs, len(each), seed), each) for seed, each in enumerate(weights)
+    )
+    return Data(train, validation=validation)
+
+
+def stream(inputs: str, folder: Path) -> Data:
+    """Lines of JSON in three files, read in windows."""
+    from quorate.data.streams import LinesDataset, windows
+
+    files = [folder / f"{number}.jsonl" for number in range(3)]
+    if not files[-1].exists():  # workers run the script after the main process has written them
+        x, y = _tensors(inputs, SHORT_ROWS)
+        for number, file in enumerate(files):
+            written = file.with_suffix(f".{os.getpid()}")
+            rows = range(number, SHORT_ROWS, 3)
+            written.write_text(
+                "".join(json.dumps([x[row].tolist(), y[row].item()]) + "\n" for row in rows)
+            )
+            written.rename(file)
+    dataset = LinesDataset(files, _parsed)
+    return Data(dataset, {"order": windows(dataset, rows=8, files=2)})
+
+
+def _parsed(line: bytes) -> tuple[torch.Tensor, int]:
+    x, y = json.loads(line)
+    return torch.tensor(x), y
+
+
+class Noisy(Dataset[Any]):
+    """Rows that are distorted when they are loaded: each draws numbers of its own."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.x[row]
+        if x.is_floating_point():
+            return x + 0.1 * torch.randn(x.shape), self.y[row]
+        return torch.where(torch.rand(x.shape) < 0.1, 1, x), self.y[row]
+
+
+def augmented(inputs: str, folder: Path) -> Data:
+    """Rows are distorted one by one, with numbers from torch's generator."""
+    return Data(Noisy(*_tensors(inputs, SHORT_ROWS)))
+
+
+def _distort(batch: list[torch.Tensor], draws: quorate.Draws) -> list[torch.Tensor]:
+    x, y = batch
+    shape = (-1, *[1] * (x.ndim - 1))
+    if x.is_floating_point():
+        return [x * draws.uniform(1, 0.5, 1.5).view(shape) + draws.uniform(1).view(shape), y]
+    return [torch.where(draws.coins(0.3).view(shape), x.flip(1), x), y]
+
+
+def distorted(inputs: str, folder: Path) -> Data:
+    """Batches are distorted, with numbers from ``quorate.Draws``."""
+    return Data(TensorDataset(*_tensors(inputs, ROWS)), {"augment": _distort})
+
+
+def sampled(inputs: str, folder: Path) -> Data:
+    """Rows of an epoch are drawn by weights."""
+    weights = 1.0 + torch.arange(SHORT_ROWS) % 4
+    return Data(TensorDataset(*_tensors(inputs, SHORT_ROWS)), {"sampling": weights})
+
+
+def loaded(inputs: str, folder: Path) -> Data:
+    """Rows are distorted one by one, by a loader process."""
+    return Data(Noisy(*_tensors(inputs, SHORT_ROWS)), {"processes": 1})
+
+
+DATASETS: dict[str, Callable[[str, Path], Data]] = {
+    "plain": plain,
+    "short": short,
+    "joined": joined,
+    "weighted": weighted,
+    "stream": stream,
+    "augmented": augmented,
+    "distorted": distorted,
+    "sampled": sampled,
+    "loaded": loaded,
+}
+
+
+def make_data(name: str, inputs: str, folder: Path) -> Data:
+    """Return a dataset of the table, with validation rows.
+
+    Args:
+        inputs: one of ``INPUTS``.
+        folder: where files of the dataset are, or are written to.
+    """
+    data = DATASETS[name](inputs, folder)
+    if data.validation is None:
+        data = data._replace(validation=TensorDataset(*_tensors(inputs, 31, seed=1)))
+    return data

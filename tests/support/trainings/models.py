@@ -1,0 +1,241 @@
+"""Models of the configurations: name -> model, kind of inputs, loss.
+
+The models cover dropout, BatchNorm, buffers, tied and frozen weights, sparse gradients, phases, and
+a loss over all rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import quorate
+
+WORDS, CLASSES = 24, 3
+
+Batch = list[torch.Tensor]  # inputs, classes, and the weights of rows where the data has them
+
+
+def classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return the mean cross entropy over rows, or over their weights where the batch has them."""
+    logits = model(batch[0])
+    right = (logits.argmax(1) == batch[1]).float()
+    if len(batch) == 2:
+        return {"loss": F.cross_entropy(logits, batch[1]), "accuracy": right.mean()}
+    weights = batch[2]
+    losses = F.cross_entropy(logits, batch[1], reduction="none")
+    total = weights.sum()
+    return {
+        "loss": (losses * weights).sum() / total,
+        "accuracy": (right * weights).sum() / total,
+        "weight": total,
+    }
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.LayerNorm(24), nn.Dropout(0.2))
+        self.second = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Dropout(0.3))
+        self.last = nn.Linear(24, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x)))
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU())
+        self.last = nn.Linear(8 * 9, CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(F.max_pool2d(self.second(self.first(images)), 2).flatten(1))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 16, padding_idx=0)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True) for _ in range(2)
+        )
+        self.last = nn.Linear(16, CLASSES)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        states = self.embedding(tokens)
+        for layer in self.layers:
+            states = layer(states)
+        return self.last(states.mean(1))
+
+
+class Sparse(nn.Module):
+    """Two tables with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8, padding_idx=0, sparse=True)
+        self.bag = nn.EmbeddingBag(WORDS, 8, mode="sum", sparse=True)
+        self.last = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, CLASSES))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.last(self.words(tokens).mean(1) + self.bag(tokens))
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 8)
+        self.lstm = nn.LSTM(8, 12, num_layers=2, dropout=0.3, batch_first=True)
+        self.last = nn.Linear(12, CLASSES)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.last(self.lstm(self.embedding(tokens))[0][:, -1])
+
+
+class Tied(nn.Module):
+    """The embedding and the last layer share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 8)
+        self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2))
+        self.words = nn.Linear(8, WORDS, bias=False)
+        self.words.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.words(self.middle(self.embedding(tokens)).mean(1))
+
+
+class Frozen(nn.Module):
+    """A frozen part with BatchNorm, an unused layer, and trained layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12)).requires_grad_(False)
+        self.unused = nn.Linear(5, 5)
+        self.middle = nn.Sequential(nn.Linear(12, 12), nn.ELU(), nn.Dropout(0.1))
+        self.last = nn.Linear(12, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.frozen(x)))
+
+
+class Buffers(nn.Module):
+    """``forward`` writes a running mean and a count; a third buffer is not in the state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 12), nn.Linear(12, CLASSES)
+        self.register_buffer("mean", torch.zeros(12))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.full((12,), 0.5), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+                self.seen.add_(1)
+        return self.last(torch.tanh(hidden - self.mean) * self.scale)
+
+
+class Generator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 12), nn.BatchNorm1d(12), nn.Linear(12, 8)
+
+    def forward(self, noise: torch.Tensor) -> torch.Tensor:
+        return self.last(F.relu(self.norm(self.first(noise))))
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dropout, self.last = nn.Linear(8, 12), nn.Dropout(0.2), nn.Linear(12, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(F.leaky_relu(self.first(x), 0.2)))
+
+
+def critic_loss(model: nn.ModuleDict, batch: Batch) -> dict[str, Any]:
+    """Return the critic's loss on rows of the batch and on as many generated rows."""
+    real = model["d"](batch[0])
+    fake = model["d"](model["g"](torch.randn(len(batch[0]), 4)).detach())
+    loss = F.softplus(-real).mean() + F.softplus(fake).mean()
+    return {"loss": loss, "right": (real > 0).float().mean()}
+
+
+def generator_loss(model: nn.ModuleDict, batch: Batch) -> torch.Tensor:
+    """Return the loss of generated rows."""
+    return F.softplus(-model["d"](model["g"](torch.randn(len(batch[0]), 4)))).mean()
+
+
+class Encoder(nn.Module):
+    """A row and a distorted copy of it to unit vectors, with a temperature that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.2), nn.Linear(12, 4)
+        )
+        self.log_temperature = nn.Parameter(torch.tensor(-0.5))
+
+
+def represent(model: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Return unit vectors of the rows and of their distorted copies."""
+    views = batch[0], batch[0] + 0.1 * torch.randn_like(batch[0])
+    return tuple(F.normalize(model.body(view), dim=1) for view in views)
+
+
+def contrast(model: Any, views: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    """Return InfoNCE over all rows of a batch."""
+    logits = views[0] @ views[1].T / model.log_temperature.exp()
+    own = torch.arange(len(logits))
+    return {
+        "loss": F.cross_entropy(logits, own),
+        "accuracy": (logits.argmax(1) == own).float().mean(),
+    }
+
+
+class Model(NamedTuple):
+    """One row of the table."""
+
+    make: Any  # as ``Trainer`` takes it
+    inputs: str  # one of ``datasets.INPUTS``
+    loss: Callable[[], Any] = lambda: classify  # returns the loss as ``Trainer`` takes it
+    phases: tuple[str, ...] = ()  # each has an optimizer of its own
+
+
+MODELS: dict[str, Model] = {
+    "linear": Model(Linear, "vectors"),
+    "mlp": Model(Mlp, "vectors"),
+    "convolution": Model(Convolution, "images"),
+    "transformer": Model(Transformer, "tokens"),
+    "sparse": Model(Sparse, "tokens"),
+    "lstm": Model(Lstm, "tokens"),
+    "tied": Model(Tied, "tokens"),
+    "frozen": Model(Frozen, "vectors"),
+    "buffers": Model(Buffers, "vectors"),
+    "phases": Model(
+        {"g": Generator, "d": Critic},
+        "vectors",
+        lambda: [("d", critic_loss), ("d", critic_loss), ("g", generator_loss)],
+        phases=("g", "d"),
+    ),
+    "contrastive": Model(Encoder, "vectors", lambda: quorate.Gather(represent, contrast)),
+}

@@ -1,0 +1,93 @@
+"""Runs of a configuration: the outcome of a run, and the differences between two outcomes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.trainings.configuration import RUN_OPTIONS, Configuration
+from support.trainings.engines import ENGINES
+from support.trainings.trees import CURRENT, Tree
+
+SCRIPT = CURRENT / "tests" / "scripts" / "configured.py"
+# Checkpoints by the number of updates and never by the clock; no summaries, which take time.
+SAVING = ("--save-every-s", "1e9", "--save-every-steps", "2", "--summary-every-s", "1e9")
+FACTS = ("digest", "averaged_digest", "global_step", "epoch", "shards", "same_bits")
+# Times, and numbers of shards by worker: both depend on the machine's load.
+UNREPEATABLE = {"at", "begun_at", "spent", "examples_per_s", "fresh", "stale", "dropped"}
+MOST_SHOWN = 4  # of the differences between two sets of metrics
+
+
+class Outcome(NamedTuple):
+    """Exit codes, digests and metrics of a run."""
+
+    codes: Sequence[int | None]  # exit codes of its parts, see ``trees.Ended``
+    facts: Mapping[str, Any]  # ``FACTS`` of its newest checkpoint, if it saved any
+    metrics: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl without ``UNREPEATABLE``
+    said: str  # the last line of what the last part printed
+
+
+def run_configuration(tree: Tree, configuration: Configuration) -> Outcome:
+    """Run all parts of a configuration with the code of a tree."""
+    codes: list[int | None] = []
+    said = ""
+    with tempfile.TemporaryDirectory(prefix="quorate-") as folder:
+        run_dir = Path(folder) / "run"
+        engines = [configuration.engine]
+        if configuration.has_two_parts:
+            engines.append(configuration.then)
+        for part, engine in enumerate(engines):
+            options = [*ENGINES[engine], *SAVING, "--run-dir", str(run_dir)]
+            for option in configuration.options:
+                options += RUN_OPTIONS.get(option, ())
+            ended = tree.run(["run", *options, str(SCRIPT), str(configuration), str(part), folder])
+            codes.append(ended.code)
+            said = ((ended.err.strip() or ended.out.strip()).splitlines() or [""])[-1]
+            if ended.left:
+                said = f"processes were left: {'; '.join(ended.left)}"
+                codes.append(None)
+            if ended.code in (2, None):
+                break
+        facts = {}
+        if list(run_dir.glob("checkpoints/*")):
+            inspected = tree.run(["inspect", "--json", str(run_dir)])
+            if inspected.code == 0:
+                facts = {n: v for n, v in json.loads(inspected.out).items() if n in FACTS}
+        return Outcome(codes, facts, _metrics(run_dir / "metrics.jsonl"), said)
+
+
+def _metrics(file: Path) -> list[Mapping[str, Any]]:
+    if not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if "doubts" in line:
+            line["doubts"] = bool(line["doubts"])  # messages, whose wording may differ
+    return [{n: v for n, v in line.items() if n not in UNREPEATABLE} for line in lines]
+
+
+def differences(expected: Outcome, found: Outcome) -> list[str]:
+    """Return a line for each difference between two outcomes; messages may differ."""
+    lines = []
+    if expected.codes != found.codes:
+        lines.append(f"exit codes: {expected.codes} before, {found.codes} now: {found.said}")
+    for name in FACTS:
+        before, now = expected.facts.get(name), found.facts.get(name)
+        if before != now:
+            lines.append(f"{name}: {before} before, {now} now")
+    if len(expected.metrics) != len(found.metrics):
+        lines.append(f"metrics: {len(expected.metrics)} lines before, {len(found.metrics)} now")
+    pairs = zip(expected.metrics, found.metrics, strict=False)
+    of_metrics = [
+        f"metrics, line {number}, {name}: {before.get(name)} before, {now.get(name)} now"
+        for number, (before, now) in enumerate(pairs, 1)
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    lines += of_metrics[:MOST_SHOWN]
+    if len(of_metrics) > MOST_SHOWN:
+        lines.append(f"metrics: {len(of_metrics) - MOST_SHOWN} more values differ")
+    return lines
