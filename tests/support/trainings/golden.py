@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,20 @@ def results(tree: Tree, runs: Iterable[Configuration]) -> dict[str, Result]:
     return {str(run): result_of(run_configuration(tree, run)) for run in runs}
 
 
+def undisturbed(tree: Tree, runs: Iterable[Configuration]) -> dict[str, Result]:
+    """Return the digests of the same trainings on one worker, in one part and without an event."""
+    alone = {run: replace(run, engine="inline", event="none") for run in runs}
+    found = {str(run): result_of(run_configuration(tree, other)) for run, other in alone.items()}
+    digests = ("digest", "averaged_digest")
+    return {run: {name: result[name] for name in digests} for run, result in found.items()}
+
+
 def unequal(expected: Mapping[str, Result], found: Mapping[str, Result]) -> Sequence[str]:
-    """Return a line for each result that is not as expected, with the command that repeats it."""
+    """Return a line for each value that is not as expected, with the command that repeats it."""
     return [
-        f"{run}: {name} was {before.get(name)} with {BASE[:7]}, is {now}; compare with "
+        f"{run}: {name} was {before} with {BASE[:7]}, is {result[name]}; compare with "
         f'python tests/compare_with_base.py --base {BASE[:7]} --only "{run}"'
         for run, result in found.items()
-        for before in [expected.get(run, {})]
-        for name, now in result.items()
-        if before.get(name) != now
+        for name, before in expected[run].items()
+        if before != result[name]
     ]
