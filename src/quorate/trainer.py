@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import UserError
+from quorate.services.display.shown import Shown
+from quorate.services.display.straggler import Stragglers
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import named, resolved, setting
 from quorate.training.crew import Crew
@@ -235,6 +237,7 @@ class Trainer:
         self._recipe.optimize.require_validation(is_there=chosen is not None)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
         self._crew.begin_loop(data, rows)
+        self._crew.stragglers = stragglers = Stragglers.none()
         services = Services(
             self._recipe.run_dir,
             self._prepared.lock.renew,
@@ -242,8 +245,9 @@ class Trainer:
             callbacks,
             self._crew.replicas.totals,
             chosen,
-            partial(self._evaluated, rows, None),
+            partial(self._evaluated, rows, None, called="validation"),
             looking(self._crew, chosen, rows, callbacks),
+            stragglers.slow_workers,
         )
         say = self._say
         with closing(Fit(self, services, self._facts)) as fit:
@@ -252,6 +256,8 @@ class Trainer:
                 fit.train(lambda stops: self._looping(data, duration, stops, services.look))
             finally:
                 self._prepared.saved = fit.saved or self._prepared.saved
+                if (line := stragglers.summary()) is not None:
+                    fit.mention(line)
                 self._fit, self._say = None, say
 
     def updates(
@@ -271,7 +277,7 @@ class Trainer:
         data = taken(self._recipe, dataset, shuffle=shuffle)
         duration = Duration(epochs=epochs, steps=steps)
         self._crew.begin_loop(data)
-        with self._looping(data, duration, Stops()) as loop:
+        with self._naming_stragglers(), self._looping(data, duration, Stops()) as loop:
             yield from loop.reports
 
     @contextmanager
@@ -307,11 +313,27 @@ class Trainer:
         data = taken(self._recipe, dataset, trains=False)
         if data.line is not None:
             self._say(data.line)
-        with self._stoppable() as stops:
+        with self._naming_stragglers(), self._stoppable() as stops:
             values = self._evaluated(data, averaged, stops)
         if values is None:
             raise UserError(f"evaluate: it was stopped before its last row: {stops.reason}")
         return values
+
+    @contextmanager
+    def _naming_stragglers(self) -> Iterator[None]:
+        """Name slow workers in one line when the block ends, outside of ``fit``, which names them.
+
+        Within a loop they are the loop's, which names them at its end.
+        """
+        if self._stops is not None:
+            yield
+            return
+        self._crew.stragglers = stragglers = Stragglers.none()
+        try:
+            yield
+        finally:
+            if (line := stragglers.summary()) is not None and not resolved(Shown, None).quiet:
+                self._say(line)
 
     @contextmanager
     def _stoppable(self) -> Iterator[Stops]:
@@ -327,7 +349,11 @@ class Trainer:
             self._stops = None
 
     def _evaluated(
-        self, data: Taken | None, averaged: bool | None, stops: Stops
+        self,
+        data: Taken | None,
+        averaged: bool | None,
+        stops: Stops,
+        called: str = "evaluate()",
     ) -> dict[str, float] | None:
         assert data is not None
         return evaluate(
@@ -336,6 +362,7 @@ class Trainer:
             transport=None if self._loop is None else self._loop.transport,
             stops=stops,
             say=self._say,
+            called=called,
         )
 
     def predict(
@@ -364,7 +391,7 @@ class Trainer:
             OSError: the disk is full; nothing is left of it.
         """
         data = taken(self._recipe, dataset, trains=False)
-        with self._stoppable() as stops:
+        with self._naming_stragglers(), self._stoppable() as stops:
             return predict(
                 *(self._crew, self._prepared, data, function),
                 to=None if to is None else Path(to),

@@ -21,6 +21,7 @@ from quorate.machine.surroundings import require_surroundings
 from quorate.replica.compiling import as_given
 from quorate.replica.replica import Replica
 from quorate.replica.witness.places import reads_of_shards
+from quorate.services.display.straggler import Stragglers
 from quorate.training.recipe import Recipe, Taken
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
@@ -91,6 +92,7 @@ class Crew:
         self.replicas.take(self.model, self.engine)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
         self._collates: list[tuple[Any, Any]] = []  # by dataset, what makes its batches in workers
+        self.stragglers = Stragglers.none()  # of the loop, evaluation or prediction under way
         self.taken: list[str] = []  # what was taken of each ``DataLoader`` of a loop
 
     def _groups(self) -> tuple[Group, ...]:

@@ -20,6 +20,7 @@ from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.display.display import display, metrics
+from quorate.services.display.straggler import SlowWorkers
 from quorate.services.display.worker_table import WorkerTable
 from quorate.services.metrics_log import MetricsLog
 from quorate.services.run_contents import set_log_aside
@@ -73,6 +74,7 @@ class Services(NamedTuple):
     validation: Validation | None
     evaluate: Callable[[Stops], dict[str, float] | None]  # the validation set; None: stopped
     look: Look
+    slow_workers: SlowWorkers
 
 
 class Fit:
@@ -113,6 +115,10 @@ class Fit:
     def say(self, line: str) -> None:
         """Show a line to the user."""
         self._screen.say(line)
+
+    def mention(self, line: str) -> None:
+        """Show a line to the user, unless the run is to be quiet."""
+        self._screen.mention(line)
 
     def close(self) -> None:
         """Leave the screen as it is now."""
@@ -339,7 +345,8 @@ class Fit:
         run_dir, every_s = self._run_dir, self._services.run_dir.summary_every_s
         if loop.transport is not None:
             status, tell = loop.transport.status, self._slow_now.append
-            services.append(WorkerTable(self._screen, status, tell=tell))
+            slow_workers = self._services.slow_workers
+            services.append(WorkerTable(self._screen, status, slow_workers, tell=tell))
             if run_dir is not None and every_s is not None:
                 self._summaries = Summaries(
                     run_dir,

@@ -20,8 +20,9 @@ class Shown(Settings):
     """What of a run is shown on standard output. It is asked for at the command alone.
 
     Args:
-        quiet: neither a bar nor lines of updates nor the table of workers. What is said once stays:
-            the first lines, warnings, evaluations, where the state is saved.
+        quiet: no bar, no lines of updates, no table of workers, no slow workers and no word about
+            what takes long. Lines that a run has once stay: the first ones, warnings, evaluations,
+            where the state is saved.
         log_every: a line after every so many updates, instead of one every 5 seconds; above the bar
             on a terminal, and with ``quiet`` too.
         log_format: "plain"; "dated", each line with date, time and zone before it, and with the
