@@ -24,6 +24,14 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
     )
 
 
+def in_three_digits(value: float) -> str:
+    """Return a measured number with three digits: ``41,700``, ``1.25``, ``0.0042``."""
+    if not 1e-4 <= abs(value) < MOST_IN_FULL:
+        return f"{value:.3g}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{value:.3g}"
+
+
 def in_four_places(value: float) -> str:
     """Return a metric with four places: ``0.3127``; ``1.0000e+308`` where it has many digits."""
     return f"{value:.4f}" if not abs(value) >= MOST_IN_FULL else f"{value:.4e}"
