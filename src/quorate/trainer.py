@@ -22,6 +22,7 @@ from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
 from quorate.training.model import Models, make_model
+from quorate.training.notices import once
 from quorate.training.predicting.predict import Function, predict
 from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update, taken
 from quorate.training.probing.before_workers import looking
@@ -253,7 +254,8 @@ class Trainer:
         with closing(Fit(self, services, self._facts)) as fit:
             self._fit, self._say = fit, fit.say
             try:
-                fit.train(lambda stops: self._looping(data, duration, stops, services.look))
+                look, at = services.look, fit.at
+                fit.train(lambda stops: self._looping(data, duration, stops, look, at))
             finally:
                 self._prepared.saved = fit.saved or self._prepared.saved
                 if (line := stragglers.summary()) is not None:
@@ -287,11 +289,12 @@ class Trainer:
         duration: Duration,
         stops: Stops,
         look: Callable[..., None] = lambda *_: None,
+        at: Callable[[str], None] = lambda _: None,
     ) -> Iterator[Loop]:
         if self._stops is not None:
             raise UserError("a loop over updates is under way; close it before another is begun")
         begun = self._crew, self._prepared, data, duration
-        preparing = prepare(*begun, stops=stops, say=self._say, look=look)
+        preparing = prepare(*begun, stops=stops, say=self._say, look=look, at=at)
         self._stops = stops
         try:
             with preparing as self._loop:
@@ -312,7 +315,7 @@ class Trainer:
         """
         data = taken(self._recipe, dataset, trains=False)
         if data.line is not None:
-            self._say(data.line)
+            once(self._say)(data.line)
         with self._naming_stragglers(), self._stoppable() as stops:
             values = self._evaluated(data, averaged, stops)
         if values is None:

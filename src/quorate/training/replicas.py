@@ -24,6 +24,7 @@ from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.replica.witness.between import Between
+from quorate.training.notices import once
 from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
 from quorate.transports.stages.made import Replica, Split, Spread, made, parts_of
@@ -173,7 +174,7 @@ class Replicas:
         if not (notes := self.notes.take()):
             return
         for note in notes:
-            say(str(note))
+            once(say)(str(note))
         if not self._recipe.compute.strict:
             return
         for note in notes:
