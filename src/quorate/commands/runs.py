@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,9 @@ WHY_CHARACTERS = 80
 
 HELP = """List the run directories in a folder and below it.
 
-A run is running, finished, stopped (somebody asked, or a limit was reached), failed (an exception),
-or killed: then the rest of the line says what is saved. Tensors are not read: quorate inspect
-checks every byte of one run.
+A run is running, finished, stopped (by a signal, by stop() or by a limit), failed (an exception) or
+killed. The last column says why, and how much of a killed run is saved. Age is the time since the
+newest sign of a run. Tensors are not read: quorate inspect checks every byte of one run.
 """
 
 
@@ -41,7 +42,6 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
         SettingError: there is no such folder.
     """
     from quorate.commands.run_facts import runs_below
-    from quorate.machine.columns import aligned
     from quorate.settings import one_of
 
     one_of("sort", sort, SORTS)
@@ -55,12 +55,21 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
     if as_json:
         print(dumped([_record(run, now) for run in runs], indent=1))
     elif runs:
-        print(aligned([HEADS, *(_cells(run, now) for run in runs)], right=RIGHT))
+        print(_table([_cells(run, now) for run in runs]))
     else:
         print(f"no run directory in {folder} or below it")
     for line in found.unread:
         click.echo(f"quorate: not looked into: {line}", err=True)
     return 0
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a line per run below the heads. A column that says nothing of any run is left out."""
+    from quorate.machine.columns import aligned
+
+    kept = [column for column in range(len(HEADS)) if any(row[column] for row in rows)]
+    right = [place for place, column in enumerate(kept) if column in RIGHT]
+    return aligned([[row[column] for column in kept] for row in (HEADS, *rows)], right=right)
 
 
 def _folders_in(folder: Path) -> list[Path]:
