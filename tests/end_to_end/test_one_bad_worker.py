@@ -42,8 +42,8 @@ def test_one_that_raises_in_every_shard_is_named_once_and_at_the_end(tmp_path: P
     assert named[0].endswith("; another worker computes it")
     assert named[1].startswith("worker 1 raised in ")
     assert named[1].endswith(
-        " shards, which other workers computed; the last error was ZeroDivisionError: here alone; "
-        "look for what is different on worker 1"
+        " shards of training, which other workers computed; the last error was "
+        "ZeroDivisionError: here alone; look for what is different on worker 1"
     )
 
 

@@ -111,7 +111,7 @@ def drive(
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
-                    for line in raised_shards.summary() if is_summed_up else ():
+                    for line in raised_shards.summary(job) if is_summed_up else ():
                         say(line)
                     return
                 case effect:

@@ -25,11 +25,15 @@ class RaisedShards:
             return None
         return f"worker {worker} raised {self._last[worker]} in {where}; another worker computes it"
 
-    def summary(self) -> list[str]:
-        """Return the lines to show at the end of the run."""
+    def summary(self, job: str) -> list[str]:
+        """Return the lines to show at the end.
+
+        Args:
+            job: what the shards were for: "training", "validation".
+        """
         return [
-            f"worker {worker} raised in {count:,} shard{'s' * (count > 1)}, which other workers "
-            f"computed; the last error was {self._last[worker]}; look for what is different on "
-            f"worker {worker}"
+            f"worker {worker} raised in {count:,} shard{'s' * (count > 1)} of {job}, which other "
+            f"workers computed; the last error was {self._last[worker]}; look for what is "
+            f"different on worker {worker}"
             for worker, count in sorted(self._counts.items())
         ]

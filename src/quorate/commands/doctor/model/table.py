@@ -91,7 +91,7 @@ def _cut(measured: Measured, split: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Return names in a list: ``a, b and c``."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
