@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.settings import overriding
 
-ROWS = TensorDataset(torch.randn(64, 3, generator=torch.Generator().manual_seed(0)))
+MANY = TensorDataset(torch.randn(160, 3, generator=torch.Generator().manual_seed(0)))
+ROWS = TensorDataset(MANY.tensors[0][:64])
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -47,7 +48,7 @@ def test_a_fit_names_them_in_one_line_at_its_end(
         trainer = made()
         trainer.fit(ROWS, epochs=2, validation=ROWS)
         lines = about_slow_workers(capsys.readouterr().out)
-        trainer.evaluate(ROWS)
+        trainer.evaluate(MANY)
         said = about_slow_workers(caplog.text)
     if quiet:
         assert lines == said == []

@@ -24,10 +24,11 @@ FACTOR = 1.3  # times the others' shard time
 LEAST_SHARDS = 10
 OVER_S = 60.0  # that a worker has to be as fast as others, for that to be said
 GROWS = 2.0  # times as slow as was said
-# A shorter shard is late whenever the system has anything else to do: copies of such shards are
-# named only if they were more than this share of all shards.
-LEAST_NAMED_S = 0.05
-LEAST_COPIED = 0.02
+# Any machine has something else to do now and then. What follows from that is in the log, and not
+# in the line at the end: a worker that was slow in one measurement of several, and few shards that
+# were computed twice.
+LEAST_TIMES, LEAST_OFTEN = 3, 0.5  # measurements, or this share of them
+LEAST_COPIED, LEAST_COPIED_S = 0.02, 1.0  # share of all shards, and what they usually take in all
 MOST_NAMED = 4  # workers in the line at the end: the rest is counted
 
 
@@ -161,6 +162,8 @@ class SlowWorkers:
                 f"{self._looks[number]:,} measurements)",
             )
             for number, worst in self._worst.items()
+            if (times := self._counts[number]) >= LEAST_TIMES
+            or times >= LEAST_OFTEN * self._looks[number]
         }
 
     def _learns(self, status: WorkerStatus) -> bool:
@@ -187,7 +190,7 @@ class CopiedShards:
     def __init__(self) -> None:
         self._shards = 0  # that were given to a worker, copies left out
         self._copies: dict[int, Counter[str]] = {}  # worker -> what for -> shards
-        self._longest_s = 0.0  # that one of those usually takes
+        self._copies_s = 0.0  # that those usually take
 
     def count(self, task: Compute, usual_s: float | None, job: str) -> None:
         """Take note of a task that a worker is given.
@@ -201,13 +204,12 @@ class CopiedShards:
             self._shards += task.count
         elif usual_s is not None:
             self._copies.setdefault(task.instead_of, Counter())[job] += task.count
-            self._longest_s = max(self._longest_s, usual_s)
+            self._copies_s += usual_s * task.count
 
     def found(self) -> dict[int, tuple[int, str]]:
         """Return how many shards of each worker were computed twice, and that in words."""
         counts = {worker: copies.total() for worker, copies in self._copies.items()}
-        least = LEAST_COPIED * self._shards
-        if self._longest_s < LEAST_NAMED_S and sum(counts.values()) < least:
+        if self._copies_s < LEAST_COPIED_S or sum(counts.values()) < LEAST_COPIED * self._shards:
             return {}
         return {worker: (counts[worker], _copied(self._copies[worker])) for worker in counts}
 
