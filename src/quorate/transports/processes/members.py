@@ -162,16 +162,16 @@ class Members:
         number: int,
         ending: Ending,
         doing: Doing,
-        where: str,
         now: float,
         *,
+        where: str | None = None,
         changed: str | None = None,
     ) -> list[Decision]:
         """Decide when a member's process has ended, and all it had sent was heard.
 
         Args:
             doing: what it was at.
-            where: of which shard, in words.
+            where: of which shard, in words; None: of a step of training.
             changed: a file of the script that has changed since the first process was started.
         """
         member = self._members[number]
@@ -179,6 +179,7 @@ class Members:
         if attempt is None:
             return []
         killed = attempt.is_victim(ending)
+        where = where or f"step {doing.step}, shard {doing.shard}"
         how = attempt.end_text(ending, doing, where, now)
         what = f"worker {number} ({member.devices}) {how}"
         member.attempt = None

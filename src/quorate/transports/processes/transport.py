@@ -389,9 +389,8 @@ class Processes:
             self._oom_kills += 1  # another may have been killed meanwhile
             ending = ending._replace(is_out_of_memory=True)
         changed = self._script.changed(self._sources)
-        where = self._place(number, doing)
-        now = time.monotonic()
-        self._do(self.members.exited(number, ending, doing, where, now, changed=changed))
+        told = {"where": self._place(number, doing), "changed": changed}
+        self._do(self.members.exited(number, ending, doing, time.monotonic(), **told))
 
     def _place(self, number: int, doing: Doing) -> str:
         """Return in words which shard a worker is at: of an evaluation, or of training."""
