@@ -17,10 +17,15 @@ from support.references import References
 
 from quorate.errors import SettingError
 from quorate.machine.devices import worker_devices
+from quorate.services.display import start_progress
 from quorate.training import notices
 
 # A shell that starts the tests in the background has them ignore it, and runs inherit that.
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+# On a busy machine a start takes longer, and tests read what else a fit says.
+start_progress.AFTER_S = 600.0
 
 
 def _open_files() -> set[str]:

@@ -126,7 +126,8 @@ def prepare(
             begin_fit(prepared)
             _compare_rows(crew, prepared, state, source, last_step)
         crew.replicas.look_at_rows(state.model, dataset, recipe.loading)
-        at("looking at what the first updates will meet")
+        is_cut = crew.replicas.are_in_stages
+        at("cutting the model into stages" if is_cut else "trying the smallest shard of an epoch")
         left = range(state.global_step, last_step)
         notes += look_ahead(crew.replicas, state, crew.probe_replica, source, left)
         # 3. What is said before the first update.
@@ -198,7 +199,7 @@ def _trainable_state(
         # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
         prepared.was_trained, prepared.state = False, None
         at("loading a first shard and computing it, to check the model and the loss function")
-        state = _probed(crew, source, notes.append, training=True, announce=say)
+        state = _probed(crew, source, notes.append, training=True, announce=once(say))
         if crew.has_processes:
             free_cache(crew.devices)
         was = _restore(crew, prepared, state, source, reports.append, at)

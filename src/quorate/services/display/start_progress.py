@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-AFTER_S = 3.0  # that something takes before a line says what it is
-EVERY_S = 30.0  # between two lines about the same
+AFTER_S = 5.0  # without a line, before one says what is being done
+EVERY_S = 30.0  # between two lines about the same phase
 
 
 class StartProgress:
@@ -19,18 +19,25 @@ class StartProgress:
 
     Args:
         mention: shows a line to the user; called in the thread.
-        after_s: how long a phase takes before it is named.
-        every_s: how long until it is named again.
+        after_s: how long nothing is shown before the phase is named that is under way then;
+            default: ``AFTER_S``.
+        every_s: how long until the same phase is named again.
     """
 
     def __init__(
-        self, mention: Callable[[str], None], after_s: float = AFTER_S, every_s: float = EVERY_S
+        self,
+        mention: Callable[[str], None],
+        after_s: float | None = None,
+        every_s: float = EVERY_S,
     ) -> None:
         self._mention = mention
-        self._after_s, self._every_s = after_s, every_s
+        self._after_s = AFTER_S if after_s is None else after_s
+        self._every_s = every_s
         self._changed = threading.Condition()
         self._what: Callable[[], str] | None = None  # None: nothing is under way
+        self._shown_at = time.monotonic()  # the last line; at first: the beginning
         self._begun_at = self._due_at = 0.0
+        self._is_named = False  # the phase
         self._is_over = False
         self._thread: threading.Thread | None = None
 
@@ -43,8 +50,8 @@ class StartProgress:
         """
         with self._changed:
             self._what = (lambda: what) if isinstance(what, str) else what
-            self._begun_at = time.monotonic()
-            self._due_at = self._begun_at + self._after_s
+            self._begun_at, self._is_named = time.monotonic(), False
+            self._due_at = self._shown_at + self._after_s
             self._changed.notify()
         if self._thread is None and not self._is_over:
             thread = threading.Thread(target=self._run, name="quorate-start", daemon=True)
@@ -61,17 +68,26 @@ class StartProgress:
             self._thread.join()
 
     def _run(self) -> None:
-        while (what := self._due()) is not None:
-            took_s = time.monotonic() - self._begun_at
-            self._mention(f"{what()} ({took_s:.0f} s so far)")
+        while (due := self._due()) is not None:
+            what, took_s = due
+            self._mention(
+                f"{what()} ..." if took_s is None else f"{what()} ({took_s:.0f} s so far)"
+            )
 
-    def _due(self) -> Callable[[], str] | None:
-        """Wait until a phase is to be named, and return it; None: it is over."""
+    def _due(self) -> tuple[Callable[[], str], float | None] | None:
+        """Wait until a phase is to be named, and return it; None: it is over.
+
+        Returns:
+            The phase; and how long it takes so far, if it was named before.
+        """
         with self._changed:
             while not self._is_over:
                 left_s = self._due_at - time.monotonic()
-                if left_s <= 0:
-                    self._due_at = time.monotonic() + self._every_s
-                    return self._what
-                self._changed.wait(left_s)
+                if left_s > 0 or self._what is None:
+                    self._changed.wait(max(left_s, 0.0))
+                    continue
+                now = self._shown_at = time.monotonic()
+                took_s = now - self._begun_at if self._is_named else None
+                self._due_at, self._is_named = now + self._every_s, True
+                return self._what, took_s
         return None
