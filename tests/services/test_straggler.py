@@ -231,8 +231,9 @@ def test_copies_are_counted_by_what_they_were_for() -> None:
         "slow workers: worker 1 had 1,200 shards of training and 1 of validation computed by "
         "another worker too"
     )
-    assert run_with_copies(4, {"predict()": 1}, 7.59).summary() == (
-        "slow workers: worker 1 had 1 shard of predict() computed by another worker too"
+    assert run_with_copies(4, {"predict()": 1, "evaluate()": 2}, 7.59).summary() == (
+        "slow workers: worker 1 had 1 shard of predict() and 2 of evaluate() computed by "
+        "another worker too"
     )
 
 

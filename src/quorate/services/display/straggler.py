@@ -251,9 +251,8 @@ def _summary(slow_workers: SlowWorkers, copied_shards: CopiedShards) -> str | No
 
 def _copied(copies: Counter[str]) -> str:
     """``had 37 shards of training and 2 of validation computed by another worker too``."""
-    total = copies.total()
     parts = [f"{count:,}" for count in copies.values()]
-    parts[0] += f" shard{'s' if total > 1 else ''}"
+    parts[0] += f" shard{'' if parts[0] == '1' else 's'}"
     listed = [f"{part} of {job}" for part, job in zip(parts, copies, strict=True)]
     return f"had {' and '.join(listed)} computed by another worker too"
 
