@@ -25,6 +25,7 @@ HIDDEN = (
 )
 OF_A_PHASE = ("name", "updates", "optimizer", "schedule", "clip_norm", "ema_decay")
 MOST_CHARACTERS = 2000  # of a line: a record may hold anything
+NAME_WIDTH = 20  # of the first column: the same with --all and without
 MOST_METRICS = 8  # in a line
 MOST_CHECKPOINTS = 5  # that are listed without --all
 IN_SUMMARY = {"digest", "averaged_digest", "checkpoints", "damaged"}  # of the facts
@@ -139,7 +140,8 @@ def _print(rows: Iterable[tuple[str, str]]) -> None:
     from quorate.machine.columns import aligned
     from quorate.machine.printable import printable
 
-    print(aligned([(name, printable(line, MOST_CHARACTERS)) for name, line in rows]))
+    lines = [(name.ljust(NAME_WIDTH), printable(line, MOST_CHARACTERS)) for name, line in rows]
+    print(aligned(lines))
 
 
 def _rows(name: str, value: Any) -> Iterator[tuple[str, Any]]:
