@@ -202,7 +202,7 @@ def _best(best: dict[str, Any] | None) -> str:
     from quorate.machine.columns import in_four_places
 
     if best is None:
-        return "not kept: Validation(best='min:loss') keeps the best checkpoint"
+        return "none kept; Validation(best='min:loss') keeps the best checkpoint"
     return f"{best['metric']} {in_four_places(best['value'])} at step {best['global_step']:,}"
 
 
