@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
         SettingError: there is no such folder.
     """
     from quorate.commands.run_facts import runs_below
+    from quorate.machine.columns import table
     from quorate.settings import one_of
 
     one_of("sort", sort, SORTS)
@@ -55,21 +55,12 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
     if as_json:
         print(dumped([_record(run, now) for run in runs], indent=1))
     elif runs:
-        print(_table([_cells(run, now) for run in runs]))
+        print(table(HEADS, [_cells(run, now) for run in runs], right=RIGHT))
     else:
         print(f"no run directory in {folder} or below it")
     for line in found.unread:
         click.echo(f"quorate: not looked into: {line}", err=True)
     return 0
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a line per run below the heads. A column that says nothing of any run is left out."""
-    from quorate.machine.columns import aligned
-
-    kept = [column for column in range(len(HEADS)) if any(row[column] for row in rows)]
-    right = [place for place, column in enumerate(kept) if column in RIGHT]
-    return aligned([[row[column] for column in kept] for row in (HEADS, *rows)], right=right)
 
 
 def _folders_in(folder: Path) -> list[Path]:

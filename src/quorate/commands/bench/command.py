@@ -150,7 +150,7 @@ def _measured(
 ) -> dict[Contender, list[Measured]]:
     """Run everything, one after the other, and say how it goes, as errors beside JSON."""
     from quorate.commands.bench.runs import run
-    from quorate.machine.columns import in_three_digits
+    from quorate.machine.columns import three_digits
 
     say = partial(print, flush=True, file=Steady(sys.stderr if as_json else sys.stdout))
     by_contender: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
@@ -165,7 +165,7 @@ def _measured(
             raise
         left_s = (time.monotonic() - began) / number * (total - number)
         left = f"; about {left_s:,.0f} s left" if number < total else ""
-        say(f", {in_three_digits(measured.examples_per_s)} examples/s{left}")
+        say(f", {three_digits(measured.examples_per_s)} examples/s{left}")
         shards = measured.shards
         by_contender[contender].append(measured)
     return by_contender

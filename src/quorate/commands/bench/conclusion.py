@@ -7,7 +7,7 @@ from statistics import median
 
 from quorate.commands.bench.results import Result
 from quorate.commands.bench.split import PARTS, compute_s
-from quorate.machine.columns import in_three_digits
+from quorate.machine.columns import three_digits
 
 ALIKE = 0.05  # speeds that differ by less are called equal
 EFFICIENT = 0.8  # speed-up per device from which on no reason is given
@@ -47,8 +47,8 @@ def conclusion(results: Sequence[Result]) -> str:
 def milliseconds(seconds: float) -> str:
     """Return a time with three digits: ``0.62 ms``, ``1.25 s``."""
     if seconds < 1:
-        return f"{in_three_digits(seconds * 1e3)} ms"
-    return f"{in_three_digits(seconds)} s"
+        return f"{three_digits(seconds * 1e3)} ms"
+    return f"{three_digits(seconds)} s"
 
 
 def _compared(result: Result, other: Result) -> str:
@@ -56,16 +56,16 @@ def _compared(result: Result, other: Result) -> str:
     are = "are" if result.contender.workers > 1 else "is"
     one = result.contender.label()
     if ratio > 1 + ALIKE:
-        how = f"{are} {in_three_digits(ratio)} times as fast as {other.contender.label()} here"
+        how = f"{are} {three_digits(ratio)} times as fast as {other.contender.label()} here"
     elif ratio < 1 - ALIKE:
         how = (
             f"{are} slower than {other.contender.label()} here "
-            f"({in_three_digits(ratio)} times the speed)"
+            f"({three_digits(ratio)} times the speed)"
         )
     else:
         how = (
             f"{are} about as fast as {other.contender.label()} here "
-            f"({in_three_digits(ratio)} times the speed)"
+            f"({three_digits(ratio)} times the speed)"
         )
     is_good = ratio > 1 + ALIKE and result.efficiency >= EFFICIENT
     return f"{one} {how}" if is_good else f"{one} {how}: {_reason(result)}"
