@@ -17,9 +17,15 @@ from support.references import References
 
 from quorate.errors import SettingError
 from quorate.machine.devices import worker_devices
+from quorate.services.display import start_progress
+from quorate.training import notices
 
 # A shell that starts the tests in the background has them ignore it, and runs inherit that.
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+# On a busy machine a start takes longer, and tests read what else a fit says.
+start_progress.AFTER_S = 600.0
 
 
 def _open_files() -> set[str]:
@@ -69,6 +75,7 @@ def nothing_is_left() -> Iterator[None]:
     # What is there before the test is none of its garbage: torch's 300,000 objects, which take
     # 0.2 s to look through, as long as all else that most tests do.
     gc.freeze()
+    notices.forget()  # of the tests before
     threads, files, segments = set(threading.enumerate()), _open_files(), _shared_memory()
     intra_op_threads = torch.get_num_threads()
     yield

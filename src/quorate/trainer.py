@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from quorate.coordination.run_event import showing
 from quorate.errors import UserError
+from quorate.services.display.shown import Shown
+from quorate.services.display.straggler import Stragglers
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import named, resolved, setting
 from quorate.training.crew import Crew
@@ -21,6 +23,7 @@ from quorate.training.evaluate import evaluate
 from quorate.training.fit import Fit, Services, save_now
 from quorate.training.loop import Loop
 from quorate.training.model import Models, make_model
+from quorate.training.notices import once
 from quorate.training.predicting.predict import Function, predict
 from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update, taken
 from quorate.training.probing.before_workers import looking
@@ -267,6 +270,7 @@ class Trainer:
         self._recipe.optimize.require_validation(is_there=chosen is not None)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
         self._crew.begin_loop(data, rows)
+        self._crew.stragglers = stragglers = Stragglers.none()
         services = Services(
             self._recipe.run_dir,
             self._prepared.lock.renew,
@@ -274,16 +278,20 @@ class Trainer:
             callbacks,
             self._crew.replicas.totals,
             chosen,
-            partial(self._evaluated, rows, None),
+            partial(self._evaluated, rows, None, called="validation"),
             looking(self._crew, chosen, rows, callbacks),
+            stragglers.slow_workers,
         )
         say = self._say
         with closing(Fit(self, services, self._facts)) as fit:
             self._fit, self._say = fit, fit.say
             try:
-                fit.train(lambda stops: self._looping(data, duration, stops, services.look))
+                look, at = services.look, fit.at
+                fit.train(lambda stops: self._looping(data, duration, stops, look, at))
             finally:
                 self._prepared.saved = fit.saved or self._prepared.saved
+                if (line := stragglers.summary()) is not None:
+                    fit.mention(line)
                 self._fit, self._say = None, say
 
     def updates(
@@ -304,7 +312,7 @@ class Trainer:
         data = taken(self._recipe, dataset, shuffle=shuffle)
         duration = Duration(epochs=epochs, steps=steps)
         self._crew.begin_loop(data)
-        with self._looping(data, duration, Stops()) as loop:
+        with self._naming_stragglers(), self._looping(data, duration, Stops()) as loop:
             yield from loop.reports
 
     @contextmanager
@@ -314,11 +322,12 @@ class Trainer:
         duration: Duration,
         stops: Stops,
         look: Callable[..., None] = lambda *_: None,
+        at: Callable[[str], None] = lambda _: None,
     ) -> Iterator[Loop]:
         if self._stops is not None:
             raise UserError("a loop over updates is under way; close it before another is begun")
         begun = self._crew, self._prepared, data, duration
-        preparing = prepare(*begun, stops=stops, say=self._say, look=look)
+        preparing = prepare(*begun, stops=stops, say=self._say, look=look, at=at)
         self._stops = stops
         try:
             with preparing as self._loop:
@@ -342,12 +351,28 @@ class Trainer:
         """
         data = taken(self._recipe, dataset, trains=False)
         if data.line is not None:
-            self._say(data.line)
-        with self._stoppable() as stops:
+            once(self._say)(data.line)
+        with self._naming_stragglers(), self._stoppable() as stops:
             values = self._evaluated(data, averaged, stops)
         if values is None:
             raise UserError(f"evaluate: it was stopped before its last row: {stops.reason}")
         return values
+
+    @contextmanager
+    def _naming_stragglers(self) -> Iterator[None]:
+        """Name slow workers in one line when the block ends, outside of ``fit``, which names them.
+
+        Within a loop they are the loop's, which names them at its end.
+        """
+        if self._stops is not None:
+            yield
+            return
+        self._crew.stragglers = stragglers = Stragglers.none()
+        try:
+            yield
+        finally:
+            if (line := stragglers.summary()) is not None and not resolved(Shown, None).quiet:
+                self._say(line)
 
     @contextmanager
     def _stoppable(self) -> Iterator[Stops]:
@@ -363,7 +388,11 @@ class Trainer:
             self._stops = None
 
     def _evaluated(
-        self, data: Taken | None, averaged: bool | None, stops: Stops
+        self,
+        data: Taken | None,
+        averaged: bool | None,
+        stops: Stops,
+        called: str = "evaluate()",
     ) -> dict[str, float] | None:
         assert data is not None
         return evaluate(
@@ -372,6 +401,7 @@ class Trainer:
             transport=None if self._loop is None else self._loop.transport,
             stops=stops,
             say=self._say,
+            called=called,
         )
 
     def predict(
@@ -405,7 +435,7 @@ class Trainer:
             OSError: the outputs cannot be written (disk full); no partial output is left.
         """
         data = taken(self._recipe, dataset, trains=False)
-        with self._stoppable() as stops:
+        with self._naming_stragglers(), self._stoppable() as stops:
             return predict(
                 *(self._crew, self._prepared, data, function),
                 to=None if to is None else Path(to),

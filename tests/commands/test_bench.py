@@ -16,6 +16,7 @@ from matplotlib import font_manager
 from support.warm import WARM
 
 from quorate.commands.bench import contenders, runs
+from quorate.commands.bench.conclusion import conclusion
 from quorate.commands.bench.contenders import Contender
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.commands.bench.plot import plot
@@ -174,7 +175,7 @@ def test_what_costs_most_is_the_bottleneck() -> None:
         ({"spent": {"waiting": 4.0}, "exchange_s": 3.0}, "exchange: "),
         ({"spent": {"waiting": 4.0}, "update_s": 3.0}, "update: the optimizer takes 30% of a ste"),
         ({"spent": {"waiting": 4.0}, "beside_s": 3.5}, "other: what the program does between two"),
-        ({"evaluation_s": 10.0}, "evaluation: it takes 50% of the run beside the steps"),
+        ({"evaluation_s": 10.0}, "evaluation: it takes 50% of the run; evaluate less often"),
         ({"spent": {"waiting": 3.0}}, "waiting: workers wait 30% of a step for each other and for"),
     ):
         assert words(alike(2, **changes))[0].startswith(beginning)
@@ -225,6 +226,46 @@ def test_medians_speed_up_and_efficiency() -> None:
     assert lines[2].split()[:5] == ["2", "640", "47%", "1.88", "94%"]
     assert len({len(line) for line in lines}) == 1
     assert "runs that are alike differ by up to 47%" in "\n".join(below(found, None))
+
+
+def concluded(*runs: Measured) -> str:
+    return conclusion(results({Contender(None, len(run.workers)): [run] for run in runs}))
+
+
+def test_the_conclusion_says_whether_more_workers_are_faster() -> None:
+    one = alike(1)  # of 10 s, with 100 updates of 4 shards
+    assert concluded(one, alike(2, rows=6_400)) == "2 workers are 2 times as fast as 1 worker here"
+    slower = {"rows": 2_540, "spent": {"waiting": 6.0}}
+    assert concluded(one, alike(2, **slower)) == (
+        "2 workers are slower than 1 worker here (0.794 times the speed): a shard takes 19 ms, and "
+        "an update costs 62 ms beside the shards, mostly waiting for other workers and for messages"
+    )
+    equal = concluded(one, alike(2, rows=3_210, spent={"fetching": 5.0, "waiting": 0.0}))
+    assert equal.startswith("2 workers are about as fast as 1 worker here (1 times the speed): ")
+    assert equal.endswith(" beside the shards, mostly waiting for rows")
+
+
+def test_the_conclusion_names_the_fastest_and_the_most_workers() -> None:
+    two, four = (
+        alike(2, rows=5_760),
+        made(
+            [worker(n, 50, forward=4.9, backward=4.9, waiting=0.2) for n in range(4)],
+            cores=2,
+            rows=4_000,
+        ),
+    )
+    assert concluded(alike(1), two, four) == (
+        "2 workers are 1.8 times as fast as 1 worker here; 4 workers are slower than 2 workers "
+        "here (0.694 times the speed): a shard takes 8.25 times as long as with 1 worker, 0.20 s "
+        "against 23.8 ms: 4 workers of 1 thread share 2 cores"
+    )
+
+
+def test_one_number_of_workers_is_compared_with_nothing() -> None:
+    assert concluded(alike(1)) == (
+        "1 worker: a step takes 100 ms, of which forward and backward take 95 ms; to compare, name "
+        "several numbers of workers: --workers 1,2"
+    )
 
 
 def test_runs_that_differ_in_their_bits_are_found_out(tmp_path: Path) -> None:

@@ -25,26 +25,28 @@ MADE = Measured("cpu", 40 * MIB, 8, 1, 4 * MIB, 4 * MIB, 8 * MIB, ["b", "c", "d"
 
 def test_what_fits_is_said() -> None:
     assert [*said(MADE)] == [
-        "one device: 20.0 MiB, of 40.0 MiB there: it fits",
+        "1 device: needs 20.0 MiB, has 40.0 MiB: it fits",
         "2 devices: cut before c: 12.0 MiB + 10.0 MiB, 50% + 50% of the time",
         "3 devices: cut before b and c: 7.0 MiB + 6.0 MiB + 10.0 MiB, 25% + 25% + 50% of the time",
-        "4 devices: cut before b and c and d: 8.0 MiB + 7.0 MiB + 6.0 MiB + 5.0 MiB, "
+        "4 devices: cut before b, c and d: 8.0 MiB + 7.0 MiB + 6.0 MiB + 5.0 MiB, "
         "25% + 25% + 25% + 25% of the time",
     ]
     assert fits(MADE)
-    assert shown(MADE, "train.py").startswith("train.py: one shard of 8 rows on cpu\n\nfrom ")
+    assert shown(MADE, "train.py").startswith(
+        "train.py: time and memory of one shard of 8 rows on cpu\n\nfrom module "
+    )
 
 
 def test_a_cut_that_does_not_fit_is_none() -> None:
     small = replace(MADE, memory_bytes=13 * MIB)
     assert [line.partition(":")[0] for line in said(small)] == [
-        f"{n} devices" if n > 1 else "one device" for n in (1, 2, 3, 4)
+        f"{n} devices" if n > 1 else "1 device" for n in (1, 2, 3, 4)
     ]
-    assert next(said(small)) == "one device: 20.0 MiB, of 13.0 MiB there: it does not fit"
+    assert next(said(small)) == "1 device: needs 20.0 MiB, has 13.0 MiB: it does not fit"
     assert fits(small)
     # The first stage has two shards under way: its share is smaller than half.
     smaller = replace(MADE, memory_bytes=11 * MIB)
-    assert [*said(smaller)][1] == "2 devices: no cut between its parts fits them"
+    assert [*said(smaller)][1] == "2 devices: no cut of the model fits them"
     assert not fits(smaller)
     uneven = replace(
         MADE, memory_bytes=15 * MIB, costs=[PART, PART, replace(PART, forward_s=1.0), PART]
@@ -55,8 +57,8 @@ def test_a_cut_that_does_not_fit_is_none() -> None:
 def test_a_model_that_cannot_be_cut() -> None:
     whole = replace(MADE, names=[], costs=[], why_not="forward sets calls")
     assert [*said(whole)] == [
-        "one device: 16.0 MiB and what a shard keeps, of 40.0 MiB there: it fits",
-        "it cannot be cut: forward sets calls",
+        "1 device: needs 16.0 MiB and the activations of a shard, has 40.0 MiB: it fits",
+        "the model cannot be cut: forward sets calls",
     ]
     assert not fits(replace(whole, memory_bytes=15 * MIB))
 

@@ -83,7 +83,7 @@ def test_nothing_is_wrong() -> None:
     assert verdicts(WELL, Wanted()) == verdicts(LAPTOP, Wanted()) == []
     assert verdicts(WELL, Wanted(devices=("cuda:1", "cpu"), workers=4)) == []
     text = shown(WELL, [])
-    assert text.splitlines()[-1] == "nothing is wrong: a run would work"
+    assert text.splitlines()[0] == "a run would work here: nothing is wrong"
     assert "cuda:0 = physical 0 = GPU-0: computes" in text
 
 

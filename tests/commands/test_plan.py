@@ -18,8 +18,8 @@ from quorate.commands.bench.results import results, to_json
 from quorate.commands.main import main
 from quorate.commands.plan.advice import bound
 from quorate.commands.plan.measurements import read_bench, read_shard_times
-from quorate.commands.plan.table import three_digits
 from quorate.errors import DataError
+from quorate.machine.columns import three_digits
 from quorate.simulation.inputs import Failures, Network, ShardTimes, Stragglers
 from quorate.simulation.simulate import simulate
 

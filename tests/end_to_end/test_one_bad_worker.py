@@ -39,11 +39,11 @@ def test_one_that_raises_in_every_shard_is_named_once_and_at_the_end(tmp_path: P
     named = [line for line in ended.out.splitlines() if "here alone" in line]
     assert len(named) == 2, ended.said
     assert named[0].startswith("worker 1 raised ZeroDivisionError: here alone in step ")
-    assert named[0].endswith("; another computes it")
+    assert named[0].endswith("; another worker computes it")
     assert named[1].startswith("worker 1 raised in ")
     assert named[1].endswith(
-        " shards, which others computed; the last was ZeroDivisionError: here alone: it is not as "
-        "the others are"
+        " shards of training, which other workers computed; the last error was "
+        "ZeroDivisionError: here alone; look for what is different on worker 1"
     )
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from quorate.coordination.protocol import Compute
 from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
 from quorate.services.display.straggler import (
     LEAST_SHARDS,
-    OVER_S,
+    MOST_NAMED,
     CopiedShards,
     Slow,
     SlowWorkers,
+    Stragglers,
     slow,
 )
 from quorate.transports.worker_status import PHASES, WorkerStatus
@@ -122,8 +121,9 @@ def test_a_slow_worker_is_named_once_with_its_phase() -> None:
             "in forward: 0.21 s against 0.10 s"
         ]
     }
-    assert watched.slow_ones.summary() == (
-        "slow workers in all: worker 2 119 of 119 times, up to 1.6 times as long as usual"
+    assert Stragglers(watched.slow_ones, CopiedShards()).summary() == (
+        "slow workers: worker 2 (cuda:2) needed up to 0.29 s for a shard, 1.6 times the usual "
+        "time, mostly in forward (in 119 of 119 measurements)"
     )
 
 
@@ -156,9 +156,8 @@ def test_one_that_is_slow_now_and_then_does_not_fill_the_log() -> None:
     assert len(lines) <= 2 * 4, lines
 
 
-def test_nothing_is_summed_up_that_was_said() -> None:
-    assert SlowWorkers().summary() is None
-    assert CopiedShards({}.get).summary() is None
+def test_a_run_without_slow_workers_has_no_line_about_them() -> None:
+    assert Stragglers.none().summary() is None
 
 
 def test_of_two_the_line_names_the_other_one() -> None:
@@ -210,56 +209,80 @@ def test_durations_are_short() -> None:
     ]
 
 
-# --- shards that others compute too ---------------------------------------------------------------
+# --- shards that other workers compute too --------------------------------------------------------
 
 
-def test_a_worker_whose_shards_are_copied_is_named_once() -> None:
-    usual_s = {0: 0.104, 1: 0.0759}
-    copied_shards = CopiedShards(usual_s.get)
-    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
-    assert copied_shards.named(task, 7.0) == (
-        "worker 1 is slow: far behind its usual time; worker 0 computes shard 3 of step 9 too "
-        "(a shard usually takes worker 1 75.9 ms, worker 0 0.10 s)"
+def run_with_copies(own: int, copies: dict[str, int], usual_s: float | None) -> Stragglers:
+    """A run of so many shards, of which worker 0 computed copies in the place of worker 1."""
+    stragglers = Stragglers.none()
+    counted = stragglers.copied_shards
+    for step in range(own):
+        counted.count(Compute(step % 2, step, 0, "", (0, step)), None, "training")
+    for job, number in copies.items():
+        for step in range(number):
+            copy = Compute(0, step, 0, "worker 1 is slow", (1, step), instead_of=1)
+            counted.count(copy, usual_s, job)
+    return stragglers
+
+
+def test_copies_are_counted_by_what_they_were_for() -> None:
+    run = run_with_copies(2000, {"training": 1200, "validation": 1}, 0.0759)
+    assert run.summary() == (
+        "slow workers: worker 1 had 1,200 shards of training and 1 of validation computed by "
+        "another worker too"
     )
-    assert copied_shards.summary() is None
-    for now in range(8, 600):
-        assert copied_shards.named(task, now) is None
-    usual_s[1] *= 2
-    line = copied_shards.named(task, 600.0)
+    assert run_with_copies(4, {"predict()": 1, "evaluate()": 2}, 7.59).summary() == (
+        "slow workers: worker 1 had 1 shard of predict() and 2 of evaluate() computed by "
+        "another worker too"
+    )
+
+
+def test_both_reasons_to_call_a_worker_slow_stand_in_one_line() -> None:
+    watched = Watched()
+    watched.look(0.21, until=60)
+    run = run_with_copies(100, {"training": 40}, 0.2)
+    line = Stragglers(watched.slow_ones, run.copied_shards).summary()
     assert line is not None
-    assert line.endswith("(a shard usually takes worker 1 0.15 s, worker 0 0.10 s)")
-    own = Compute(1, 10, 3, "", (1, 2))
-    assert copied_shards.named(own, 599.0 + OVER_S) is None
-    assert copied_shards.named(own, 600.0 + OVER_S) == (
-        "worker 1 is no longer slow: it computes its shards alone again"
-    )
-    assert copied_shards.named(own, 601.0 + OVER_S) is None
-    assert copied_shards.summary() == (
-        "shards that another worker computed too, as theirs was slow: 594 of worker 1's"
+    assert line.startswith("slow workers: worker 2 (cuda:2) needed up to 0.29 s for a shard, ")
+    assert line.endswith(
+        "; worker 1 (cuda:1) had 40 shards of training computed by another worker too"
     )
 
 
-def test_copies_of_shards_of_milliseconds_are_counted_and_not_said() -> None:
-    copied_shards = CopiedShards({0: 0.0104, 1: 0.0499}.get)
-    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
-    assert [copied_shards.named(task, now) for now in (7.0, 8.0)] == [None, None]
-    assert copied_shards.named(Compute(1, 10, 3, "", (1, 2)), 9.0 + OVER_S) is None
-    assert copied_shards.summary() == (
-        "shards that another worker computed too, as theirs was slow: 2 of worker 1's"
-    )
+def test_few_copies_and_short_ones_are_not_named() -> None:
+    """A shard is late now and then on any machine that has something else to do."""
+    assert run_with_copies(1000, {"training": 19}, 0.1).summary() is None
+    assert run_with_copies(1000, {"training": 20}, 0.1).summary() is not None
+    assert run_with_copies(1000, {"training": 99}, 0.01).summary() is None
+    assert run_with_copies(1000, {"training": 101}, 0.01).summary() is not None
 
 
-def test_the_time_of_a_worker_that_is_new_is_left_out() -> None:
-    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
-    of_evaluation = CopiedShards({1: 0.0759}.get, "the evaluation").named(task, 7.0)
-    assert of_evaluation is not None
-    assert re.search(r" computes shard \d+ of step \d+ of the evaluation too \(", of_evaluation)
-    line = CopiedShards({1: 0.0759}.get).named(task, 7.0)
+def test_a_worker_that_was_slow_in_one_measurement_of_several_is_not_named() -> None:
+    def summary_after(until: int) -> str | None:
+        watched = Watched()
+        watched.look(0.1, until=30)
+        watched.look(0.3, until=until)
+        watched.look(0.1, until=100)
+        return Stragglers(watched.slow_ones, CopiedShards()).summary()
+
+    assert summary_after(40) is None
+    line = summary_after(45)
     assert line is not None
-    assert line.endswith("(a shard usually takes worker 1 75.9 ms)")
+    assert line.endswith("(in 3 of 19 measurements)")
 
 
-def test_nobody_is_named_for_a_task_of_its_own_or_while_it_warms_up() -> None:
-    assert CopiedShards({1: 1.0}.get).named(Compute(0, 9, 3, "", (0, 1)), 0.0) is None
-    task = Compute(0, 9, 3, "worker 1 is slow: far behind its usual time", (0, 1), instead_of=1)
-    assert CopiedShards({0: 1.0}.get).named(task, 0.0) is None
+def test_a_worker_that_warms_up_is_not_slow() -> None:
+    assert run_with_copies(1, {"training": 1}, None).summary() is None
+
+
+def test_of_many_slow_workers_the_slowest_are_named() -> None:
+    counted = CopiedShards()
+    for worker in range(MOST_NAMED + 3):
+        for step in range(worker + 1):
+            copy = Compute(99, step, 0, "", (0, step), instead_of=worker)
+            counted.count(copy, 1.0, "training")
+    line = Stragglers(SlowWorkers(), counted).summary()
+    assert line is not None
+    assert line.startswith("slow workers: worker 6 had 7 shards of training computed by ")
+    assert line.endswith("; and 3 more")
+    assert line.count("worker ") == 2 * MOST_NAMED

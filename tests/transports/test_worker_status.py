@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.machine.shared_memory import Segment
 from quorate.replica.loss import Loss
-from quorate.services.display.display import Lines
+from quorate.services.display.straggler import SlowWorkers
 from quorate.transports import worker_status
 from quorate.transports.worker_status import PHASES, Timesheet
 
@@ -188,18 +187,16 @@ def test_a_slow_tower_is_named() -> None:
         return model(batch[0]).square().mean()
 
     trainer = on_towers(loss, workers=3, shards=6)
-    stream = io.StringIO()
-    screen = Lines(stream)
+    slow_workers, lines = SlowWorkers(), list[str]()
     for _ in trainer.updates(DATA, steps=400):
-        screen.workers(trainer.workers, [])
-        if "worker 2" in stream.getvalue():
+        lines += slow_workers.named(trainer.workers, time.monotonic())
+        if any("worker 2" in line for line in lines):
             break
-    screen.close()
     # On a busy machine another one may be slow for a while too.
     assert re.search(
         r"^worker 2 \(cpu\) is slow: 0\.\d\d s a shard, \d+\.\d times the median of .* m?s; "
         r"in forward: 0\.\d\d s against .* m?s$",
-        stream.getvalue(),
+        "\n".join(lines),
         re.MULTILINE,
     )
 

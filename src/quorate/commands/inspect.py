@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,22 @@ from quorate.errors import SettingError
 from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:
+    from quorate.commands.newest_metrics import Measured
+    from quorate.commands.run_facts import RunFacts
     from quorate.services.checkpoints.files import Listed
 
+# Keys of a record that nothing shows.
 HIDDEN = (
     *("files", "order", "optimizer_numbers", "format"),
     *("doubts", "row_sample", "hyperparameters"),
 )
 OF_A_PHASE = ("name", "updates", "optimizer", "schedule", "clip_norm", "ema_decay")
 MOST_CHARACTERS = 2000  # of a line: a record may hold anything
-HELP = """Show the state of a run, and check every checkpoint against its checksums.
+NAME_WIDTH = 20  # of the first column: the same with --all and without
+MOST_METRICS = 8  # in a line
+MOST_CHECKPOINTS = 5  # that are listed without --all
+IN_SUMMARY = {"digest", "averaged_digest", "checkpoints", "damaged"}  # of the facts
+HELP = """Show the state of a run, and which of its checkpoints are sound.
 
 RUN_DIR is the directory passed to Trainer or --run-dir. With --address, RUN_DIR names a detached
 run on a Ray cluster. With --address alone, list all detached runs of the cluster.
@@ -32,9 +40,12 @@ run on a Ray cluster. With --address alone, list all detached runs of the cluste
     "inspect", cls=Command, help=HELP, short_help="show the state and the checkpoints of a run"
 )
 @click.argument("run_dir", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--all", "shows_all", is_flag=True, help="also print all settings and facts of the checkpoint"
+)
 @click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
 @click.option("--address", metavar="HOST:PORT", help="address of a Ray cluster with detached runs")
-def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
+def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str | None) -> int:
     """Print the state's facts and digests, computed from the saved tensors.
 
     Raises:
@@ -46,15 +57,19 @@ def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
 
         if run_dir is None:
             return detached.listed(address)
-        return detached.inspected(address, run_dir, ["--json"] if as_json else [])
+        words = {"--all": shows_all, "--json": as_json}
+        return detached.inspected(
+            address, run_dir, [word for word, given in words.items() if given]
+        )
     if run_dir is None:
         raise SettingError("RUN_DIR", None, "a run directory", "name one, or a cluster: --address")
-    from quorate.coordination.tally import Tally
+    from quorate.commands.newest_metrics import newest_update, newest_validation
+    from quorate.commands.run_facts import facts_of
     from quorate.errors import CheckpointError
-    from quorate.machine.columns import aligned
-    from quorate.machine.printable import printable
     from quorate.services.checkpoints import files
+    from quorate.services.run_status import status_of
 
+    # 1. The newest sound checkpoint.
     listed = files.listing(run_dir)
     if not listed:
         raise CheckpointError(f"no checkpoint in {run_dir}; is it a run directory?")
@@ -88,28 +103,158 @@ def command(run_dir: Path | None, as_json: bool, address: str | None) -> int:
     if "doubts" in record:  # not in checkpoints of before
         facts["doubts"] = _doubts(record)
         facts["same_bits"] = not facts["doubts"]
+    # 2. The run itself: its log and its status.
+    log, status = run_dir / "metrics.jsonl", status_of(run_dir)
+    run = facts_of(run_dir, run_dir)
+    update, validation = newest_update(log), newest_validation(log)
+    script = None if status is None else status.script
     if as_json:
+        facts["run"] = {
+            "state": run.state,
+            "why": run.why,
+            "script": script,
+            "update": None if update is None else _measured(update),
+            "validation": None if validation is None else _measured(validation),
+        }
         print(dumped(facts, indent=1))
         return 0
+    # 3. What people read.
+    summary = [
+        *_rows("script", "not recorded" if script is None else _near(script)),
+        *_rows("state", _state(run)),
+        *_rows("step", _step(record, run)),
+        *_rows("training", "no metrics.jsonl" if update is None else _metrics(update)),
+        *_rows("validation", "none" if validation is None else _metrics(validation)),
+        *_rows("best", _best(record["account"]["best"])),
+        *_rows("setup", _setup(record)),
+        *_rows("same bits", _same_bits(facts.get("doubts"))),
+        *_rows("digest", facts["digest"]),
+        *_rows("averaged_digest", facts.get("averaged_digest", [])),
+        *_rows("checkpoints", _checkpoints(listed, record, shows_all=shows_all)),
+        *_rows("damaged", facts["damaged"]),
+    ]
+    _print(summary)
+    if shows_all:
+        print()
+        _print([row for name, value in _rest(facts, record) for row in _rows(name, value)])
+    return 0
+
+
+def _print(rows: Iterable[tuple[str, str]]) -> None:
+    from quorate.machine.columns import aligned
+    from quorate.machine.printable import printable
+
+    lines = [(name.ljust(NAME_WIDTH), printable(line, MOST_CHARACTERS)) for name, line in rows]
+    print(aligned(lines))
+
+
+def _rows(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a row per item of a list, the first one with the name; none of None."""
+    if value is None:
+        return
+    for number, line in enumerate(value if isinstance(value, list) else [value]):
+        yield "" if number else name, line
+
+
+# --- rows of the summary --------------------------------------------------------------------------
+
+
+def _near(script: str) -> str:
+    """Return the path of a script, from here if it lies below the working directory."""
+    try:
+        return str(Path(script).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return script
+
+
+def _state(run: RunFacts) -> str:
+    from quorate.services.run_status import ELSEWHERE, FAILED, KILLED, STOPPED
+
+    state = run.state
+    if state in (FAILED, KILLED, STOPPED):
+        state = f"resumable ({state})"
+    if state == ELSEWHERE:
+        state = "running on another machine"
+    return f"{state}: {run.why}" if run.why else state
+
+
+def _step(record: dict[str, Any], run: RunFacts) -> str:
+    n, epoch = record["global_step"], record["epoch"]
+    text = f"{n:,} of {run.last_step:,}" if run.last_step else f"{n:,}"
+    text += f", {epoch:,} epoch{'' if epoch == 1 else 's'} done"
+    if run.global_step is not None and run.global_step > n:
+        text += f"; the newest update was {run.global_step:,}, and is not saved"
+    return text
+
+
+def _metrics(measured: Measured) -> str:
+    """``step 400: loss 0.0004  accuracy 1.0000``."""
+    from quorate.machine.columns import in_four_places
+    from quorate.machine.printable import printable
+
+    shown = [f"{printable(n, 40)} {in_four_places(v)}" for n, v in measured.metrics.items()]
+    if more := len(shown[MOST_METRICS:]):
+        shown[MOST_METRICS:] = [f"and {more} more in metrics.jsonl"]
+    return f"step {measured.global_step:,}: {'  '.join(shown)}"
+
+
+def _measured(measured: Measured) -> dict[str, Any]:
+    return {"global_step": measured.global_step, "metrics": measured.metrics}
+
+
+def _best(best: dict[str, Any] | None) -> str:
+    from quorate.machine.columns import in_four_places
+
+    if best is None:
+        return "none kept; Validation(best='min:loss') keeps the best checkpoint"
+    return f"{best['metric']} {in_four_places(best['value'])} at step {best['global_step']:,}"
+
+
+def _setup(record: dict[str, Any]) -> str:
+    """``256 rows = 4 shards, sync, fp32; 2 workers on cpu (processes)``."""
+    shards = record["shards"]
+    text = f"{record['batch_size']:,} rows = {shards:,} shard{'' if shards == 1 else 's'}"
+    text += "".join(f", {record[name]}" for name in ("update", "precision") if record.get(name))
+    workers = record.get("workers")
+    if workers is not None:
+        text += f"; {workers:,} worker{'' if workers == 1 else 's'}"
+        if devices := record.get("devices"):
+            text += f" on {', '.join(devices)}"
+        if engine := record.get("engine"):
+            text += f" ({engine})"
+    return text
+
+
+def _same_bits(doubts: list[str] | None) -> Any:
+    if doubts is None:
+        return None
+    return [f"no, because {doubt}" for doubt in doubts] or "yes"
+
+
+def _checkpoints(listed: Sequence[Listed], record: dict[str, Any], *, shows_all: bool) -> list[str]:
+    best = record["account"]["best"]
+    lines = [_line(saved, best) for saved in listed]
+    if shows_all or len(lines) <= MOST_CHECKPOINTS:
+        return lines
+    return [*lines[:MOST_CHECKPOINTS], f"and {len(lines) - MOST_CHECKPOINTS} older ones: --all"]
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def _rest(facts: dict[str, Any], record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what else the checkpoint says, by the names that --json has."""
+    from quorate.coordination.tally import Tally
+
+    facts = {name: value for name, value in facts.items() if name not in IN_SUMMARY}
     if "phases" in facts:
         facts["phases"] = [*map(_phase, facts["phases"])]
         facts["round"] = " ".join(record["round"]["phases"])
-    best = record["account"]["best"]
-    facts["checkpoints"] = [_line(saved, best) for saved in listed]
     facts["account"] = Tally(record["account"]["tally"]).summary()
     facts["saved_at"] = _time(record["saved_at"])
-    if doubts := facts.pop("doubts", []):
-        facts["same_bits"] = [f"no, because {doubt}" for doubt in doubts]
-    elif "same_bits" in facts:
-        facts["same_bits"] = "yes"
-    rows = [
-        ("" if number else name, printable(line, MOST_CHARACTERS))
-        for name, value in facts.items()
-        if value is not None
-        for number, line in enumerate(value if isinstance(value, list) else [value])
-    ]
-    print(aligned(rows))
-    return 0
+    if (said := _same_bits(facts.pop("doubts", None))) is not None:
+        facts["same_bits"] = said
+    yield from facts.items()
 
 
 def _doubts(record: dict[str, Any]) -> list[str]:

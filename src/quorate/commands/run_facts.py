@@ -9,18 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quorate.commands.newest_metrics import newest_update
 from quorate.errors import CheckpointError, UserError
 from quorate.machine.printable import printable
-from quorate.machine.regular_file import open_regular, size_of
-from quorate.machine.valid_json import number
 from quorate.services.checkpoints import files
-from quorate.services.checkpoints.record import MOST_COUNT, parsed_json
 from quorate.services.run_status import FINISHED, KILLED, NAME, RUNNING, STOPPED, status_of
 
 MARKS = ("checkpoints", NAME, "metrics.jsonl", "run.lock")  # of a run directory: one is enough
 NO_RUN = re.compile(r"\..*|aside-\d+|__pycache__|node_modules")  # folders that are not looked into
 MOST_DEPTH = 6
-TAIL_BYTES = 1 << 16  # of metrics.jsonl, that are read
 EMPTY, DAMAGED = "empty", "damaged"
 
 
@@ -51,7 +48,7 @@ def runs_below(folder: Path) -> Found:
     A link to a folder is followed where it is named, and not where it is found.
     """
     unread: list[str] = []
-    runs = [_facts(path, folder) for path in _run_dirs(folder, MOST_DEPTH, unread)]
+    runs = [facts_of(path, folder) for path in _run_dirs(folder, MOST_DEPTH, unread)]
     return Found(runs, unread)
 
 
@@ -72,7 +69,8 @@ def _run_dirs(folder: Path, depth: int, unread: list[str]) -> Iterator[Path]:
                 yield from _run_dirs(Path(entry.path), depth - 1, unread)
 
 
-def _facts(path: Path, folder: Path) -> RunFacts:
+def facts_of(path: Path, folder: Path) -> RunFacts:
+    """Return what is known of a run directory, which is named as it lies below a folder."""
     signs = [_changed_at(path / "metrics.jsonl")]
     # 1. The newest checkpoint whose record can be read; its tensors are not looked at.
     record: dict[str, Any] | None = None
@@ -87,7 +85,8 @@ def _facts(path: Path, folder: Path) -> RunFacts:
     except (UserError, OSError) as error:
         wrong = str(error)
     # 2. The log's end, and what the run says of itself.
-    step, loss = _newest(path / "metrics.jsonl")
+    update = newest_update(path / "metrics.jsonl")
+    step = None if update is None else update.global_step
     status = status_of(path)
     last = saved = best = None
     if record is not None:
@@ -115,33 +114,21 @@ def _facts(path: Path, folder: Path) -> RunFacts:
         why += f", {lost:,} {'update' if lost == 1 else 'updates'} to do again" if lost else ""
     known = [sign for sign in signs if sign is not None]
     return RunFacts(
-        _below(path, folder), state, newest, last, saved, loss, best, max(known, default=None), why
+        path=_below(path, folder),
+        state=state,
+        global_step=newest,
+        last_step=last,
+        saved_step=saved,
+        loss=None if update is None else update.loss,
+        best=best,
+        at=max(known, default=None),
+        why=why,
     )
 
 
 def _best(record: dict[str, Any]) -> dict[str, Any] | None:
     best: dict[str, Any] | None = record["account"]["best"]
     return best
-
-
-def _newest(log: Path) -> tuple[int | None, float | None]:
-    """Return step and loss of the newest update in a log; None where its end has none."""
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, size_of(file) - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).splitlines()
-    except OSError:
-        return None, None
-    for line in reversed(lines):
-        with suppress(ValueError):  # half a line
-            record = parsed_json(line)
-            if not isinstance(record, dict) or "validation" in record:
-                continue
-            step, phase = record.get("global_step"), record.get("phase")
-            loss = record.get("loss" if phase is None else f"{phase}/loss")
-            if type(step) is int and 0 <= step <= MOST_COUNT:
-                return step, number(loss)
-    return None, None
 
 
 def _changed_at(path: Path) -> float | None:

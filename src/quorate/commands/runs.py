@@ -49,7 +49,7 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
         SettingError: there is no such folder.
     """
     from quorate.commands.run_facts import runs_below
-    from quorate.machine.columns import aligned
+    from quorate.machine.columns import table
     from quorate.settings import one_of
 
     one_of("sort", sort, SORTS)
@@ -63,7 +63,7 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
     if as_json:
         print(dumped([_record(run, now) for run in runs], indent=1))
     elif runs:
-        print(aligned([HEADS, *(_cells(run, now) for run in runs)], right=RIGHT))
+        print(table(HEADS, [_cells(run, now) for run in runs], right=RIGHT))
     else:
         print(f"no run directory in {folder} or below it")
     for line in found.unread:

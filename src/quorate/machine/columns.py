@@ -24,6 +24,27 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
     )
 
 
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+    """Return rows below heads, without the columns that are empty in every row.
+
+    Args:
+        heads: Of all columns.
+        rows: Each with as many cells.
+        right: As for ``aligned``.
+    """
+    kept = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    ends = [place for place, column in enumerate(kept) if column in right]
+    return aligned([[row[column] for column in kept] for row in (heads, *rows)], right=ends)
+
+
+def three_digits(value: float) -> str:
+    """Return a figure with the three digits that it is worth: ``41,700``, ``1.25``, ``0.0042``."""
+    if not 1e-4 <= abs(value) < MOST_IN_FULL:
+        return f"{value:.3g}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{value:.3g}"
+
+
 def in_four_places(value: float) -> str:
     """Return a metric with four places: ``0.3127``; ``1.0000e+308`` where it has many digits."""
     return f"{value:.4f}" if not abs(value) >= MOST_IN_FULL else f"{value:.4e}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,7 @@ from quorate.services.checkpoints.record import parsed_json
 NAME = "status.json"
 MOST_BYTES = 1 << 16
 MOST_REASON = 500  # characters
+MOST_SCRIPT = 4096
 BORN_WITHIN_S = 1.0  # two readings of when a process began are apart by less
 
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -43,6 +45,7 @@ class Status(NamedTuple):
     global_step: int
     last_step: int  # updates at its end
     reason: str  # why it ended; where it is, if that is elsewhere; else empty
+    script: str | None = None  # the path of the script; None: it was typed, or is not known
 
 
 class RunStatus:
@@ -92,6 +95,7 @@ class RunStatus:
             "global_step": global_step,
             "last_step": self._last_step,
             "reason": printable(reason, MOST_REASON),
+            "script": _script(),
             "pid": os.getpid(),
             "born": _born(os.getpid()),
             "host": this_host.name(),
@@ -113,12 +117,20 @@ def status_of(run_dir: Path) -> Status | None:
         state = record["state"]
         if state == RUNNING:
             state, reason = _looked_for(record)
-        return Status(state, at, step, last, reason)
+        script = record.get("script")
+        script = printable(script, MOST_SCRIPT) if isinstance(script, str) else None
+        return Status(state, at, step, last, reason, script)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
 WRITTEN = (RUNNING, FINISHED, STOPPED, FAILED)
+
+
+def _script() -> str | None:
+    """Return the path of this process's script; None: there is none, as in a notebook's cell."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    return str(path.absolute()) if path.is_file() else None
 
 
 def _looked_for(record: dict[str, Any]) -> tuple[str, str]:

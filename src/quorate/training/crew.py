@@ -21,6 +21,8 @@ from quorate.machine.surroundings import require_surroundings
 from quorate.replica.compiling import as_given
 from quorate.replica.replica import Replica
 from quorate.replica.witness.places import reads_of_shards
+from quorate.services.display.straggler import Stragglers
+from quorate.training.notices import once
 from quorate.training.recipe import Recipe, Taken
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
@@ -91,6 +93,7 @@ class Crew:
         self.replicas.take(self.model, self.engine)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
         self._collates: list[tuple[Any, Any]] = []  # by dataset, what makes its batches in workers
+        self.stragglers = Stragglers.none()  # of the loop, evaluation or prediction under way
         self.taken: list[str] = []  # what was taken of each ``DataLoader`` of a loop
 
     def _groups(self) -> tuple[Group, ...]:
@@ -278,9 +281,9 @@ class Crew:
         if self.script is None:
             return self._towers(state, say)
         if datasets is None or datasets["dataset"] is not source.dataset:
-            say(
-                "workers are towers: worker processes run a script up to its first training loop, "
-                "and this one is another"
+            once(say)(
+                "workers are towers (threads) from here on: worker processes exist for the first "
+                "training loop of a script, and this loop is a later one"
             )
             if self.replicas.are_in_stages and len(self.groups) > 1:
                 fix = "one worker for a second training loop of a script, as these are towers"

@@ -24,6 +24,7 @@ from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
 from quorate.transports import Channel
+from quorate.transports.job import Training, place
 from quorate.transports.tracing.channel import TracedChannel
 from quorate.transports.tracing.trace import current
 
@@ -46,8 +47,9 @@ def drive(
     clock: Callable[[], float] | None = None,
     say: Callable[[str], None] = lambda _: None,
     raised_shards: RaisedShards | None = None,
+    copied_shards: CopiedShards | None = None,
     stopping: Callable[[], str | None] = lambda: None,
-    job: str = "",
+    job: str = Training.name,
     begun: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield what each update was.
@@ -57,10 +59,11 @@ def drive(
     Args:
         apply: makes the update of a step.
         clock: default: the channel's.
-        say: shows a line to the user: who is slow, and who raised.
+        say: shows a line to the user: who raised.
         raised_shards: of earlier drives too, which are not summed up at the end of this one.
+        copied_shards: counts what slow workers had others compute too; None: nobody wants to know.
         stopping: asked at the beginning, and after each update, why the caller wants no other.
-        job: what lines call it; "": it is training.
+        job: what lines call it: "training", "validation".
         begun: called when a shard is given to a worker, before it is.
 
     Raises:
@@ -75,7 +78,7 @@ def drive(
         return clock() - held_s
 
     wake_at: float | None = None
-    copied_shards = CopiedShards(coordinator.usual_s, job)
+    copied_shards = copied_shards or CopiedShards()
     is_summed_up = raised_shards is None
     last_takeover: tuple[int, int | None, int] | None = None  # worker, the one that left, step
     raised_shards = raised_shards or RaisedShards()
@@ -87,7 +90,8 @@ def drive(
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
         if isinstance(event, Failed) and not any(isinstance(e, Abort) for e in effects):
             error = channel.error(event.worker, event.step, event.shard)
-            if line := raised_shards.named(event.worker, event.step, event.shard, error):
+            where = place(job, event.step, event.shard)
+            if line := raised_shards.named(event.worker, where, error):
                 say(line)
         wake_at = None
         while effects:
@@ -109,20 +113,19 @@ def drive(
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
-                    if (line := copied_shards.summary()) is not None:
-                        say(line)
-                    for line in raised_shards.summary() if is_summed_up else ():
+                    for line in raised_shards.summary(job) if is_summed_up else ():
                         say(line)
                     return
                 case effect:
-                    if isinstance(effect, Compute) and (line := copied_shards.named(effect, now())):
-                        say(line)
                     if isinstance(effect, Compute):
                         if effect.lost_with not in (None, effect.worker):
                             takeover = (effect.worker, effect.lost_with, effect.step)
                             if takeover != last_takeover:
                                 say(_taken_over(effect, job))
                             last_takeover = takeover
+                        late = effect.instead_of
+                        usual_s = None if late is None else coordinator.usual_s(late)
+                        copied_shards.count(effect, usual_s, job)
                         begun()
                     channel.send(effect)
 

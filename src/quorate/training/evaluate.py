@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from typing import Any
 
 from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
@@ -36,6 +37,7 @@ def evaluate(
     transport: Transport | None,
     stops: Stops,
     say: Callable[[str], None],
+    called: str,
 ) -> dict[str, float] | None:
     """Return means of loss and metrics and finished totals over a dataset; None if it was stopped.
 
@@ -43,6 +45,7 @@ def evaluate(
         averaged: whether to use the averaged weights; None: if there are any.
         transport: of the loop under way, if there is one. Its workers are used if they have the
             dataset.
+        called: what lines about it call it: "validation".
 
     Raises:
         UserError: the dataset is empty, its weight is zero, or nothing is averaged.
@@ -65,7 +68,7 @@ def evaluate(
             stack.enter_context(unchanged(state.model))
             transport = stack.enter_context(closing(crew.evaluators(state)))
         whole = made_whole(crew, state, source, parameters)
-        total = _sum(source, parameters, whole, transport, stops, crew, say, gathered)
+        total = _sum(source, parameters, whole, transport, stops, crew, say, gathered, called)
     if total is None:
         return None
     finished = joined(gathered.finished(), crew.replicas.totals.finished(total.totals))
@@ -84,6 +87,7 @@ def _sum(
     crew: Crew,
     say: Callable[[str], None],
     gathered: Gathered,
+    called: str,
 ) -> ShardSum | None:
     """Return the sum over every step of the source's plan, in order; None if it was stopped.
 
@@ -120,12 +124,13 @@ def _sum(
             rule=rules.Sync(),
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        named = "the evaluation"
-        for _ in drive(coordinator, channel, add, say=say, job=named, begun=stops.begin):
+        copied = crew.stragglers.copied_shards
+        told: Any = {"job": called, "begun": stops.begin, "copied_shards": copied}
+        for _ in drive(coordinator, channel, add, say=say, **told):
             pass
     if coordinator.applied < plan.steps_per_epoch:
         return None
     assert total.root is not None
     if total.root.weight == 0:
-        raise LossError("weight: it is 0 in all shards of the evaluation: nothing to average")
+        raise LossError(f"weight: it is 0 in all shards of {called}: nothing to average")
     return total.root

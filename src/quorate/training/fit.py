@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,8 @@ from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.display.display import display, metrics
+from quorate.services.display.start_progress import StartProgress
+from quorate.services.display.straggler import SlowWorkers
 from quorate.services.display.worker_table import WorkerTable
 from quorate.services.event_log import EventLog
 from quorate.services.metrics_log import MetricsLog, spent
@@ -43,11 +46,13 @@ from quorate.training.callbacks import (
     name_of,
 )
 from quorate.training.loop import Loop
+from quorate.training.notices import once
 from quorate.training.saved_state import Contents, contents
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
 from quorate.training.unsaved import UnsavedAttributes
 from quorate.training.validation import Best, LossTrend, Validation
+from quorate.transports import Transport
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -83,6 +88,7 @@ class Services(NamedTuple):
     validation: Validation | None
     evaluate: Callable[[Stops], dict[str, float] | None]  # the validation set; None: stopped
     look: Look
+    slow_workers: SlowWorkers
 
 
 class Fit:
@@ -108,6 +114,7 @@ class Fit:
         self._streams = ExitStack()
         self._output = self._streams.enter_context(steady())
         self._screen = display(self._output)
+        self._start = StartProgress(self._screen.mention)
         self._silence_noted = False
         self._stops = Stops()
         self._saver: Checkpoints | None = None
@@ -127,8 +134,17 @@ class Fit:
             self._screen.say(line)
         self._events.add(line)
 
+    def at(self, phase: str) -> None:
+        """Say what is done, if it takes long and nothing is shown meanwhile: the run begins."""
+        self._start.at(phase)
+
+    def mention(self, line: str) -> None:
+        """Show a line to the user, unless the run is to be quiet."""
+        self._screen.mention(line)
+
     def close(self) -> None:
         """Leave the screen as it is now."""
+        self._start.close()
         try:
             self._screen.close()
             self._note_silence("the end")
@@ -187,9 +203,12 @@ class Fit:
             self._evaluate_if_due(loop, supervisor)  # it may have been cut off
             stack.enter_context(visits.announced())
             unsaved = UnsavedAttributes(self._services.callbacks, loop.state)
+            self._start.at(partial(_starting, loop.transport))
             for report in loop.reports:
                 if self._saver is not None and report.global_step == first:
                     loop.state.optimizer_state.save()  # what cannot be saved is found out now
+                if report.global_step == first:
+                    self._start.close()
                 with run_trace.after_update(report):
                     self._screen.update(report)
                     self._note_silence(f"step {report.global_step:,}")
@@ -226,7 +245,7 @@ class Fit:
             and any(defines(callback, method) for method in ("updated", "evaluated", "saved"))
         ]
         if names and self._services.run_dir.path is not None:
-            self.say(
+            once(self.say)(
                 f"callbacks that hear of no update of this fit, as all were made before: "
                 f"{', '.join(names)}; metrics.jsonl has the updates, and what a callback's "
                 "state_dict() returned is given back"
@@ -348,8 +367,8 @@ class Fit:
         services: list[Service] = []
         run_dir, every_s = self._run_dir, self._services.run_dir.summary_every_s
         if loop.transport is not None:
-            status = loop.transport.status
-            services.append(WorkerTable(self._screen, status, tell=self._note_slow))
+            status, slow_workers = loop.transport.status, self._services.slow_workers
+            services.append(WorkerTable(self._screen, status, slow_workers, tell=self._note_slow))
             if run_dir is not None and every_s is not None and self._has_tensorboard():
                 self._summaries = Summaries(
                     run_dir,
@@ -428,6 +447,15 @@ class Fit:
                 if raised is None:
                     raise
                 self.say(f"a callback failed too: {type(error).__name__}: {error}")
+
+
+def _starting(transport: Transport | None) -> str:
+    """Return what a run waits for until its first update is made."""
+    workers = [] if transport is None else transport.status()
+    there = sum(worker.phase != "starting" for worker in workers)
+    if there == len(workers):
+        return "computing the first update"
+    return f"starting workers, each of which runs the script: {there} of {len(workers)} are ready"
 
 
 def save_now(

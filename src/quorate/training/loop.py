@@ -129,7 +129,8 @@ def looping(
         )
         apply = updates.applying()
         told: Any = {"stopping": lambda: stops.reason, "begun": stops.begin}
-        made = drive(coordinator, channel, apply, say=say, **told)
+        copied = crew.stragglers.copied_shards
+        made = drive(coordinator, channel, apply, say=say, copied_shards=copied, **told)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 

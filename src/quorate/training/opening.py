@@ -35,8 +35,7 @@ def opening(
     rule: Rule,
     computing: Computing,
     memory_fraction: float | None,
-    is_given: bool,
-    begins: bool,
+    whence: str,
 ) -> list[str]:
     """Return what to say before the first update.
 
@@ -44,13 +43,11 @@ def opening(
         groups: the devices of each worker.
         least_workers: how many of them it takes to begin.
         master_device: where the coordinator makes updates.
-        is_given: whether the number of shards is the user's.
-        begins: whether no update of the run was made before.
+        whence: where the number of shards came from, in words; empty: it is the user's.
     """
     devices = [device for group in groups for device in group]
     lines = [
-        _arithmetic(plan, describe(groups, least_workers), threads, rule, computing)
-        + ("" if is_given else _whence(plan, least_workers if begins else None, rule)),
+        _arithmetic(plan, describe(groups, least_workers), threads, rule, computing) + whence,
         *_epoch(plan),
         *_shortages(groups, threads, engine),
         *mapping(devices),
@@ -75,8 +72,8 @@ def opening(
     return lines
 
 
-def _whence(plan: Plan, workers: int | None, rule: Rule) -> str:
-    """Return where V came from, as nobody gave it, and what keeps these bits elsewhere.
+def whence(plan: Plan, workers: int | None, rule: Rule) -> str:
+    """Return where V came from, as the user gave none, and what keeps these bits elsewhere.
 
     Args:
         workers: of this run, if it begins; None: it goes on with the V of its first loop.
@@ -84,9 +81,9 @@ def _whence(plan: Plan, workers: int | None, rule: Rule) -> str:
     if not rules.keeps_bits(rule, plan.shards):
         return ""
     first = "the first loop of the run"
-    whence = first if workers is None else f"{workers} worker{'s' if workers > 1 else ''}"
+    origin = first if workers is None else f"{workers} worker{'s' if workers > 1 else ''}"
     fix = f"pass shards={plan.shards} for the same bits on any number"
-    return f"; V = {plan.shards}, from {whence}: {fix}"
+    return f"; V = {plan.shards}, from {origin}: {fix}"
 
 
 def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[RunEvent]:

@@ -21,8 +21,9 @@ from quorate.training.crew import Crew
 from quorate.training.duration import Duration
 from quorate.training.earlier_fits import begin_fit, end_earlier_fit
 from quorate.training.loop import Loop, looping
+from quorate.training.notices import is_new, once
 from quorate.training.observer import refuse_ranks
-from quorate.training.opening import opening
+from quorate.training.opening import opening, whence
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepared import Prepared, Taken, planned, taken
 from quorate.training.probing.ahead import look_ahead
@@ -79,12 +80,14 @@ def prepare(
     stops: Stops,
     say: Say,
     look: Callable[[State, Source], None] = lambda *_: None,
+    at: Say = lambda _: None,
 ) -> Iterator[Loop]:
     """Prepare a training loop, and end its workers afterwards.
 
     Args:
         look: looks at the state, and what it is trained on, before there are workers, if there is
             something to do.
+        at: receives the name of each phase that may take long, when it begins.
 
     Raises:
         UserError: something cannot work; no worker was started.
@@ -102,6 +105,7 @@ def prepare(
         stack.enter_context(prepared.lock.held(say))
         if recipe.run_dir.path is not None:
             prepared.begin(Path(recipe.run_dir.path), say)
+        at("checking the newest checkpoint")
         plan = planned(crew, prepared, data)
         prepared.plan, prepared.shards = plan, plan.shards
         last_step = duration.last_step(plan)
@@ -114,17 +118,25 @@ def prepare(
         if crew.company is not None:
             refuse_ranks()
             stack.callback(crew.company.leave)
+            at("starting the other ranks: each runs the script up to its training loop")
             crew.start_ranks()
             crew.company.meet(crew.master_device, crew.timeout_s)
         is_first = not prepared.was_trained
-        state = _trainable_state(crew, prepared, source, notes.append, say)
+        reports: list[str] = []  # of this fit alone, where notes are said once for all fits
+        state = _trainable_state(crew, prepared, source, notes, reports, say, at)
         if not is_first:
             begin_fit(prepared)
             _compare_rows(crew, prepared, state, source, last_step)
         crew.replicas.look_at_rows(state.model, dataset, recipe.loading)
+        is_cut = crew.replicas.are_in_stages
+        at("cutting the model into stages" if is_cut else "trying the smallest shard of an epoch")
         left = range(state.global_step, last_step)
         notes += look_ahead(crew.replicas, state, crew.probe_replica, source, left)
         # 3. What is said before the first update.
+        origin = ""
+        if recipe.shards is None:
+            least = crew.least_workers if state.global_step == 0 else None
+            origin = whence(plan, least, crew.rule)
         first = opening(
             plan,
             crew.groups,
@@ -136,14 +148,16 @@ def prepare(
             rule=crew.rule,
             computing=crew.replicas.computing,
             memory_fraction=crew.memory_fraction,
-            is_given=recipe.shards is not None,
-            begins=state.global_step == 0,
+            whence=origin if is_new(origin) else "",
         )
         if crew.why is not None:
             first.append(crew.why)
         if crew.company is not None:
             first.append(crew.company.bound)
+        say(as_note(first.pop(0)))
         for line in (*first, *crew.taken, *notes):
+            once(say)(as_note(line))
+        for line in reports:
             say(as_note(line))
         crew.replicas.tell(say)
         loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
@@ -158,6 +172,7 @@ def prepare(
             state.leave_ranks()
             yield loop
             return
+        at("computing a shard once more, for the graph of the model and the names of metrics")
         look(state, source)
         # 4. The workers, and the updates.
         facts = prepared.facts(crew, state)
@@ -165,22 +180,37 @@ def prepare(
         yield stack.enter_context(begun(loop, crew, source, facts, stops, say))
 
 
-def _trainable_state(crew: Crew, prepared: Prepared, source: Source, note: Say, say: Say) -> State:
-    """Return the state; on first use it is made, tried on one shard, and restored."""
+def _trainable_state(
+    crew: Crew,
+    prepared: Prepared,
+    source: Source,
+    notes: list[str],
+    reports: list[str],
+    say: Say,
+    at: Say,
+) -> State:
+    """Return the state; on first use it is made, tried on one shard, and restored.
+
+    Args:
+        notes: what is noted about the model and the settings is added to them.
+        reports: what is reported of the checkpoint is added to them.
+    """
     if prepared.state is None or not prepared.was_trained:
         if prepared.state is not None:
             prepared.state.user_changes.undo()  # those of the run directory: they come again
         # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
         prepared.was_trained, prepared.state = False, None
-        state = _probed(crew, source, note, training=True, announce=say)
+        at("loading a first shard and computing it, to check the model and the loss function")
+        state = _probed(crew, source, notes.append, training=True, announce=once(say))
         if crew.has_processes:
             free_cache(crew.devices)
-        was = _restore(crew, prepared, state, source, note)
-        for line in crew.replicas.choose_kernels(state.model, was):
-            note(line)
+        was = _restore(crew, prepared, state, source, reports.append, at)
+        at("timing the kernels of matrix products")
+        notes += crew.replicas.choose_kernels(state.model, was)
         if (now := crew.replicas.computing.kernels) != (was or now):
             since = f"since step {state.global_step:,}"
             crew.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
+        at("computing parts of a shard, to find likely mistakes in the loss function")
         look_for_mistakes(crew, state, source)
         prepared.was_trained, prepared.state = True, state
     refuse_half_an_update(prepared.state)
@@ -254,7 +284,9 @@ def _probed(
             crew.replicas.give_up_compiling()
 
 
-def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: Say) -> str | None:
+def _restore(
+    crew: Crew, prepared: Prepared, state: State, source: Source, say: Say, at: Say
+) -> str | None:
     """Bring the state to the newest checkpoint, if there is one.
 
     Returns:
@@ -263,9 +295,11 @@ def _restore(crew: Crew, prepared: Prepared, state: State, source: Source, say: 
     run_dir, notes, plan = crew.recipe.run_dir, crew.replicas.notes, source.plan
     if run_dir.path is None:
         return None
+    at("loading a few rows twice, to recognise the dataset when the run is resumed")
     prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
     prepared.resumed = None
     facts = prepared.facts(crew, state)
+    at("loading the newest checkpoint")
     path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
     newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:

@@ -25,6 +25,7 @@ from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.replica.witness.between import Between
+from quorate.training.notices import once
 from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
 from quorate.transports.stages.made import Replica, Split, Spread, made, parts_of
@@ -175,7 +176,7 @@ class Replicas:
             return
         for note in notes:
             is_warning = note.is_doubt or note.questions_values
-            say(RunEvent(str(note), WARNING if is_warning else NOTE))
+            once(say)(RunEvent(str(note), WARNING if is_warning else NOTE))
         if not self._recipe.compute.strict:
             return
         for note in notes:

@@ -76,6 +76,7 @@ class Job(ABC):
     is_compared = True  # whether workers that do not compute the same are refused at the start
     augments = False  # whether its rows are augmented
     is_again = False  # whether it interrupts another that computes gradients too
+    has_own_steps = False  # whether its steps are those of an evaluation, and not of training
     is_shown = False  # whether it computes from what that one has shown to workers
 
     def __init__(
@@ -193,7 +194,7 @@ class Job(ABC):
             try:
                 batches = feed.take_run([(task.step, task.shard) for task in tasks])
             except SystemExit as error:
-                raise _exited(error, tasks[0]) from error
+                raise _exited(error, self, tasks[0]) from error
             # Without a turn: what loads rows may have to wait for its own.
             together = replica.alone.together(
                 lambda: [
@@ -212,7 +213,7 @@ class Job(ABC):
         try:
             batch = feed.take(ticket)
         except SystemExit as error:
-            raise _exited(error, task) from error
+            raise _exited(error, self, task) from error
         replica.transfers.begin(batch.data)
         if is_only and (following := feed.following(ticket)) is not None:
             replica.transfers.begin(following.data)
@@ -231,7 +232,7 @@ class Job(ABC):
         try:
             return self._work(replica, batch, stream, task)
         except SystemExit as error:
-            raise _exited(error, task) from error
+            raise _exited(error, self, task) from error
 
     def _pulled(self, replica: Replica, task: Task, snapshot: Snapshot | None) -> None:
         if snapshot is None:
@@ -257,17 +258,19 @@ class Job(ABC):
         """Return the inputs of a shard besides rows and parameters, in the coordinator."""
         return None
 
+    def place(self, step: int, shard: int) -> str:
+        """Return in words which shard is meant; see ``place``."""
+        if self.has_own_steps:
+            return place(self.name, step, shard)
+        return place(Training.name, step, shard, self.plan.phase(step))
+
     def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
         """Add step, shard, worker and device to an exception raised in a shard."""
         rows = self.plan.shard(task.step, task.shard)
         if len(rows) == 1:
             error.add_note("quorate: a shard of one row; BatchNorm needs more: fewer shards")
-        phase = self.plan.phase(task.step)
-        where = f"step {task.step}" if phase is None else f"step {task.step} (phase {phase})"
-        error.add_note(
-            f"quorate: worker {task.worker} ({device}), {where}, shard {task.shard}, "
-            f"rows {abridged(rows)}"
-        )
+        where = self.place(task.step, task.shard)
+        error.add_note(f"quorate: worker {task.worker} ({device}), {where}, rows {abridged(rows)}")
         nbytes = self.parameters.layout.nbytes
         text = out_of_memory.note(error, device, shards=self.plan.shards, parameter_bytes=nbytes)
         if text is not None:
@@ -282,11 +285,24 @@ class Job(ABC):
         """Compute the rows that were fetched; the replica has the parameters."""
 
 
-def _exited(error: SystemExit, task: Task) -> BaseException:
+def place(job: str, step: int, shard: int, phase: str | None = None) -> str:
+    """Return a shard in words: ``step 7, shard 3``, or ``validation, batch 2, shard 0``.
+
+    Only a step of training is called a step: an evaluation has batches, counted by themselves.
+
+    Args:
+        job: what the shard is for; the ``name`` of a job, or a closer word for it.
+    """
+    if job != Training.name:
+        return f"{job}, batch {step}, shard {shard}"
+    return f"step {step}{'' if phase is None else f' (phase {phase})'}, shard {shard}"
+
+
+def _exited(error: SystemExit, job: Job, task: Task) -> BaseException:
     """Return what an end of the program is in a shard: the user's code must not ask for it."""
     if isinstance(error, LeftError):
         return error
-    return exited(error, f"worker {task.worker}, step {task.step}, shard {task.shard}")
+    return exited(error, f"worker {task.worker}, {job.place(task.step, task.shard)}")
 
 
 def class_name(job: Job) -> str:
@@ -385,6 +401,7 @@ class Evaluation(Job):
     """Metrics of the loss function in evaluation mode."""
 
     name = "evaluation"
+    has_own_steps = True
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         task.at("forward")

@@ -98,6 +98,7 @@ class Prediction(Job):
     """
 
     name = "prediction"
+    has_own_steps = True
 
     def __init__(
         self,

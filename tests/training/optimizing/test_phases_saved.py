@@ -58,7 +58,7 @@ def test_what_is_saved_is_shown_and_compared(
     first = trainer(**options)
     first.fit(dataset(), steps=5)
     capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "run")]) == 0
+    assert main(["inspect", "--all", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
     assert "d: 4 updates, SGD, clip_norm 0.2" in shown
     assert "g: 1 updates, Adam, StepLR, ema_decay 0.9" in shown

@@ -106,6 +106,7 @@ def command(
         RunError: a run failed otherwise.
     """
     from quorate.commands.bench import contenders
+    from quorate.commands.bench.conclusion import conclusion
     from quorate.commands.bench.results import proof, results
     from quorate.commands.bench.runs import Program
     from quorate.commands.bench.table import below, table
@@ -137,6 +138,7 @@ def command(
         return 0
     run = compared_results[0].runs[0]
     batch = f"{run.batch_size} rows = {run.shards} shard{'s' if run.shards > 1 else ''}"
+    print(f"\n{conclusion(compared_results)}")
     print(
         f"\n{' '.join([script, *arguments])}: {batch}, {run.update}; medians of "
         f"{repeats} run{'s' if repeats > 1 else ''} of {seconds:g} s each"
@@ -158,6 +160,7 @@ def _measured(
 ) -> dict[Contender, list[Measured]]:
     """Run everything, one after the other, and say how it goes, as errors beside JSON."""
     from quorate.commands.bench.runs import run
+    from quorate.machine.columns import three_digits
 
     say = partial(print, flush=True, file=Steady(sys.stderr if as_json else sys.stdout))
     by_contender: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}
@@ -172,7 +175,7 @@ def _measured(
             raise
         left_s = (time.monotonic() - began) / number * (total - number)
         left = f"; about {left_s:,.0f} s left" if number < total else ""
-        say(f", {measured.examples_per_s:,.4g} examples/s{left}")
+        say(f", {three_digits(measured.examples_per_s)} examples/s{left}")
         shards = measured.shards
         by_contender[contender].append(measured)
     return by_contender

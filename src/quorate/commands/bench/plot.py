@@ -9,6 +9,7 @@ from pathlib import Path
 from quorate.commands.bench.results import Result
 from quorate.commands.bench.split import PARTS
 from quorate.machine.atomic_file import write_atomically
+from quorate.machine.columns import three_digits
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = dict(
@@ -56,7 +57,7 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
             break
     for result in results:
         speed.annotate(
-            f"{result.examples_per_s:,.4g}/s",
+            f"{three_digits(result.examples_per_s)}/s",
             (result.contender.workers, result.speed_up),
             xytext=(6, -12),
             textcoords="offset points",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quorate.commands.bench.results import Proof, Result
 from quorate.commands.bench.split import PARTS
-from quorate.machine.columns import aligned
+from quorate.machine.columns import aligned, three_digits
 from quorate.services.display.shard_time import duration
 
 SPREAD = 0.2  # that is worth a word
@@ -57,7 +57,7 @@ def spread(result: Result) -> float:
 def _cells(result: Result, listed: bool) -> tuple[str, ...]:
     cells = (
         str(result.contender.workers),
-        _speed(result.examples_per_s),
+        three_digits(result.examples_per_s),
         f"{spread(result):.0%}" if len(result.runs) > 1 else "",
         f"{result.speed_up:.2f}",
         f"{result.efficiency:.0%}",
@@ -65,7 +65,3 @@ def _cells(result: Result, listed: bool) -> tuple[str, ...]:
         *(f"{result.split[part]:.1%}" for part in PARTS),
     )
     return (result.contender.devices or "the script's", *cells) if listed else cells
-
-
-def _speed(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

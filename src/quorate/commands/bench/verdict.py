@@ -111,15 +111,16 @@ def _times(runs: Sequence[Measured]) -> dict[int, ShardTime]:
 
 def _parts(run: Measured, split: Split) -> list[Finding]:
     share = {part: f"{of:.0%} of a step" for part, of in split.items()}
+    wait = "workers wait" if len(run.workers) > 1 else "the worker waits"
     loaders = run.loader_workers
     rare = "a larger batch needs it less often"
     words = {
-        "input": f"input: workers wait {share['input']} for rows; turn loader_workers up (it is "
+        "input": f"input: {wait} {share['input']} for rows; turn loader_workers up (it is "
         f"{loaders})" + (", as long as cores are free" if loaders else ""),
         "exchange": f"exchange: handing gradients over and adding them up takes {share['exchange']}"
         f"; {rare}" + (", fewer shards are fewer vectors" if run.shards > len(run.workers) else ""),
         "update": f"update: the optimizer takes {share['update']} on the coordinator, while "
-        f"workers wait; {rare}",
+        f"{wait}; {rare}",
         "other": f"other: what the program does between two updates takes {share['other']}: "
         "callbacks, logs, saves, the body of the loop",
     }
@@ -128,12 +129,15 @@ def _parts(run: Measured, split: Split) -> list[Finding]:
 
 def _evaluation(runs: Sequence[Measured]) -> list[Finding]:
     share = median(run.evaluation_s / (run.evaluation_s + run.seconds) for run in runs)
-    words = f"evaluation: it takes {share:.0%} of the run beside the steps; evaluate less often"
+    words = f"evaluation: it takes {share:.0%} of the run; evaluate less often"
     return [Finding("evaluation", share, words)]
 
 
 def _waiting(run: Measured, split: Split) -> list[Finding]:
     shards, workers = run.shards, len(run.workers)
+    if workers == 1:
+        words = f"waiting: the worker waits {split['waiting']:.0%} of a step for messages"
+        return [Finding("waiting", split["waiting"], words)]
     words = f"waiting: workers wait {split['waiting']:.0%} of a step for each other"
     if run.update == "sync" and shards % workers:
         words += (

@@ -1,4 +1,4 @@
-"""What a doctor shows: a row per fact, then the verdicts."""
+"""What a doctor shows: whether a run would work, a row per fact, then what is wrong."""
 
 from __future__ import annotations
 
@@ -37,19 +37,25 @@ def text(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
             for subject, row in zip(before, rows, strict=False)
         ]
     )
-    return "\n".join([table, "", *_verdicts(verdicts)])
+    wrong = [*_verdicts(verdicts)]
+    return "\n".join([_conclusion(verdicts), "", table, *(["", *wrong] if wrong else [])])
+
+
+def _conclusion(verdicts: Sequence[Verdict]) -> str:
+    fails = sum(verdict.level == FAILS for verdict in verdicts)
+    if fails:
+        reasons = "1 reason" if fails == 1 else f"{fails} reasons"
+        return f"a run would fail here, for {reasons}: see 'fails' at the end"
+    if verdicts:
+        return "a run would work here; see 'beware' at the end"
+    return "a run would work here: nothing is wrong"
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Iterator[str]:
     for level, subject, what, cure in verdicts:
-        for first, text in ((f"{level:7} {subject}: {what}", 8), (f"cure: {cure}", 8)):
-            indent = " " * text
-            begin = indent if first.startswith("cure: ") else ""
-            yield from textwrap.wrap(first, WIDTH, initial_indent=begin, subsequent_indent=indent)
-    if not verdicts:
-        yield "nothing is wrong: a run would work"
-    elif all(verdict.level != FAILS for verdict in verdicts):
-        yield "a run would work"
+        indent = " " * 8
+        for begin, line in (("", f"{level:7} {subject}: {what}"), (indent, f"fix: {cure}")):
+            yield from textwrap.wrap(line, WIDTH, initial_indent=begin, subsequent_indent=indent)
 
 
 # --- devices --------------------------------------------------------------------------------------
@@ -65,7 +71,7 @@ def _gpus(facts: Facts) -> Iterator[Row]:
     for gpu in facts.gpus:
         yield Row("GPUs", _gpu(gpu))
         for holder in gpu.holders:
-            name = holder.name or "of another container, or gone"
+            name = holder.name or "in another container, or ended"
             memory = (
                 "" if holder.memory_bytes is None else f", {holder.memory_bytes / MIB:,.0f} MiB"
             )
@@ -75,7 +81,7 @@ def _gpus(facts: Facts) -> Iterator[Row]:
     for index, error in facts.lost.items():
         yield Row("GPUs", f"physical {index}: {error}")
     for link in facts.links:
-        direct = {True: "direct", False: "through the host", None: "unknown whether direct"}
+        direct = {True: "direct", False: "through the host", None: "maybe not direct"}
         yield Row("links", f"{link.one} - {link.other}: {link.kind}, {direct[link.is_direct]}")
     for accelerator in facts.accelerators:
         what = "" if accelerator.visible is None else f" = {accelerator.visible}"
@@ -91,7 +97,7 @@ def _gpus(facts: Facts) -> Iterator[Row]:
 
 
 def _gpu(gpu: Gpu) -> str:
-    parts = [f"physical {gpu.index} = {gpu.uuid}  {gpu.name or 'of an unknown kind'}"]
+    parts = [f"physical {gpu.index} = {gpu.uuid}  {gpu.name or 'unknown model'}"]
     if gpu.memory_bytes is not None and gpu.memory_total_bytes is not None:
         used, total = gpu.memory_bytes / GIB, gpu.memory_total_bytes / GIB
         parts.append(f"{used:.1f} of {total:.1f} GiB in use")
@@ -152,11 +158,10 @@ def _host(facts: Facts) -> Iterator[Row]:
 
 def _limits(facts: Facts) -> Iterator[Row]:
     limits = facts.limits
-    segments = "as much as memory" if limits.segment_error is None else "not to be had"
-    yield Row("shared memory", f"for workers: {segments}")
-    most = "no limit" if limits.files_most is None else f"{limits.files_most:,}"
-    files = "no limit" if limits.files is None else f"{limits.files:,} (at most {most})"
-    yield Row("descriptors", f"{files} per process")
+    is_there = limits.segment_error is None
+    segments = "available, as much as there is memory" if is_there else "not available"
+    yield Row("shared memory", f"for worker processes: {segments}")
+    yield Row("descriptors", _files(limits.files, limits.files_most))
     text = limits.temporary
     if limits.temporary_free_bytes is not None:
         text += f", {limits.temporary_free_bytes / GIB:.1f} GiB free"
@@ -165,8 +170,17 @@ def _limits(facts: Facts) -> Iterator[Row]:
     yield Row("temporary folder", text)
 
 
+def _files(limit: int | None, most: int | None) -> str:
+    if limit is None:
+        return "any number of open files per process"
+    text = f"{limit:,} open files per process"
+    if most is not None and most <= limit:
+        return text
+    return f"{text}; ulimit -n raises it{'' if most is None else f' to at most {most:,}'}"
+
+
 def _network(facts: Facts) -> Iterator[Row]:
     for interface in facts.interfaces:
         speed = "" if interface.mbit_per_s is None else f", {interface.mbit_per_s:,} Mbit/s"
-        whom = " (this machine alone)" if interface.is_loopback else ""
+        whom = " (this machine only)" if interface.is_loopback else ""
         yield Row("interfaces", f"{interface.name} {' '.join(interface.addresses)}{speed}{whom}")

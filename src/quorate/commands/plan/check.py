@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from quorate.commands.plan.assumptions import Assumptions
 from quorate.commands.plan.measurements import WORK, Measurement, read_bench
-from quorate.commands.plan.table import three_digits
 from quorate.commands.plan.trace import Line, read_trace
 from quorate.coordination.rules import parse
 from quorate.errors import CheckpointError, DataError
-from quorate.machine.columns import aligned
+from quorate.machine.columns import aligned, three_digits
 from quorate.machine.path_kinds import exists
 from quorate.services.checkpoints import files
 from quorate.services.display.shard_time import duration

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from quorate.commands.plan.advice import best_spares, bound, saving
-from quorate.machine.columns import aligned
+from quorate.machine.columns import table as table_of
+from quorate.machine.columns import three_digits
 from quorate.services.display.shard_time import duration
 from quorate.simulation.inputs import Network, ShardTimes, Stragglers
 from quorate.simulation.prediction import Prediction
@@ -16,12 +17,6 @@ HEADS = (
     *("dropped", "stale", "$/M examples"),
 )
 RIGHT = [column for column, head in enumerate(HEADS) if head != "update"]
-
-
-def three_digits(value: float) -> str:
-    """Return a number with the three digits that a prediction is worth: ``14,200``, ``2.41``."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
 
 
 def cells(told: Prediction) -> tuple[str, ...]:
@@ -45,8 +40,8 @@ def cells(told: Prediction) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Prediction]) -> str:
-    """Return a row per prediction."""
-    return aligned([HEADS, *map(cells, rows)], right=RIGHT)
+    """Return a row per prediction; without prices no column of costs."""
+    return table_of(HEADS, [*map(cells, rows)], right=RIGHT)
 
 
 def below(

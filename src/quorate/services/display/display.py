@@ -17,7 +17,6 @@ from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.live_view import LiveView
 from quorate.services.display.shown import DATED, JSON, Shown, clock
-from quorate.services.display.straggler import SlowWorkers
 from quorate.services.display.worker_rows import Row, WorkerRows, plain
 from quorate.services.report import Report
 from quorate.settings import resolved
@@ -34,11 +33,14 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Show a line that stays."""
 
+    def mention(self, text: str) -> None:
+        """Show a line that stays, unless the run is to be quiet."""
+
     def update(self, report: Report) -> None:
         """Take note of an update; how often something is shown, the display decides."""
 
-    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
-        """Show what all workers are at, and name those that are slow; return how they were named.
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """Show what all workers are at.
 
         To be called every few seconds, by one thread: what is shown of their speed is over the time
         since the call before.
@@ -77,7 +79,6 @@ class Lines:
         self._begun_at = self._shown_at = self._table_at = time.monotonic()
         self._first = True
         self._table = WorkerRows()
-        self._slow = SlowWorkers()
         self._rows: list[Row] = []  # the newest ones, not shown yet
         self._shows_tables = False  # it has shown one
         self._newest = Newest()
@@ -85,6 +86,11 @@ class Lines:
     def say(self, text: str) -> None:
         """Show a line that stays."""
         self._print(self._shown.line(text))
+
+    def mention(self, text: str) -> None:
+        """Show a line that stays, unless the run is to be quiet."""
+        if not self._shown.quiet:
+            self.say(text)
 
     def _print(self, line: str) -> None:
         with self._writing:
@@ -104,25 +110,19 @@ class Lines:
         is_time = self._first or time.monotonic() - self._shown_at >= LINE_EVERY_S
         return is_time or report.ends_epoch
 
-    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
-        """Show what all workers are at, and name those that are slow."""
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """Show what all workers are at."""
         now = time.monotonic()
         self._rows = self._table.rows(workers, uses, now)
-        named = self._slow.named(workers, now)
-        for line in named:
-            self.say(line)
         if now - self._table_at >= TABLE_EVERY_S and not self._shown.quiet:
             self._table_at = now
             self._show_table()
-        return named
 
     def close(self) -> None:
-        """Show the table of workers, unless the run was very short; and who was slow how often."""
+        """Show the table of workers, unless the run was very short."""
         is_long = time.monotonic() - self._begun_at >= TABLE_AFTER_S and not self._shown.quiet
         if self._rows and (self._shows_tables or is_long):
             self._show_table()
-        if (line := self._slow.summary()) is not None:
-            self.say(line)
 
     def _show_table(self) -> None:
         self.say(plain(self._rows))
@@ -141,11 +141,15 @@ class Bar:
         self._live = Live(console=console, refresh_per_second=4, get_renderable=lambda: self._view)
         self._newest = Newest()
         self._table = WorkerRows()
-        self._slow = SlowWorkers()
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
         self._print(self._shown.line(text))
+
+    def mention(self, text: str) -> None:
+        """Show a line that stays, unless the run is to be quiet."""
+        if not self._shown.quiet:
+            self.say(text)
 
     def _print(self, line: str) -> None:
         self._live.console.print(line, markup=False, highlight=False)
@@ -163,19 +167,12 @@ class Bar:
             with suppress(RuntimeError):  # no thread can be started: it is drawn at each update
                 self._live.start()
 
-    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[str]:
-        """Show what all workers are at, and name those that are slow."""
-        now = time.monotonic()
-        self._view.workers(self._table.rows(workers, uses, now))
-        named = self._slow.named(workers, now)
-        for line in named:
-            self.say(line)
-        return named
+    def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
+        """Show what all workers are at."""
+        self._view.workers(self._table.rows(workers, uses, time.monotonic()))
 
     def close(self) -> None:
-        """Show who was slow how often; leave the bar as it is, and the terminal as it was."""
-        if (line := self._slow.summary()) is not None:
-            self.say(line)
+        """Leave the bar as it is, and the terminal as it was."""
         self._live.stop()
 
 

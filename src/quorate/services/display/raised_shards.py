@@ -14,21 +14,29 @@ class RaisedShards:
         self._counts = Counter[int]()  # shards by worker
         self._last: dict[int, str] = {}
 
-    def named(self, worker: int, step: int, shard: int, error: BaseException) -> str | None:
-        """Return the line to show about a shard that a worker raised in: its first one."""
+    def named(self, worker: int, where: str, error: BaseException) -> str | None:
+        """Return the line to show about a shard that a worker raised in: its first one.
+
+        Args:
+            where: the shard in words: "step 7, shard 3".
+        """
         text = str(error).partition("\n")[0][:200]
         self._last[worker] = f"{type(error).__name__}: {text}" if text else type(error).__name__
         self._counts[worker] += 1
         if self._counts[worker] > 1:
             return None
-        at = f"step {step}, shard {shard}"
-        line = f"worker {worker} raised {self._last[worker]} in {at}; another computes it"
+        line = f"worker {worker} raised {self._last[worker]} in {where}; another worker computes it"
         return RunEvent(line, WARNING, worker)
 
-    def summary(self) -> list[str]:
-        """Return the lines to show at the end of the run."""
+    def summary(self, job: str) -> list[str]:
+        """Return the lines to show at the end.
+
+        Args:
+            job: what the shards were for: "training", "validation".
+        """
         return [
-            f"worker {worker} raised in {count:,} shard{'s' * (count > 1)}, which others computed; "
-            f"the last was {self._last[worker]}: it is not as the others are"
+            f"worker {worker} raised in {count:,} shard{'s' * (count > 1)} of {job}, which other "
+            f"workers computed; the last error was {self._last[worker]}; look for what is "
+            f"different on worker {worker}"
             for worker, count in sorted(self._counts.items())
         ]

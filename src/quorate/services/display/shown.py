@@ -20,9 +20,9 @@ class Shown(Settings):
     """Settings of the output of a run. Only the command sets these.
 
     Args:
-        quiet: whether to leave out the bar, the lines of updates and the table of workers. The
-            first lines, warnings, evaluations and saved checkpoints are still printed. Default:
-            False.
+        quiet: whether to leave out the bar, the lines of updates, the table of workers, the line
+            about slow workers and the phases of a long start. The first lines, warnings,
+            evaluations and saved checkpoints are still printed. Default: False.
         log_every: number of updates between two lines, instead of one line every 5 seconds. The
             lines are printed above the bar on a terminal, and with ``quiet`` too.
         log_format: "plain" (the default); "dated", with date, time and zone before each line and

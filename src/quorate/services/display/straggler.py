@@ -1,22 +1,21 @@
-"""Stragglers: the one voice that calls a worker slow, once for each reason.
+"""Stragglers: workers that are slow. The log names them at once, the display once per run.
 
-There are two reasons. A worker's shards take it much longer than others need for theirs, which the
-display sees in the times of workers; and another worker computes a shard too that it has had for
-long, which the coordinator decides. It is said again when a worker is twice as slow as was said,
-and when it is slow no longer; how often it was is summed up at the end.
+Two observations call a worker slow. Its shards take much longer than the shards of other workers:
+``SlowWorkers`` compares the times of workers. Or the coordinator had another worker compute a shard
+too, because the first one was late: ``CopiedShards`` counts those. Neither changes a result, so the
+user reads one line about both at the end of a run; see ``Stragglers``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
 from typing import NamedTuple
 
 from quorate.coordination.protocol import Compute
-from quorate.coordination.run_event import SLOW, TAKEOVER, RunEvent
 from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
 from quorate.transports.worker_status import WorkerStatus
 
@@ -25,9 +24,12 @@ FACTOR = 1.3  # times the others' shard time
 LEAST_SHARDS = 10
 OVER_S = 60.0  # that a worker has to be as fast as others, for that to be said
 GROWS = 2.0  # times as slow as was said
-# Of shorter shards one is late whenever the system has anything else to do: copies of them are
-# counted, and no line each says so. A worker that is slow for long is named by its times.
-LEAST_NAMED_S = 0.05
+# Any machine has something else to do now and then. What follows from that is in the log, and not
+# in the line at the end: a worker that was slow in one measurement of several, and few shards that
+# were computed twice.
+LEAST_TIMES, LEAST_OFTEN = 3, 0.5  # measurements, or this share of them
+LEAST_COPIED, LEAST_COPIED_S = 0.02, 1.0  # share of all shards, and what they usually take in all
+MOST_NAMED = 4  # workers in the line at the end: the rest is counted
 
 
 class Slow(NamedTuple):
@@ -40,6 +42,11 @@ class Slow(NamedTuple):
     phase: str  # in which it loses most
     phase_s: float
     usual_phase_s: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as long as usual its shards take."""
+        return self.shard_s / self.usual_s
 
 
 def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
@@ -73,36 +80,25 @@ class _Episode:
 
 
 class _Episodes:
-    """Which workers are slow, how slow that was said to be, and how often they were."""
+    """Which workers are slow, and how slow the log says that they are."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Episode] = {}
         self._quiet_until: dict[int, float] = {}
         self._pause_s: dict[int, float] = {}
-        self._lines = 0
-        self.counts: Counter[int] = Counter()  # how often each was slow
-        self.most: dict[int, float] = {}  # how slow each was
 
     def tell(self, worker: int, how_slow: float, now: float) -> bool:
         """Take note that a worker is slow; whether that is to be said."""
-        self.count(worker, how_slow)
         episode = self._open.get(worker)
         if episode is None:
             is_said = now >= self._quiet_until.get(worker, -inf)
             self._open[worker] = _Episode(how_slow, now, is_said)
-            self._lines += is_said
             return is_said
         episode.seen_at = now
         if how_slow < GROWS * episode.said:
             return False
         episode.said, episode.is_said = how_slow, True
-        self._lines += 1
         return True
-
-    def count(self, worker: int, how_slow: float) -> None:
-        """Take note that a worker is slow, which is not to be said before the end."""
-        self.counts[worker] += 1
-        self.most[worker] = max(how_slow, self.most.get(worker, 0.0))
 
     def is_over(self, worker: int, now: float) -> bool:
         """Take note that a worker is not slow; whether it is to be said that it no longer is."""
@@ -114,11 +110,6 @@ class _Episodes:
         self._pause_s[worker] = pause_s = 2 * self._pause_s.get(worker, OVER_S / 2)
         self._quiet_until[worker] = now + pause_s
         return episode.is_said
-
-    @property
-    def has_more(self) -> bool:
-        """Whether workers were slow more often than was said."""
-        return self.counts.total() > self._lines
 
 
 class SlowWorkers:
@@ -134,37 +125,46 @@ class SlowWorkers:
         self._times: dict[int, ShardTime] = {}
         self._looks: Counter[int] = Counter()  # worker -> times that were compared
         self._episodes = _Episodes()
+        self._counts: Counter[int] = Counter()  # worker -> times that were slow
+        self._worst: dict[int, Slow] = {}
+        self.devices: dict[int, str] = {}  # worker -> where it is
 
     def named(self, workers: Sequence[WorkerStatus], now: float) -> list[str]:
-        """Return the lines to show, if any.
+        """Return the lines for the log, if any: who is slow now, and who no longer is.
 
         Args:
             now: seconds on any clock.
         """
-        devices = {status.number: status.where for status in workers}
+        self.devices = devices = {status.number: status.where for status in workers}
         news = {status.number for status in workers if self._learns(status)}
         self._looks.update(news)
         slow_ones = [worker for worker in slow(self._times) if worker.worker in news]
+        for worker in slow_ones:
+            self._counts[worker.worker] += 1
+            before = self._worst.get(worker.worker, worker)
+            self._worst[worker.worker] = max(before, worker, key=lambda each: each.factor)
         lines = [
             described(worker, devices[worker.worker])
             for worker in slow_ones
-            if self._episodes.tell(worker.worker, worker.shard_s / worker.usual_s, now)
+            if self._episodes.tell(worker.worker, worker.factor, now)
         ]
         fast = sorted(news - {worker.worker for worker in slow_ones})
         over = [number for number in fast if self._episodes.is_over(number, now)]
         return lines + [f"worker {number} ({devices[number]}) is no longer slow" for number in over]
 
-    def summary(self) -> str | None:
-        """Return a line about all of the run, if there was more than was said."""
-        if not self._episodes.has_more:
-            return None
-        most = self._episodes.most
-        said = [
-            f"worker {worker} {count} of {self._looks[worker]} times, up to {most[worker]:.1f} "
-            "times as long as usual"
-            for worker, count in sorted(self._episodes.counts.items())
-        ]
-        return f"slow workers in all: {'; '.join(said)}"
+    def found(self) -> dict[int, tuple[float, str]]:
+        """Return how slow each slow worker was at most, as a factor, and that in words."""
+        return {
+            number: (
+                worst.factor,
+                f"needed up to {duration(worst.shard_s)} for a shard, {worst.factor:.1f} times the "
+                f"usual time, mostly in {worst.phase} (in {self._counts[number]:,} of "
+                f"{self._looks[number]:,} measurements)",
+            )
+            for number, worst in self._worst.items()
+            if (times := self._counts[number]) >= LEAST_TIMES
+            or times >= LEAST_OFTEN * self._looks[number]
+        }
 
     def _learns(self, status: WorkerStatus) -> bool:
         """Take note of a status; whether a new time of this worker is known."""
@@ -185,58 +185,76 @@ class SlowWorkers:
 
 
 class CopiedShards:
-    """Names workers whose shards others compute too. One thread.
+    """Counts the shards of slow workers that other workers computed too. One thread."""
 
-    Args:
-        usual_s: seconds that a shard usually takes a worker; None where that is not known yet.
-        job: whose steps are meant, "the evaluation" for one; "": those of training.
-    """
+    def __init__(self) -> None:
+        self._shards = 0  # that were given to a worker, copies left out
+        self._copies: dict[int, Counter[str]] = {}  # worker -> what for -> shards
+        self._copies_s = 0.0  # that those usually take
 
-    def __init__(self, usual_s: Callable[[int], float | None], job: str = "") -> None:
-        self._usual_s = usual_s
-        self._of_job = f" of {job}" if job else ""
-        self._episodes = _Episodes()
-
-    def named(self, task: Compute, now: float) -> str | None:
-        """Return the line to show about a task that a worker is given, if any.
+    def count(self, task: Compute, usual_s: float | None, job: str) -> None:
+        """Take note of a task that a worker is given.
 
         Args:
-            now: seconds on any clock.
+            usual_s: that the slow worker, if it is a copy, usually has for a shard; None: it has
+                computed none yet, and is warming up.
+            job: what the shard is for: "training", "validation".
         """
         if task.instead_of is None:
-            if not self._episodes.is_over(task.worker, now):
-                return None
-            line = f"worker {task.worker} is no longer slow: it computes its shards alone again"
-            return RunEvent(line, SLOW, task.worker)
-        shard_s = self._usual_s(task.instead_of)
-        if shard_s is None:  # its first shard: it is warming up
-            return None
-        usual_s = self._usual_s(task.worker)
-        how_slow = shard_s / (usual_s or shard_s or 1.0)
-        if shard_s < LEAST_NAMED_S:
-            self._episodes.count(task.instead_of, how_slow)
-            return None
-        if not self._episodes.tell(task.instead_of, how_slow, now):
-            return None
-        times = f"worker {task.instead_of} {duration(shard_s)}"
-        if usual_s is not None:
-            times += f", worker {task.worker} {duration(usual_s)}"
-        return RunEvent(
-            f"{task.reason}; worker {task.worker} computes shard {task.shard} of step {task.step}"
-            f"{self._of_job} too (a shard usually takes {times})",
-            TAKEOVER,
-            task.worker,
-        )
+            self._shards += task.count
+        elif usual_s is not None:
+            self._copies.setdefault(task.instead_of, Counter())[job] += task.count
+            self._copies_s += usual_s * task.count
+
+    def found(self) -> dict[int, tuple[int, str]]:
+        """Return how many shards of each worker were computed twice, and that in words."""
+        counts = {worker: copies.total() for worker, copies in self._copies.items()}
+        if self._copies_s < LEAST_COPIED_S or sum(counts.values()) < LEAST_COPIED * self._shards:
+            return {}
+        return {worker: (counts[worker], _copied(self._copies[worker])) for worker in counts}
+
+
+class Stragglers(NamedTuple):
+    """All that a run knows of its slow workers."""
+
+    slow_workers: SlowWorkers
+    copied_shards: CopiedShards
+
+    @classmethod
+    def none(cls) -> Stragglers:
+        """Return those of a run that begins."""
+        return cls(SlowWorkers(), CopiedShards())
 
     def summary(self) -> str | None:
-        """Return a line about all of the run, if there was more than was said."""
-        if not self._episodes.has_more:
-            return None
-        counts = sorted(self._episodes.counts.items())
-        said = ", ".join(f"{count:,} of worker {worker}'s" for worker, count in counts)
-        what = f"shards{self._of_job}"
-        line = f"{what} that another worker computed too, as theirs was slow: {said}"
-        return RunEvent(line, SLOW)
+        """Return the line about all of a run; None if no worker was slow enough to be named."""
+        return _summary(self.slow_workers, self.copied_shards)
+
+
+def _summary(slow_workers: SlowWorkers, copied_shards: CopiedShards) -> str | None:
+    late, copied = slow_workers.found(), copied_shards.found()
+    nothing = (0, "")
+
+    def cost(worker: int) -> tuple[float, int]:
+        return late.get(worker, nothing)[0], copied.get(worker, nothing)[0]
+
+    said = []
+    workers = sorted(late.keys() | copied.keys(), key=cost, reverse=True)
+    for worker in workers[:MOST_NAMED]:
+        device = slow_workers.devices.get(worker)
+        name = f"worker {worker}" if device is None else f"worker {worker} ({device})"
+        words = [found[worker][1] for found in (late, copied) if worker in found]
+        said.append(f"{name} {', and '.join(words)}")
+    if more := len(workers) - len(said):
+        said.append(f"and {more} more")
+    return f"slow workers: {'; '.join(said)}" if said else None
+
+
+def _copied(copies: Counter[str]) -> str:
+    """``had 37 shards of training and 2 of validation computed by another worker too``."""
+    parts = [f"{count:,}" for count in copies.values()]
+    parts[0] += f" shard{'' if parts[0] == '1' else 's'}"
+    listed = [f"{part} of {job}" for part, job in zip(parts, copies, strict=True)]
+    return f"had {' and '.join(listed)} computed by another worker too"
 
 
 def described(worker: Slow, device: str) -> str:
@@ -246,6 +264,6 @@ def described(worker: Slow, device: str) -> str:
         usual = f"worker {worker.compared[0]}'s {duration(worker.usual_s)}"
     return (
         f"worker {worker.worker} ({device}) is slow: {duration(worker.shard_s)} a shard, "
-        f"{worker.shard_s / worker.usual_s:.1f} times {usual}; in {worker.phase}: "
+        f"{worker.factor:.1f} times {usual}; in {worker.phase}: "
         f"{duration(worker.phase_s)} against {duration(worker.usual_phase_s)}"
     )

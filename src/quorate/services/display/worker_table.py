@@ -1,11 +1,13 @@
-"""The table of workers as a service: it asks what they are at every few seconds."""
+"""The table of workers as a service: it asks every few seconds what workers are at."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from quorate.services.device_use import Gauges
 from quorate.services.display.display import Display
+from quorate.services.display.straggler import SlowWorkers
 from quorate.services.report import Report
 from quorate.transports.worker_status import WorkerStatus
 
@@ -16,8 +18,9 @@ class WorkerTable:
     Args:
         screen: where it is shown.
         status: of all workers, at the moment.
+        slow_workers: compares the times of workers.
         gauges: of their devices; closed with this.
-        tell: is told, in the service's thread, who was named as slow, and how.
+        tell: receives, in the service's thread, the lines of ``slow_workers``, for the log.
     """
 
     name = "worker table"
@@ -27,11 +30,13 @@ class WorkerTable:
         self,
         screen: Display,
         status: Callable[[], list[WorkerStatus]],
+        slow_workers: SlowWorkers,
         gauges: Gauges | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._screen = screen
         self._status = status
+        self._slow_workers = slow_workers
         self._gauges = gauges or Gauges()
         self._tell = tell
 
@@ -45,7 +50,8 @@ class WorkerTable:
         """Show what workers are at now."""
         workers = self._status()
         uses, _ = self._gauges.read(workers)
-        for line in self._screen.workers(workers, uses):
+        self._screen.workers(workers, uses)
+        for line in self._slow_workers.named(workers, time.monotonic()):
             self._tell(line)
 
     def close(self) -> None:

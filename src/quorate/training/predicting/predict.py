@@ -171,7 +171,9 @@ def _drive(
             rule=rules.Bounded(AHEAD * workers),
             timeout_s=crew.timeout_s if transport.can_replace else None,
         )
-        for _ in drive(coordinator, channel, take, say=say, job="the prediction"):
+        copied = crew.stragglers.copied_shards
+        told: Any = {"job": "predict()", "copied_shards": copied}
+        for _ in drive(coordinator, channel, take, say=say, **told):
             pass
     if taken < plan.steps_per_epoch:
         raise UserError(f"predict: it was stopped before its last row: {stops.reason}")

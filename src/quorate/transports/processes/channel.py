@@ -219,12 +219,12 @@ class ProcessesChannel:
             step, shard = running.step, running.shard
             self._end(worker, running)  # it is gone, and reads and writes no more
             rows = abridged(self.job.plan.shard(step, shard))
-            text = f"{reason}; it computed step {step}, shard {shard}, rows {rows}"
+            text = f"{reason}; it computed {self.job.place(step, shard)}, rows {rows}"
             ahead = self._transport.arena.loaded_ahead(worker)
             if ahead is not None and ahead != (step, shard):
                 rows = abridged(self.job.plan.shard(*ahead))
                 text += (
-                    f", and loaded rows {rows} of step {ahead[0]}, shard {ahead[1]} ahead: the one "
+                    f", and loaded rows {rows} of {self.job.place(*ahead)} ahead: the one "
                     "or the other may be to blame"
                 )
             self._errors[worker, step, shard] = WorkerError(text)

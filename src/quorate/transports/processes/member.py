@@ -74,8 +74,13 @@ class Attempt:
         """Return whether somebody else has killed it: neither the coordinator nor itself."""
         return self.refusal is None and self.kill_reason is None and ending.is_kill
 
-    def end_text(self, ending: Ending, doing: Doing, now: float) -> str:
-        """Return how and where it ended: "was killed by signal 9 (SIGKILL) in step 3, ..."."""
+    def end_text(self, ending: Ending, doing: Doing, where: str, now: float) -> str:
+        """Return how and where it ended: "was killed by signal 9 (SIGKILL) in step 3, ...".
+
+        Args:
+            doing: what it was at.
+            where: of which shard, in words.
+        """
         if self.has_handed_over:
             assert self.leaves is not None
             return self.leaves
@@ -90,7 +95,7 @@ class Attempt:
             return f"{reason} while starting" if self.is_victim(ending) else reason
         if doing.phase in ("starting", "waiting"):
             return reason
-        reason += f" in step {doing.step}, shard {doing.shard}, {doing.phase}"
+        reason += f" in {where}, {doing.phase}"
         if doing.stage >= 0:
             reason += f" in stage {doing.stage}"
         return reason if self.kill_reason is None else f"{reason} for {now - doing.since:.0f} s"

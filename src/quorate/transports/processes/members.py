@@ -161,12 +161,20 @@ class Members:
         return decisions
 
     def exited(
-        self, number: int, ending: Ending, doing: Doing, now: float, *, changed: str | None = None
+        self,
+        number: int,
+        ending: Ending,
+        doing: Doing,
+        now: float,
+        *,
+        where: str | None = None,
+        changed: str | None = None,
     ) -> list[Decision]:
         """Decide when a member's process has ended, and all it had sent was heard.
 
         Args:
             doing: what it was at.
+            where: of which shard, in words; None: of a step of training.
             changed: a file of the script that has changed since the first process was started.
         """
         member = self._members[number]
@@ -174,7 +182,9 @@ class Members:
         if attempt is None:
             return []
         killed = attempt.is_victim(ending)
-        what = f"worker {number} ({member.devices}) {attempt.end_text(ending, doing, now)}"
+        where = where or f"step {doing.step}, shard {doing.shard}"
+        how = attempt.end_text(ending, doing, where, now)
+        what = f"worker {number} ({member.devices}) {how}"
         member.attempt = None
         decisions: list[Decision] = [Release(number)]
         if not any(m.restarts.computed_in_all for m in self._members):

@@ -26,7 +26,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
 from quorate.transports.as_worker.raised import RAISED, raised_in
-from quorate.transports.job import UNCHANGED, Job, Original, Training
+from quorate.transports.job import UNCHANGED, Job, Original, Training, place
 from quorate.transports.processes.agreement import Agreement
 from quorate.transports.processes.alarm import Alarm
 from quorate.transports.processes.arena import Arena
@@ -51,7 +51,7 @@ from quorate.transports.processes.members import GATHER_S, Growth, Members
 from quorate.transports.processes.script import Script
 from quorate.transports.processes.site import Hand, Site
 from quorate.transports.processes.wire import Message
-from quorate.transports.worker_status import WorkerStatus
+from quorate.transports.worker_status import Doing, WorkerStatus
 
 # How long workers may take to end when they are told to; then they are killed.
 GRACE_S = 0.5
@@ -389,4 +389,13 @@ class Processes:
             self._oom_kills += 1  # another may have been killed meanwhile
             ending = ending._replace(is_out_of_memory=True)
         changed = self._script.changed(self._sources)
-        self._do(self.members.exited(number, ending, doing, time.monotonic(), changed=changed))
+        told = {"where": self._place(number, doing), "changed": changed}
+        self._do(self.members.exited(number, ending, doing, time.monotonic(), **told))
+
+    def _place(self, number: int, doing: Doing) -> str:
+        """Return in words which shard a worker is at: of an evaluation, or of training."""
+        channels = [channel for _, channel in sorted(self._channels.items(), reverse=True)]
+        own = [channel for channel in channels if number in channel.computing()]
+        for channel in own or channels:
+            return channel.job.place(doing.step, doing.shard)
+        return place(Training.name, doing.step, doing.shard)

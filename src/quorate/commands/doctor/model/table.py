@@ -15,7 +15,10 @@ from quorate.replica.pipeline.balance import memory
 from quorate.replica.pipeline.chosen import size
 from quorate.replica.pipeline.measure import Cost
 
-HEADS = "from", "forward", "backward", "parameters", "gradients", "optimizer", "kept", "handed on"
+HEADS = (
+    *("from module", "forward", "backward", "parameters", "gradients", "optimizer"),
+    *("activations", "passed on"),
+)
 
 
 def shown(measured: Measured, title: str) -> str:
@@ -26,7 +29,10 @@ def shown(measured: Measured, title: str) -> str:
         title: the script and its arguments.
     """
     calls = "" if measured.calls == 1 else f", called {measured.calls} times"
-    lines = [f"{title}: one shard of {measured.rows} rows on {measured.device}{calls}", ""]
+    lines = [
+        f"{title}: time and memory of one shard of {measured.rows} rows on {measured.device}{calls}"
+    ]
+    lines.append("")
     if measured.costs:
         rows = [_row(measured, n, cost) for n, cost in enumerate(measured.costs)]
         lines += [aligned([HEADS, *rows]), ""]
@@ -53,11 +59,11 @@ def said(measured: Measured) -> Iterator[str]:
     fixed = measured.parameter_bytes + trained + measured.optimizer_bytes
     has = measured.memory_bytes
     if not measured.costs:
-        yield f"one device: {size(fixed)} and what a shard keeps{_of(fixed, has)}"
-        yield f"it cannot be cut: {measured.why_not}"
+        yield f"1 device: needs {size(fixed)} and the activations of a shard{_of(fixed, has)}"
+        yield f"the model cannot be cut: {measured.why_not}"
         return
     whole = memory(measured.costs, 1, measured.state_factor)
-    yield f"one device: {size(whole)}{_of(whole, has)}"
+    yield f"1 device: needs {size(whole)}{_of(whole, has)}"
     for devices in (2, 3, 4):
         limit = float("inf") if has is None else float(has)
         split = measured.pieces.balanced(devices, limit, measured.state_factor)
@@ -65,7 +71,7 @@ def said(measured: Measured) -> Iterator[str]:
             if devices == 2:
                 few = len(measured.costs) < devices
                 yield f"{devices} devices: " + (
-                    "it has a single part" if few else "no cut between its parts fits them"
+                    "the model has a single part" if few else "no cut of the model fits them"
                 )
             continue
         yield f"{devices} devices: {_cut(measured, split)}"
@@ -79,9 +85,15 @@ def _cut(measured: Measured, split: Sequence[str]) -> str:
     ]
     shares = [sum(cost.seconds for cost in run) / total for run in runs]
     return (
-        f"cut before {' and '.join(split)}: {' + '.join(map(size, sizes))}, "
+        f"cut before {_listed(split)}: {' + '.join(map(size, sizes))}, "
         f"{' + '.join(f'{share:.0%}' for share in shares)} of the time"
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in a list: ``a, b and c``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _row(measured: Measured, number: int, cost: Cost) -> tuple[str, ...]:
@@ -94,4 +106,4 @@ def _row(measured: Measured, number: int, cost: Cost) -> tuple[str, ...]:
 def _of(needed: float, has: int | None) -> str:
     if has is None:
         return ""
-    return f", of {size(has)} there: {'it fits' if needed <= has else 'it does not fit'}"
+    return f", has {size(has)}: {'it fits' if needed <= has else 'it does not fit'}"
