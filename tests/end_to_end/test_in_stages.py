@@ -118,7 +118,9 @@ def test_a_stage_whose_memory_has_run_out_is_named(tmp_path: Path) -> None:
         "devices, another cut with split, or a higher limit for the container"
     )
     assert once.code == 0, once.said
-    assert f"the process of stage 1 of a replica {how}; the replica has new ones" in once.said
+    assert (
+        f"the process of stage 1 of a replica {how}; the replica starts new processes" in once.said
+    )
     assert digests(tmp_path / "once") == digests(tmp_path / "whole")
     assert always.code == 1, always.said
     assert re.search(
