@@ -127,7 +127,7 @@ class Members:
             decisions.append(Say(f"worker {number} is back after {away_s:.1f} s"))
         elif is_late and is_new and member.attempt.joined:
             there = sum(m.attempt is not None and bool(m.attempt.joined) for m in self._members)
-            decisions.append(Say(f"worker {number} has come: {there} take part"))
+            decisions.append(Say(f"worker {number} has joined: {there} take part"))
         return decisions
 
     def hand_over(self, number: int) -> list[Decision]:
@@ -253,9 +253,7 @@ class Members:
     def _short_text(self) -> str:
         assert self._growth is not None
         there, enough = self._there, self._enough
-        here = f"{there or 'none'} {'is' if there < 2 else 'are'} here"
-        if self.is_gathering:
-            here += f" of the {enough} that it takes to begin" if enough > 1 else ""
+        here = f"{there} of at least {enough} here"
         attempts = [m.attempt for m in self._members if m.attempt is not None]
         pending = sum(not attempt.is_placed for attempt in attempts)
         return f"waiting for workers: {here}; {pending} start as soon as {self._growth.room}"
@@ -294,9 +292,9 @@ class Members:
         delay_s = member.restarts.ended(killed=killed) if can_restart else None
         if changed is not None:
             delay_s = None
-            what += f"; {changed} has changed since, so that no other can take its place"
+            what += f"; {changed} was edited during the run, so no other worker can start"
         elif delay_s is None and killed:
-            what += "; if this is nobody's doing, memory ran out"
+            what += "; if nobody killed the worker, memory ran out"
         if delay_s is not None:
             member.restart_at = now + delay_s
             return [Say(f"{what}; another is starting")]
@@ -304,4 +302,4 @@ class Members:
         if all(m.given_up is not None for m in self._members):
             reasons = "\n".join(f"  {m.given_up}" for m in self._members)
             return [Fail(WorkerError(f"no worker is left, and no other is started:\n{reasons}"))]
-        return [Say(f"{what}; the run goes on without it")]
+        return [Say(f"{what}; the run continues without this worker")]
