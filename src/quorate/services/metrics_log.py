@@ -94,7 +94,8 @@ class MetricsLog:
         self._write(b"")
         lost = self._lost + self._waiting.count(b"\n")
         if lost:
-            self._say(f"{self._path} lacks its last lines, {lost:,}: {self._failing}")
+            lines = "line" if lost == 1 else f"{lost:,} lines"
+            self._say(f"{self._path} lacks the last {lines}: {self._failing}")
         self._close()
 
     def _now(self) -> float:
@@ -137,12 +138,12 @@ class MetricsLog:
                 del self._waiting[:written]
         except (OSError, UserError) as error:  # the latter: the directory is another run's now
             if self._failing is None:
-                self._say(f"metrics.jsonl is not written, training goes on: {error}")
+                self._say(f"metrics.jsonl cannot be written, training continues: {error}")
             self._failing = error
         else:
             if self._failing is not None:
                 lost = f", {self._lost:,} lines are lost" if self._lost else ""
-                self._say(f"metrics.jsonl is written again{lost}")
+                self._say(f"metrics.jsonl can be written again{lost}")
             self._failing, self._lost = None, 0
 
     def _opened(self) -> int:
@@ -191,12 +192,13 @@ class MetricsLog:
             if not done.is_a_log:
                 aside = _free_name(path)
                 path.rename(aside)
-                self._say(f"{path} is no log, or a damaged one; it is in {aside} now")
+                self._say(f"{path} is damaged or not a log; moved the file to {aside}")
                 return
             if done.damaged:
-                where = "dropped" if done.kept_in is None else f"in {done.kept_in} now"
+                how = "dropped" if done.kept_in is None else "moved"
+                where = "" if done.kept_in is None else f" to {done.kept_in}"
                 lines = "line" if done.damaged == 1 else "lines"
-                self._say(f"{path}: {done.damaged:,} damaged {lines} {where}")
+                self._say(f"{path}: {how} {done.damaged:,} damaged {lines}{where}")
             if done.ends_in_a_line:
                 self._waiting += b"\n"
         except OSError as error:
