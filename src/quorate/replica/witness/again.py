@@ -138,8 +138,8 @@ def advice(name: str, kept: Kept) -> str:
     kind = kept.get(name, "")
     if kind.startswith(GENERATOR):
         return (
-            "draw without your own generator (torch.rand, random.random, np.random.rand), because "
-            "quorate seeds the default generators for each shard"
+            "draw from the default generators, seeded by quorate for each shard (torch.rand, "
+            "random.random, np.random.rand)"
         )
     if _ATTRIBUTE.fullmatch(name) and not kind.startswith(ITERATOR):
         return "make it a buffer (register_buffer)"

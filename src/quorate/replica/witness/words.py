@@ -22,7 +22,7 @@ def call(
         case calls.NUMBER:
             reason = (
                 f"{blamed.operator} received {both.format(first, second)}, which no operator "
-                f"computed: {origins}"
+                f"computed (possible sources: {origins})"
             )
         case calls.TENSOR:
             reason = (
