@@ -114,8 +114,8 @@ def test_a_stage_whose_memory_has_run_out_is_named(tmp_path: Path) -> None:
         once = run(inside(group, words("once", 1, *staged)))
         always = run(inside(group, words("always", 50, *staged)))
     how = (
-        "was killed by the kernel (signal 9, SIGKILL), as memory ran out: more shards, more "
-        "devices, another cut with split, or a higher limit for the container"
+        "was killed by the kernel (signal 9, SIGKILL), because memory ran out (use more shards, "
+        "more devices, another cut with split, or a higher limit for the container)"
     )
     assert once.code == 0, once.said
     assert (

@@ -87,7 +87,7 @@ def test_rows_that_cannot_be_made_again_are_said(
     script(tmp_path, keep=1)
     said = capsys.readouterr().out
     assert "the model has the weights of update 10, because no checkpoint of update 8" in said
-    assert "same bits: no, because the dataset has other values" in said
+    assert "same bits: no, because the dataset has different values in" in said
     assert "since step 10" in said
 
 
