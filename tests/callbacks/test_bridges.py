@@ -40,13 +40,13 @@ def test_lines_for_logging(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> 
     with caplog.at_level(logging.INFO, "quorate.run"):
         fit(tmp_path, 4, LogLines(every_steps=2))
     lines = [record.getMessage() for record in caplog.records if record.name == "quorate.run"]
-    assert lines[0] == "training goes on after step 0"
-    assert [line.partition(":")[0] for line in lines if line.startswith("step")] == [
+    assert lines[0] == "training starts after step 0"
+    assert [line.partition(":")[0] for line in lines[1:-1]] == [
         "step 2 of 4",
         "step 3",
         "step 4 of 4",
         "step 4",
-        f"step 4 is saved to {tmp_path}/checkpoints/step-000000000004",
+        f"saved step 4 to {tmp_path}/checkpoints/step-000000000004",
     ]
     assert lines[-1] == "training ended: all steps are done"
 

@@ -232,7 +232,7 @@ def test_the_operator_that_two_processes_part_at() -> None:
         made.twice = [replace(traced, step=0, shard=1)]
         pair.append(run(f"{len(pair) + 1} workers", made))
     said = verdict(pair).lines
-    assert "0.5 on the one, 0.7 on the other, which no operator made" in said[1]
+    assert "0.5 on the one, 0.7 on the other, which no operator computed" in said[1]
     assert said[2] == "    in module 'noise' (Noise)"
     assert said[3].endswith("return x * self.number")
 

@@ -131,11 +131,11 @@ def test_one_line_says_what_was_taken(capsys: pytest.CaptureFixture[str]) -> Non
     run.fit(loader, steps=2, validation=DataLoader(DATA, 7))
     lines = [line for line in capsys.readouterr().out.splitlines() if "DataLoader" in line]
     assert lines == [
-        "dataset is a DataLoader: taken: its dataset, collate_fn=doubled, "
+        "dataset is a DataLoader; used: its dataset, collate_fn=doubled, "
         "num_workers=1 as processes=1, "
         "drop_last as last='drop', its order as shuffle=True; not used: pin_memory, generator, "
         "batch_size=10 (Trainer's 12 counts)",
-        "validation is a DataLoader: taken: its dataset",
+        "validation is a DataLoader; used: its dataset",
     ]
 
 
@@ -152,7 +152,7 @@ def test_what_the_trainer_was_given_counts() -> None:
     found = taken(loader, loading, batch_size=12)
     assert found.loading is loading
     assert found.line == (
-        "dataset is a DataLoader: taken: its dataset; not used: "
+        "dataset is a DataLoader; used: its dataset; not used: "
         "collate_fn=doubled (collate= counts), "
         "num_workers=1 (processes=2 counts), drop_last (last='join' counts), WeightedRandomSampler "
         "(sampling= counts)"

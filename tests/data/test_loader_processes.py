@@ -72,7 +72,7 @@ def test_one_that_ends_takes_nothing_along(how: str, capfd: pytest.CaptureFixtur
 
     assert same(expected, taken(source({33: end}), 2))
     said = capfd.readouterr().err
-    assert f"{how}; the workers load its rows themselves" in said
+    assert f"{how}; the workers load the rows themselves" in said
     assert said.count("quorate: ") == 1
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_handed_over_is_loaded_by_the_workers(
     for made in taken(rows, 2):
         assert len(made[0]()) == 2
     said = capfd.readouterr().err
-    assert said.count("cannot come from a loader process (") == 1
+    assert said.count("a loader process cannot send rows of this dataset (") == 1
     assert "lambda" in said
 
 
@@ -120,7 +120,7 @@ def test_batches_that_cannot_be_taken_end_no_thread(capfd: pytest.CaptureFixture
     with closing(Feed(expected, TICKETS, ahead=2, loader_workers=1)) as feed, no_descriptor_left():
         for number, ticket in enumerate(TICKETS):
             assert feed.take(ticket).data[0] == 2 * number
-    assert capfd.readouterr().err.count("the workers load its rows themselves") == 1
+    assert capfd.readouterr().err.count("the workers load the rows themselves") == 1
 
 
 def test_what_is_sent_is_not_copied_before() -> None:

@@ -131,12 +131,12 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     ("way", "said"),
     [
         ("none", None),
-        ("more", "an epoch: 66 rows, drawn of 40 with replacement"),
-        ("once", "an epoch: 20 rows, drawn of 40 without replacement"),
-        ("drop", "an epoch: its last 4 rows are in no batch"),
+        ("more", "an epoch: 66 rows, drawn from 40 with replacement"),
+        ("once", "an epoch: 20 rows, drawn from 40 without replacement"),
+        ("drop", "an epoch: the last 4 rows are in no batch"),
         (
             "few",
-            "an epoch: 30 rows, drawn of 40 with replacement; its last batch has 18 rows",
+            "an epoch: 30 rows, drawn from 40 with replacement; the last batch has 18 rows",
         ),
     ],
 )

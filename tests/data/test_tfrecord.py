@@ -291,7 +291,7 @@ def test_an_index_of_a_folder_that_cannot_be_written(
         assert index(files / "images.tfrecord").offsets.tolist() == first.offsets.tolist()
     monkeypatch.setenv("QUORATE_DATA", str(files / "images.tfrecord"))  # nor there
     assert len(index(files / "images.tfrecord")) == 7
-    assert "cannot be kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 def test_a_million_records_open_in_less_than_a_second(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_two_ranks_have_the_bits_of_a_tower(references: References) -> None:
     ended = ranks("plain", 2)
     assert said_digest(ended) == tower("plain", "adam", references)
     if sys.platform == "linux":
-        met = "2 ranks met by a file; gloo listens on lo, 127.0.0.1: this machine alone"
+        met = "2 ranks met through a file; gloo listens on lo, 127.0.0.1 (this machine alone)"
         assert met in ended.out
 
 
@@ -200,20 +200,20 @@ def test_what_another_rank_alone_comes_to_is_said_and_kept(tmp_path: Path) -> No
     writes = ranks("writes", 2, tmp_path / "writes")
     assert writes.code == 0, writes.said
     (doubt,) = inspected(tmp_path / "writes")["doubts"]
-    assert doubt.startswith("on rank 1, last.bias (Linear) is written in forward")
+    assert doubt.startswith("on rank 1, forward writes last.bias (Linear) now")
     assert writes.out.count(f"same bits: no, because {doubt}") == 1
-    assert f"in the end the same bits are in doubt, as was said: {doubt}" in writes.out
+    assert f"different bits in another run (1 reason): {doubt}" in writes.out
     logged = (tmp_path / "writes" / "metrics.jsonl").read_text()
-    assert "on rank 1, last.bias" in logged
+    assert "on rank 1, forward writes last.bias" in logged
     late = ranks("late", 2, tmp_path / "late", "sam")  # after the last sum that it hands over
     assert late.code == 0, late.said
     *_, doubt = inspected(tmp_path / "late")["doubts"]
-    assert doubt.startswith("on rank 1, last.bias (Linear) is written in forward")
+    assert doubt.startswith("on rank 1, forward writes last.bias (Linear) now")
     assert late.out.count(f"same bits: no, because {doubt}") == 1
     other = ranks("other", 2, tmp_path / "other")
     assert other.code == 0, other.said
     (doubt,) = inspected(tmp_path / "other")["doubts"]
-    assert doubt.startswith("workers 0 and 1 give other results for the same shard")
+    assert doubt.startswith("workers 0 and 1 give different results for the same shard")
     strict = run(command("ranks.py", "other", "adam", options=(*options(2), "--strict")))
     assert strict.code == 1
     assert "strict: the same bits cannot be kept, because workers 0 and 1" in strict.err
@@ -224,7 +224,7 @@ def test_what_another_rank_alone_comes_to_is_said_and_kept(tmp_path: Path) -> No
 def test_it_evaluates_before_and_trains_on_alone(references: References) -> None:
     ended = ranks("around", 2)
     assert said_digest(ended) == tower("plain", "adam", references)
-    assert "ranks have ended with their training loop" in ended.out
+    assert "because the ranks ended with the first loop" in ended.out
 
 
 @pytest.mark.slow
@@ -285,11 +285,11 @@ def test_torchrun_starts_the_ranks_and_starts_them_anew(
     ended = torchrun("plain", "adam", run_dir)
     assert said_digest(ended) == expected
     if sys.platform == "linux":
-        assert "gloo listens on lo, 127.0.0.1: this machine alone" in ended.out
+        assert "gloo listens on lo, 127.0.0.1 (this machine alone)" in ended.out
     ended = torchrun("kill", "adam", run_dir, "fresh", number=3, restarts=2)
     assert said_digest(ended) == expected
     assert "resumed step 2" in ended.said
-    assert ended.said.count(f"the run that was in {run_dir} is in ") == 1  # of the first start
+    assert ended.said.count(f"moved the earlier run in {run_dir} to ") == 1  # of the first start
     size = torchrun("plain", "adam", number=1)
     assert said_digest(size) == expected
 
@@ -336,7 +336,7 @@ def test_a_call_that_is_refused_is_not_the_loop_of_the_ranks(tmp_path: Path) -> 
     ended = run(command(small(tmp_path, between=wrong), options=options(2)))
     assert ended.code == 0, ended.said
     assert "steps: got 0" in ended.out
-    assert "2 ranks met by a file" in ended.out
+    assert "2 ranks met through a file" in ended.out
     assert "towers" not in ended.out
 
 

@@ -71,7 +71,7 @@ def test_loops_leave_nothing(tmp_path: Path) -> None:
     # The first loop's parameters are in shared memory as long as the model is there.
     assert all(each["files"] <= found[0]["files"] for each in found), found
     assert len({each["files"] for each in found[1:]}) == 1, found
-    assert said.count("workers are towers") == 3
+    assert said.count("computes on towers") == 3
     assert set(Path("/dev/shm").iterdir()) <= before
     assert all(name.startswith("torchinductor_") for name in left), left  # torch's, by its import
 
@@ -168,7 +168,7 @@ def test_a_second_signal_ends_whatever_the_run_is_blocked_in(tmp_path: Path, sig
         assert code == (130 if signals == 2 else 143)
         assert (time.monotonic() - began >= AT_ONCE_S - 1) == (signals == 2)
         assert run_.stdout is not None
-        assert "once more: left at once" in run_.stdout.read()
+        assert "again, stopped at once" in run_.stdout.read()
         deadline = time.monotonic() + 60
         while processes_of(mark) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -114,11 +114,13 @@ def test_a_stage_whose_memory_has_run_out_is_named(tmp_path: Path) -> None:
         once = run(inside(group, words("once", 1, *staged)))
         always = run(inside(group, words("always", 50, *staged)))
     how = (
-        "was killed by the kernel (signal 9, SIGKILL), as memory ran out: more shards, more "
-        "devices, another cut with split, or a higher limit for the container"
+        "was killed by the kernel (signal 9, SIGKILL), because memory ran out (use more shards, "
+        "more devices, another cut with split, or a higher limit for the container)"
     )
     assert once.code == 0, once.said
-    assert f"the process of stage 1 of a replica {how}; the replica has new ones" in once.said
+    assert (
+        f"the process of stage 1 of a replica {how}; the replica starts new processes" in once.said
+    )
     assert digests(tmp_path / "once") == digests(tmp_path / "whole")
     assert always.code == 1, always.said
     assert re.search(

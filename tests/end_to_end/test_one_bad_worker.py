@@ -74,7 +74,9 @@ def test_workers_that_are_always_out_of_memory_are_given_up_soon(
     assert ended.code == 1, ended.said
     last = ended.err.splitlines()
     assert any("no worker is left" in line for line in last), ended.said
-    assert sum("as memory ran out: fewer workers" in line for line in last) >= 1, ended.said
+    assert sum("because memory ran out (use fewer workers" in line for line in last) >= 1, (
+        ended.said
+    )
     assert ended.said.count("; another is starting") <= 2 * 3
 
 

@@ -93,7 +93,7 @@ def check(
         return  # the coordinator was done before its workers had filled the pipe
     (note,) = (run_dir / "display.txt").read_text().splitlines()
     assert "standard output: " in note
-    assert note.endswith("on nothing is shown, training goes on")
+    assert note.endswith("nothing more is shown, training continues")
 
 
 @pytest.mark.slow

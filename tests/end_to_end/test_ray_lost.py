@@ -63,14 +63,14 @@ def test_nodes_come_are_killed_and_are_drained(tmp_path: Path) -> None:
             at = said.wait_for("2 take part", at)
             # 3. The other is drained: its worker hands over, and nothing is lost.
             cluster.drain(2)
-            drained = said.wait_for("which Ray drains; another is starting", at)
+            drained = said.wait_for("because Ray drains the node; another is starting", at)
             at = said.wait_for("1 take part", at)
             # 4. A third one comes.
             cluster.add(1)
             at = said.wait_for("2 take part", max(at, drained))
             # 5. Somebody asks an actor to end: it hands over too, and another is made in its place.
             os.kill(min(cluster.processes("AgentOfRay")), signal.SIGTERM)
-            at = said.wait_for("where its actor was asked to end; another is starting", at)
+            at = said.wait_for("because its actor was asked to end; another is starting", at)
             said.wait_for("is back after", at)
             stop.touch()
             assert said.ended() == 0, said.all

@@ -155,11 +155,11 @@ def test_a_rank_that_cannot_write_is_named_and_training_goes_on(
     ended = trained(run_dir, "full", *moment.split(), options=on(3))
     assert ended.code == 0, ended.said
     assert re.search(
-        rf"step 4 is not saved, training goes on: .*rank {moment[-1]} on {os.uname().nodename}: "
+        rf"step 4 was not saved, training continues: .*rank {moment[-1]} on {os.uname().nodename}: "
         r"No space left on device, in a checkpoint of [0-9,]+ bytes: '.*/checkpoints/",
         ended.out,
     ), ended.out
-    assert "step 6 is saved again" in ended.out
+    assert "step 6 was saved: checkpoints can be written again" in ended.out
     assert [path.name for path, _ in files.newest_first(run_dir)] == [
         files.checkpoint_of(run_dir, step).name for step in (6, 2)
     ]
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_costs_no_checkpoint(references: References, tmp_pat
         run_dir = place / "run"
         ended = trained(run_dir, options=on(3))
         assert ended.code == 1, ended.said
-        assert "step 4 is not saved, training goes on: " in ended.out
+        assert "step 4 was not saved, training continues: " in ended.out
         assert "No space left on device" in ended.out
         assert [step for _, step in files.newest_first(run_dir)] == [2]
         more = ["mount", "-o", f"remount,size={nbytes * 5}", str(place)]
@@ -192,7 +192,7 @@ def test_a_rank_that_may_not_write_has_rank_0_write_for_it(
 ) -> None:
     ended = trained(tmp_path / "run", "deny", "x", "1", options=on(3))
     assert ended.code == 0, ended.said
-    said = [line for line in ended.out.splitlines() if "its part of each checkpoint" in line]
+    said = [line for line in ended.out.splitlines() if "in each checkpoint" in line]
     assert len(said) == 1, ended.out
     assert f"rank 1 on {os.uname().nodename} cannot write there: Permission denied" in said[0]
     assert digest_in(ended.out) == undisturbed(references)

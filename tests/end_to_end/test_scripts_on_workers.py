@@ -57,7 +57,7 @@ def test_a_log_that_workers_empty_is_named_once(engine: str, tmp_path: Path) -> 
     ended = run(words(tmp_path, log, engine))
     assert ended.code == 0, ended.said
     (line,) = [line for line in ended.out.splitlines() if "train.log" in line]
-    assert "each worker process empties it once more (script.py:4)" in line
+    assert "each worker process empties the file (script.py:4)" in line
     guarded = f"if not quorate.is_worker():\n    {log}"
     ended = run(words(tmp_path, guarded, engine))
     assert ended.code == 0, ended.said

@@ -28,8 +28,8 @@ MACHINE = Host(
         (1, 1, None),
         (2, 1, None),
         (1, 2, None),
-        (3, 1, "3 workers x 1 thread on 2 cores: they wait for one another"),
-        (2, 2, "2 workers x 2 threads on 2 cores: they wait for one another"),
+        (3, 1, "3 workers x 1 thread on 2 cores: workers wait for one another"),
+        (2, 2, "2 workers x 2 threads on 2 cores: workers wait for one another"),
     ],
 )
 def test_cores(workers: int, threads: int, what: str | None) -> None:
@@ -44,8 +44,8 @@ def test_cores(workers: int, threads: int, what: str | None) -> None:
 def test_cores_of_workers_that_have_several_devices() -> None:
     found = MACHINE.too_few_cores(1, 1, devices=3)
     assert found is not None
-    assert found.what == "1 worker of 3 devices x 1 thread on 2 cores: they wait for one another"
-    assert found.cure == "fewer devices for each, or fewer --workers"
+    assert found.what == "1 worker of 3 devices x 1 thread on 2 cores: workers wait for one another"
+    assert found.cure == "use fewer devices for each worker, or lower --workers"
 
 
 def test_memory() -> None:
@@ -53,8 +53,8 @@ def test_memory() -> None:
     found = MACHINE.too_little_memory(13)
     assert found is not None
     assert found.what == (
-        "1,024 MiB are left of the machine, and a run with 13 workers takes 1,088 MiB with the "
-        "smallest of models"
+        "1,024 MiB are left of the machine, and a run with 13 workers takes 1,088 MiB even "
+        "with a tiny model"
     )
     inside = replace(MACHINE, container_free_bytes=300 * MIB).too_little_memory(1)
     assert inside is not None

@@ -40,7 +40,7 @@ def test_one_digest_on_one_tower_and_on_two(kind: str, caplog: pytest.LogCapture
     """Dropout draws from the shard's stream, and nothing is said of draws by the compiler."""
     assert trained(kind, 1) == trained(kind, 2)
     assert "same bits: no" not in caplog.text
-    assert "compute in turn" not in caplog.text
+    assert "one at a time" not in caplog.text
 
 
 @pytest.mark.slow

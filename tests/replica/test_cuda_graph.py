@@ -129,7 +129,7 @@ def test_so_many_shapes_have_graphs_and_no_more() -> None:
     bench = Bench(square)
     found = [bench.run(rows(1, count)) for count in range(2, MOST_GRAPHS + 4)]
     assert [step is None for step in found] == [False] * MOST_GRAPHS + [True] * 2
-    assert bench.why().startswith(f"more than {MOST_GRAPHS} shapes")
+    assert bench.why().startswith(f"shards have more than {MOST_GRAPHS} shapes")
     assert bench.run(rows(1, 2)) is not None
 
 
@@ -148,8 +148,8 @@ def test_what_a_graph_would_freeze_is_computed_without_one() -> None:
 
     for loss, reason in (
         (counts, "the loss function returns Python numbers that change"),
-        (waits, "it cannot be recorded: RuntimeError: operation not permitted when stream is"),
-        (rebinds, "the model puts other tensors in the place of its buffers"),
+        (waits, "recording failed: RuntimeError: operation not permitted when stream is"),
+        (rebinds, "the model replaces its buffers with new tensors"),
     ):
         bench = Bench(loss)
         assert bench.run(rows(1)) is None
@@ -162,8 +162,8 @@ def test_which_batches_a_graph_can_read() -> None:
     tensor, away = torch.ones(2), torch.ones(2, device="meta")
     assert unfit([tensor, {"a": (tensor, tensor)}], CPU) is None
     assert unfit([tensor, {"a": away}], CPU) == "a tensor of the batch is on meta"
-    assert unfit([tensor, 3], CPU) == "there is a int in the batch, and not tensors alone"
-    assert unfit(["text"], CPU) == "there is a str in the batch, and not tensors alone"
+    assert unfit([tensor, 3], CPU) == "the batch contains a int, expected only tensors"
+    assert unfit(["text"], CPU) == "the batch contains a str, expected only tensors"
 
 
 class Pair(NamedTuple):

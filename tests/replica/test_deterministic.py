@@ -37,7 +37,7 @@ def test_convolutions_are_repeatable_where_a_gpu_computes() -> None:
     with deterministic([CPU, GPU]) as said:
         assert (CUDNN.deterministic, CUDNN.benchmark) == (True, False)
         assert said == [
-            "cudnn.benchmark is off: it chooses kernels by their time, and so other bits"
+            "cudnn.benchmark is off now: a choice of kernels by measured time changes the bits"
         ]
     assert (CUDNN.deterministic, CUDNN.benchmark) == (False, True)
     with deterministic([CPU, CPU]) as said:
@@ -185,7 +185,7 @@ def test_a_gpu_without_a_workspace_only_warns(monkeypatch: pytest.MonkeyPatch) -
     filled = torch.utils.deterministic.fill_uninitialized_memory
     with repeatable(computing, [GPU]) as said:
         assert torch.get_deterministic_debug_mode() == 1
-        assert f"without {WORKSPACE}=:4096:8" in said[-1]
+        assert f"the environment lacks {WORKSPACE}=:4096:8" in said[-1]
         assert not torch.utils.deterministic.fill_uninitialized_memory
     monkeypatch.setenv(WORKSPACE, ":4096:8")
     with repeatable(computing, [GPU]):

@@ -239,23 +239,23 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [1]
     kernels, (said,) = choose(MEASURED, TORCH)
     assert kernels == TORCH
-    assert "which this run began with" in said
+    assert "as when this run began" in said
     gpu = [torch.device("cuda", 0)]
     for others, reason in (
         ({"compile": True}, "the model is compiled"),
-        ({"precision": parse("bf16")}, "products are in bf16"),
+        ({"precision": parse("bf16")}, "precision is bf16"),
         ({"devices": gpu}, "no worker is on a CPU"),
-        ({"width": 8}, "the model has no linear layer that is large enough"),
+        ({"width": 8}, "no linear layer of the model is large enough"),
     ):
         assert choose(MEASURED, **others) == choose(ONEDNN, **others)
-        assert choose(MEASURED, **others) == (TORCH, [f"kernels: torch's, as {reason}"])
+        assert choose(MEASURED, **others) == (TORCH, [f"kernels: torch's, because {reason}"])
     assert asked == [1]
     monkeypatch.setattr(measured, "how_much_faster", lambda: 1.1)
     kernels, (said,) = choose(MEASURED)
     assert kernels == TORCH
     assert "1.1 times as fast" in said
-    monkeypatch.setattr(products, "lacking", lambda: "this torch is without")
-    assert choose(MEASURED) == (TORCH, ["kernels: torch's, as this torch is without"])
+    monkeypatch.setattr(products, "lacking", lambda: "this torch has none")
+    assert choose(MEASURED) == (TORCH, ["kernels: torch's, because this torch has none"])
     with pytest.raises(UserError, match=r"kernels: got no products by oneDNN \(this torch"):
         Computing().as_decided({"compile": False, "kernels": ONEDNN})
 

@@ -194,7 +194,7 @@ def test_parameters_without_a_gradient_are_left_alone_and_named_once(
         pass
     assert torch.equal(before, trainer.model.unused.weight)
     said = [r.message for r in caplog.records if "no gradient" in r.message]
-    assert said == ["no gradient in step 0, left alone: unused.bias, unused.weight"]
+    assert said == ["no gradient in step 0, so unchanged: unused.bias, unused.weight"]
 
 
 def test_a_shard_of_weight_zero_adds_nothing_even_if_its_loss_is_not_a_number() -> None:

@@ -83,7 +83,7 @@ def test_each_operator_is_named_once_with_who_called_it(runs: dict[str, Said], r
 def test_the_log_shows_what_ran_on_the_cpu(runs: dict[str, Said]) -> None:
     lines = runs["toy:0 1 soft log"].lines
     assert "shards are computed on toy:0, sums and updates on toy:0" in lines
-    head = lines.index("where the operators of a shard ran, on a toy worker:")
+    head = lines.index("where the operators of a shard ran on a toy worker:")
     table = [line.split() for line in lines[head + 1 :] if not line.startswith("epoch")]
     assert table[0] == ["module", "class", "operator", "device", "forward", "backward"]
     assert ["5", "Linear", "addmm", "toy:0", "1"] in table

@@ -266,7 +266,7 @@ class Remembering(Drawing):
 UNSHARED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Loss], type[Rows], str]] = {
     "counter": (Counter, lambda: plain_loss, Rows, "calls (Counter, unshared.py:"),
     "history": (History, lambda: plain_loss, Rows, "means (History, unshared.py:"),
-    "class": (OfTheClass, lambda: plain_loss, Rows, "OfTheClass.calls (of the class)"),
+    "class": (OfTheClass, lambda: plain_loss, Rows, "OfTheClass.calls (class attribute)"),
     "initialised": (Initialised, lambda: plain_loss, Rows, "is_set (Initialised, unshared.py:"),
     "extra": (Extra, lambda: plain_loss, Rows, "_store (Extra, unshared.py:"),
     "growing": (Growing, lambda: plain_loss, Rows, "seen (Growing, unshared.py:"),
@@ -277,17 +277,17 @@ UNSHARED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Loss], type[Rows
     "global": (Plain, lambda: of_a_global, Rows, "'_calls' (unshared.py)"),
     "count": (Plain, lambda: of_a_count, Rows, "'_numbers' (unshared.py)"),
     "random": (Plain, lambda: of_a_random, Rows, "'_random' (unshared.py)"),
-    "closure": (Plain, closure, Rows, "'calls' that the loss function closes over"),
-    "object": (Plain, WithMemory, Rows, "the object that is the loss function (WithMemory)"),
-    "rows": (Plain, lambda: plain_loss, Drawing, "the dataset (Drawing) gives other values"),
-    "once": (Plain, lambda: plain_loss, Once, "the dataset (Once) gives other values"),
+    "closure": (Plain, closure, Rows, "'calls' in the closure of the loss function"),
+    "object": (Plain, WithMemory, Rows, "the loss function (an object of class WithMemory)"),
+    "rows": (Plain, lambda: plain_loss, Drawing, "the dataset (Drawing) gives different values"),
+    "once": (Plain, lambda: plain_loss, Once, "the dataset (Once) gives different values"),
     "slowly": (
         Plain,
         lambda: plain_loss,
         SlowlyOnce,
-        "the dataset (SlowlyOnce) gives other values",
+        "the dataset (SlowlyOnce) gives different values",
     ),
-    "memory": (Plain, lambda: plain_loss, Remembering, "the dataset (Remembering) gives other"),
+    "memory": (Plain, lambda: plain_loss, Remembering, "the dataset (Remembering) gives different"),
 }
 BY_PROCESS = "number (ByProcess)"  # what is said of "by_process", on worker processes only
 

@@ -234,7 +234,7 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     out = fit_elsewhere(tmp_path / "run", limit)
     nbytes = 4 * 3 * (6 * 4000 + 4000 + 4000 + 1)  # parameters, two moments
     folder = tmp_path / "run" / "checkpoints"
-    assert "step 3 is not saved, training goes on: [Errno 27] File too large" in out
+    assert "step 3 was not saved, training continues: [Errno 27] File too large" in out
     assert f"in a checkpoint of {nbytes + 16:,} bytes: '{folder}" in out  # and four counters
     # Nothing is lost without a word.
     assert "fit raised step 20 is not saved: [Errno 27] File too large" in out
@@ -319,7 +319,7 @@ def test_a_run_is_saved_where_no_thread_can_be_started(
     trainer(tmp_path / "run", 1, save_every_steps=2).fit(DATA, steps=5)
     assert [one.global_step for one in files.listing(tmp_path / "run")] == [5, 4, 2]
     out = capsys.readouterr().out
-    assert "summaries failed, training goes on: RuntimeError: can't start new thread" in out
+    assert "summaries failed, training continues: RuntimeError: can't start new thread" in out
     assert list((tmp_path / "run" / "summaries").iterdir())
 
 

@@ -85,7 +85,7 @@ def look_at(number: int, run: Run, folder: Path, capsys: pytest.CaptureFixture[s
     said = run.resumed(run_dir)
     assert run.content() == run.at[4], what
     assert len(said) == 1, what
-    assert said[0].startswith(f"passed over: {run_dir}/checkpoints"), what
+    assert said[0].startswith(f"skipped a checkpoint: {run_dir}/checkpoints"), what
     assert is_shown_safely(said[0]), what
     assert "\n" not in said[0], what
     # 2. So it is by inspect, unless only the run can know: of its settings or its model.

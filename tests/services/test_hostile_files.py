@@ -84,7 +84,7 @@ def test_a_fifo_in_a_run_directory_holds_nobody_up(
     again = trainer(tmp_path / "run")
     again.fit(DATA, steps=6)
     reason = f"{file}: a FIFO, where a regular file is expected"
-    assert f"passed over: {reason}" in capsys.readouterr().out
+    assert f"skipped a checkpoint: {reason}" in capsys.readouterr().out
     whole = trainer(None)
     whole.fit(DATA, steps=6)
     assert digest_of(again) == digest_of(whole)
@@ -101,7 +101,7 @@ def test_a_directory_under_another_form_of_the_name_is_passed_over(
     assert main(["inspect", str(tmp_path / "run")]) == 0
     assert "got 'step-9', expected the name 'step-000000000009'" in capsys.readouterr().out
     trainer(tmp_path / "run", keep=1).fit(DATA, steps=6)
-    assert "passed over" in capsys.readouterr().out
+    assert "skipped a checkpoint" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == ["step-000000000006", "step-9"]
 
 
@@ -180,12 +180,12 @@ def test_weights_of_a_run_say_which_checkpoints_were_passed_over(
     file.write_bytes(data)
     said: list[str] = []
     model = quorate.load_weights(Small(), tmp_path / "run", said.append)
-    assert said[0].startswith(f"passed over: {file}: got SHA-256")
+    assert said[0].startswith(f"skipped a checkpoint: {file}: got SHA-256")
     old = quorate.load_weights(Small(), files.checkpoint_of(sound, 2))
     assert weights_of(model) == weights_of(old)
     caplog.clear()
     trainer(None, init_from=tmp_path / "run")
-    assert f"passed over: {file}" in caplog.text
+    assert f"skipped a checkpoint: {file}" in caplog.text
 
 
 def saved(kind: str) -> bytes:
@@ -344,7 +344,7 @@ def test_another_dtype_is_said_and_one_that_loses_all_is_refused(tmp_path: Path)
     save_file(half, tmp_path / "half.safetensors")
     said: list[str] = []
     quorate.load_weights(Small(), tmp_path / "half.safetensors", said.append)
-    assert "tensors, first.weight the first, were torch.float16 and are torch.float32" in said[0]
+    assert "tensors (first: first.weight) from torch.float16 to torch.float32" in said[0]
     state["norm.num_batches_tracked"] = torch.tensor(1.5)
     torch.save(state, tmp_path / "odd.pt")
     with pytest.raises(CheckpointError, match=r"torch\.int64, which cannot hold it"):

@@ -295,8 +295,8 @@ def test_a_resume_on_a_full_disk_trains_on_and_leaves_nothing_behind(
             assert {name for name in left if not name.startswith("summaries/")} <= {"run.lock"}
             assert not [name for name in left if "/." in name or name.startswith(".")]
         out = capsys.readouterr().out
-        assert out.count("step 5 is not saved, training goes on: [Errno 28]") == 3
-        assert "step 6 is not saved" not in out  # for the same reason, and it was said
+        assert out.count("step 5 was not saved, training continues: [Errno 28]") == 3
+        assert "step 6 was not saved" not in out  # for the same reason, and it was said
         found = files.find(run_dir)
         assert found is not None
         assert found.record["global_step"] == 4
@@ -325,7 +325,7 @@ def test_logs_of_a_run_without_its_checkpoints_are_moved_aside_and_not_cut(
     (run_dir / "checkpoints").mkdir()
     before = tree(run_dir)
     trainer(run_dir).fit(DATA, steps=2)
-    assert f"they are in {run_dir / 'aside-1'} now" in capsys.readouterr().out
+    assert f"moved the logs to {run_dir / 'aside-1'}," in capsys.readouterr().out
     aside = tree(run_dir / "aside-1")
     assert aside == {
         name: data
@@ -397,8 +397,8 @@ def test_a_directory_that_is_removed_is_said_once_and_saves_come_back_with_it(
     run = trainer(run_dir, save_every_steps=1, keep=99)
     run.fit(DATA, steps=12, callbacks=[Moving()])
     out = capsys.readouterr().out
-    assert out.count("is not saved, training goes on: [Errno 2] No such file") == 1
-    assert out.count("is saved again") == 1
+    assert out.count("was not saved, training continues: [Errno 2] No such file") == 1
+    assert out.count("was saved: checkpoints can be written again") == 1
     assert saved == [1, 2, 9, 10, 11, 12]
     assert len(lines(run_dir)) == 12  # the file went with the directory
     resumed_ = files.find(run_dir)
@@ -418,7 +418,7 @@ def test_a_directory_that_stays_away_is_made_again_for_the_last_save(
 
     run = trainer(run_dir, save_every_steps=2)
     run.fit(DATA, steps=9, callbacks=[Removing()])
-    assert capsys.readouterr().out.count("is not saved, training goes on") == 1
+    assert capsys.readouterr().out.count("was not saved, training continues") == 1
     found = files.find(run_dir)
     assert found is not None
     assert found.record["global_step"] == 9

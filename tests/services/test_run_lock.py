@@ -406,7 +406,7 @@ def test_the_log_of_a_run_whose_directory_became_another_runs_is_left_alone(
     run = trainer(run_dir, summary_every_s=None)
     run.fit(DATA, steps=8, callbacks=[Taken()])
     out = capsys.readouterr().out
-    assert out.count("metrics.jsonl is not written, training goes on: run_dir: got") == 1
+    assert out.count("metrics.jsonl cannot be written, training continues: run_dir: got") == 1
     lines = [json.loads(line)["global_step"] for line in theirs.read_text().splitlines()]
     assert lines == [3, 4, 5, 6, 7, 8]
 

@@ -43,6 +43,6 @@ def test_a_service_that_fails_is_said_once_and_goes_on_being_tried() -> None:
     with Supervisor([fine, failing], said.append):
         assert fine.often.wait(60)
         assert failing.often.wait(60)
-    assert said == ["counting failed, training goes on: ValueError: it cannot"]
+    assert said == ["counting failed, training continues: ValueError: it cannot"]
     assert fine.closed
     assert failing.closed

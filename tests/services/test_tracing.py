@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_written_fails_no_run(
 
     run.fit(DATA, callbacks=[Removes()])
     assert run.global_step == 5
-    assert "no trace is written: [Errno 2]" in capsys.readouterr().out
+    assert "the trace was not written: [Errno 2]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Crew:
     def leave(self, n: int) -> None:
         process = self.processes[n]
         was_killed = process.is_killed
-        self.members[n].is_to_leave("has left host-b, which Ray drains")
+        self.members[n].is_to_leave("has left host-b, because Ray drains the node")
         self.do(self.members.hand_over(n))
         assert not process.joined, "a job was not told"
         process.asked.clear()

@@ -26,9 +26,9 @@ import quorate
 
 SCALED = "GradScaler"
 SUM = "a sum over the rows"
-OUTSIDE = "outside of the model"
+OUTSIDE = "outside the model"
 UNTRAINED = "no optimizer has"
-QUEUE = "of a queue or a memory of rows"
+QUEUE = "looks like a queue of rows"
 SOUND = ""
 SGD = functools.partial(torch.optim.SGD, lr=0.01)
 

@@ -180,7 +180,7 @@ def test_what_a_resume_would_lose_of_a_callback_is_said(
     make, change, is_doubt = LOST[what]
     trainer(tmp_path, 1, summary_every_s=None).fit(DATA, steps=3, callbacks=[Keeping(make, change)])
     out = capsys.readouterr().out
-    line = "Keeping.kept of a callback changes as training goes on and is not saved"
+    line = "Keeping.kept of a callback changes during training, and no checkpoint saves it"
     assert out.count(line) == 1 + is_doubt  # a doubt is said again in the end
     assert (f"same bits: no, because {line}" in out) == is_doubt
     assert "give Keeping a state_dict() and a load_state_dict()" in out

@@ -74,7 +74,7 @@ def test_a_script_that_is_started_again_ends_as_if_it_had_not_been_killed(
     said = capsys.readouterr().out
     assert "same bits: no" not in said
     for earlier in range(UPDATES, killed_at, UPDATES):
-        text = f"this fit ends after update {earlier} of the run, and {killed_at} are done; until"
+        text = f"this fit ends after update {earlier}, and the run has made {killed_at}; until"
         assert text in said
 
 
@@ -86,8 +86,8 @@ def test_rows_that_cannot_be_made_again_are_said(
     capsys.readouterr()
     script(tmp_path, keep=1)
     said = capsys.readouterr().out
-    assert "the model is that of update 10, as no checkpoint of update 8 is left" in said
-    assert "same bits: no, because the dataset has other values" in said
+    assert "the model has the weights of update 10, because no checkpoint of update 8" in said
+    assert "same bits: no, because the dataset has different values in" in said
     assert "since step 10" in said
 
 
@@ -167,4 +167,5 @@ def test_callbacks_that_hear_of_no_update_are_named(
     assert forgets.losses == []
     assert len(keeps.losses) == 3
     said = capsys.readouterr().out
-    assert "callbacks that hear of no update of this fit, as all were made before: Losses;" in said
+    assert "callbacks that receive no update, because an earlier run made all" in said
+    assert "updates of this fit: Losses;" in said

@@ -35,7 +35,7 @@ def first_line(capsys: Any, workers: int = 2, steps: int = 2, **settings: Any) -
 @pytest.mark.parametrize(("workers", "text"), [(1, "1 worker"), (2, "2 workers")])
 def test_the_first_line_says_where_it_came_from(capsys: Any, workers: int, text: str) -> None:
     line = first_line(capsys, workers)
-    fix = f"pass shards={workers} for the same bits on any number"
+    fix = f"pass shards={workers} for the same bits on any number of workers"
     assert line.endswith(f", sync; V = {workers}, from {text}: {fix}")
 
 

@@ -179,7 +179,7 @@ def test_a_model_that_channels_last_would_change_is_trained_without(
     images = torch.randn(8, 1, 3, 3, generator=torch.Generator().manual_seed(0))
     for _ in run.updates(TensorDataset(images)):
         pass
-    is_off = "channels_last is off: the model has another loss or gradient" in caplog.text
+    is_off = "channels_last is off: the model has a different loss or gradient" in caplog.text
     assert is_off == (model is Strided)
     strides = run.model.convolution.weight.stride()
     assert (strides == (9, 9, 3, 1)) == is_off

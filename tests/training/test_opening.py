@@ -37,7 +37,7 @@ def test_more_workers_than_cores_are_said_before_the_first_update(
     monkeypatch.setattr(opening, "host", lambda: machine)
     assert bewares(capsys, 2) == []
     assert bewares(capsys, 3) == [
-        "beware: 3 workers x 1 thread on 2 cores: they wait for one another; fewer --workers or "
+        "beware: 3 workers x 1 thread on 2 cores: workers wait for one another; lower --workers or "
         "--threads"
     ]
 

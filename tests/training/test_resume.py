@@ -153,7 +153,7 @@ def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(
         assert found is not None
         assert found.record["global_step"] == 2
     trainer(copy).fit(DATA, steps=4)
-    assert f"passed over: {file}: " in capsys.readouterr().out
+    assert f"skipped a checkpoint: {file}: " in capsys.readouterr().out
     assert not list((copy / "checkpoints").glob(".*"))
     repaired = files.find(copy)
     assert repaired is not None

@@ -49,8 +49,8 @@ def test_other_rows_of_the_same_number(tmp_path: Path, capsys: pytest.CaptureFix
     train(tmp_path, 3)
     train(tmp_path, 5, TensorDataset(other))
     said = (
-        f"the dataset has other values: 1 of the {ROWS} rows that were looked at, row 47 the "
-        "first, since step 3"
+        f"the dataset has different values in 1 of {ROWS} compared rows, first in row 47, "
+        "since step 3"
     )
     assert f"same bits: no, because {said}" in capsys.readouterr().out
     assert inspected(tmp_path)["same_bits"] is False

@@ -79,7 +79,7 @@ def test_a_run_ends_at_its_time_limit_and_the_next_goes_on(
     run.fit(DATA, steps=1_000_000, max_time_s=limit_s)
     assert 0 < run.global_step < 1_000_000
     out = capsys.readouterr().out
-    assert f"stopped after step {run.global_step:,}: max_time_s={limit_s} is over" in out
+    assert f"stopped after step {run.global_step:,}: max_time_s={limit_s} has passed" in out
     assert f"saved step {run.global_step:,}" in out
     again = slow_trainer(tmp_path)
     again.fit(DATA, steps=run.global_step + 3)
@@ -198,7 +198,7 @@ def test_signals_end_a_stuck_process_that_has_a_thousand_files_open() -> None:
         [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 130, ended.stderr
-    assert ended.stderr.splitlines() == ["quorate: signal 2 once more: left at once"]
+    assert ended.stderr.splitlines() == ["quorate: signal 2 again, stopped at once"]
 
 
 def test_a_run_ends_beside_a_fork_of_a_callback_and_sigterm_ends_the_fork(tmp_path: Path) -> None:

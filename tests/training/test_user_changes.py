@@ -210,7 +210,7 @@ def test_an_attribute_that_is_no_number_is_said(capsys: pytest.CaptureFixture[st
             model.names = ["b"]
 
     trainer.fit(ROWS_OF_TWO, steps=3, callbacks=[Sets()])
-    assert "Two.names of 'the model' is another list" in capsys.readouterr().out
+    assert "Two.names of 'the model' was set to a new list" in capsys.readouterr().out
 
 
 # --- what a state dict leaves out ----------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_another_module_is_refused() -> None:
             lambda trainer: trainer.model[0].register_forward_hook(lambda *_: None),
             "because a hook of module '0' was registered or removed between two updates",
         ),
-        (lambda _: random.random(), "because Python's random or NumPy is drawn from between"),
+        (lambda _: random.random(), "draws from Python's random or NumPy: after a resume"),
         (lambda _: torch.rand(1), None),
     ],
 )
@@ -400,4 +400,4 @@ def test_a_model_that_begins_to_draw_late_is_no_draw_between_shards(workers: int
         elif update.global_step < 6:
             assert doubts == []
     (doubt,) = doubts
-    assert "is drawn from between shards" in doubt
+    assert "draws from Python's random or NumPy" in doubt

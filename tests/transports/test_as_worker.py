@@ -71,11 +71,11 @@ def test_files_that_are_open_for_writing(tmp_path: Path) -> None:
 
 
 OPENED = {
-    "w": (lambda path: path.open("w"), "empties it once more"),
-    "a": (lambda path: path.open("a"), "writes to it too"),
-    "r+b": (lambda path: path.open("r+b"), "writes to it too"),
-    "os.open": (lambda path: os.fdopen(os.open(path, os.O_RDWR)), "writes to it too"),
-    "logging": (lambda path: logging.FileHandler(path, "w"), "empties it once more"),
+    "w": (lambda path: path.open("w"), "empties the file"),
+    "a": (lambda path: path.open("a"), "writes to the file"),
+    "r+b": (lambda path: path.open("r+b"), "writes to the file"),
+    "os.open": (lambda path: os.fdopen(os.open(path, os.O_RDWR)), "writes to the file"),
+    "logging": (lambda path: logging.FileHandler(path, "w"), "empties the file"),
 }
 
 
@@ -91,10 +91,8 @@ def test_a_file_that_is_being_written_and_opened_once_more(way: str, tmp_path: P
     opened(other).close()
     path.read_text()
     line = opened.__code__.co_firstlineno
-    assert written_files.found() == [
-        f"{path}: each worker process {what} (test_as_worker.py:{line}), while the script's own "
-        "process has it open for writing; open it only where quorate.is_worker() is False"
-    ]
+    (found,) = written_files.found()
+    assert found.startswith(f"{path}: each worker process {what} (test_as_worker.py:{line})")
     opened(path).close()  # after the script's part
     assert written_files.found() == []
 

@@ -20,14 +20,13 @@ def test_a_crew_that_grows_begins_with_the_least_and_takes_others_as_they_come()
     crew.pass_time(GATHER_S)
     crew.pass_time(GATHER_S)
     assert [m.state for m in crew.members] == [State.READY, State.STARTING, State.STARTING]
-    here = "1 is here of the 2 that it takes to begin"
-    waits = f"waiting for workers: {here}; 2 start as soon as there is room"
+    waits = "waiting for workers: 1 of at least 2 here; 2 start as soon as there is room"
     assert crew.lines == [waits]  # once
     crew.start_up(1, FIRST)
     assert [m.state for m in crew.members] == [State.JOINED, State.JOINED, State.STARTING]
     crew.start_up(2, FIRST)
     assert crew.members[2].state is State.JOINED
-    assert crew.lines == [waits, "worker 2 has come: 3 take part"]
+    assert crew.lines == [waits, "worker 2 has joined: 3 take part"]
 
 
 def test_those_that_have_room_are_waited_for_a_moment() -> None:
@@ -71,7 +70,8 @@ def test_a_crew_that_grows_waits_when_nobody_is_left() -> None:
     crew.tick()
     crew.start(1)
     crew.pass_time(GATHER_S)
-    assert crew.lines[-1] == "waiting for workers: none is here; 2 start as soon as there is room"
+    waits = "waiting for workers: 0 of at least 1 here; 2 start as soon as there is room"
+    assert crew.lines[-1] == waits
     assert crew.error is None
     crew.start_up(1, FIRST)
     assert crew.members[1].state is State.JOINED
@@ -85,7 +85,7 @@ def test_one_that_is_to_leave_hands_over_and_another_is_started() -> None:
         crew.start_up(n, FIRST, SECOND)
     crew.done(1)
     crew.leave(1)
-    left = "worker 1 (cpu:1) has left host-b, which Ray drains"
+    left = "worker 1 (cpu:1) has left host-b, because Ray drains the node"
     assert crew.leaves == [Leave(1, job, left, crashed=False) for job in (FIRST, SECOND)]
     assert crew.members[1].state is State.LEAVING
     assert not crew.members.hand_over(1)

@@ -18,7 +18,7 @@ BATCH, STEPS, HELD = 8, 40, 20
 
 
 def once(file: Path) -> bool:
-    """Whether this is the first call; no variable, which would have towers compute in turn."""
+    """Whether this is the first call; no variable, for which towers compute one at a time."""
     try:
         file.touch(exist_ok=False)
     except FileExistsError:
@@ -51,7 +51,7 @@ def said_of(hold: Callable[[], object], folder: Path, monkeypatch: pytest.Monkey
         last_step = report.global_step
     assert last_step == STEPS
     assert (folder / "held").exists()
-    assert not any("in turn" in line for line in said)
+    assert not any("one at a time" in line for line in said)
     return said
 
 
@@ -61,7 +61,7 @@ def test_a_loop_in_python_is_interrupted(tmp_path: Path, monkeypatch: pytest.Mon
             time.sleep(0.01)
 
     said = said_of(hold, tmp_path, monkeypatch)
-    assert not any("left behind" in line for line in said)
+    assert not any("did not stop" in line for line in said)
 
 
 def test_one_that_waits_for_a_lock_is_named_and_left_behind(
@@ -70,6 +70,6 @@ def test_one_that_waits_for_a_lock_is_named_and_left_behind(
     gate = threading.Event()
     said = said_of(lambda: gate.wait(60), tmp_path, monkeypatch)
     gate.set()  # it ends by itself
-    (line,) = (line for line in said if "left behind" in line)
+    (line,) = (line for line in said if "did not stop" in line)
     assert "test_held_towers.py, line " in line
     assert line.split(";")[0].endswith("in <lambda>")

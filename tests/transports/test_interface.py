@@ -51,7 +51,7 @@ def test_ranks_of_one_machine_listen_where_nobody_else_can_reach_them(two_networ
     own = route(None)
     assert chosen(None, own, [own, own]) == Interface("lo", "127.0.0.1")
     alone = chosen(("127.0.1.1", 29500), own, [own, own])
-    assert str(alone) == "lo, 127.0.0.1: this machine alone"
+    assert str(alone) == "lo, 127.0.0.1 (this machine alone)"
 
 
 def test_what_cannot_be_told_is_left_to_gloo(two_networks: None) -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_told_is_left_to_gloo(two_networks: None) -> None:
 def test_one_that_is_named_stays(two_networks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "docker0")
     at = chosen(("127.0.1.1", 29500), "127.0.0.1", ["127.0.0.1", "10.0.0.2"])
-    assert str(at) == "docker0, as GLOO_SOCKET_IFNAME says, and not 10.0.0.1"
+    assert str(at) == "docker0, from GLOO_SOCKET_IFNAME, instead of 10.0.0.1"
     with gloo_on("eth1"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "docker0"
 

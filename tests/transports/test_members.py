@@ -31,7 +31,7 @@ def test_starts_in_vain_are_bounded(code: int, starts: int) -> None:
         if 0 in crew.to_start:
             crew.start(0)
     assert crew.starts[0] == starts
-    assert crew.lines[-1].endswith("; the run goes on without it")
+    assert crew.lines[-1].endswith("; the run continues without this worker")
     crew.pass_time(1e6)
     assert crew.starts[0] == starts
 
@@ -74,8 +74,8 @@ def test_no_other_takes_the_place_where_the_script_has_changed() -> None:
     crew = Crew(2)
     crew.exit(0, -9, changed="/a/script.py")
     assert crew.lines == [
-        f"worker 0 (cpu:0) {KILLED} while starting; /a/script.py has changed since, so that no "
-        "other can take its place; the run goes on without it"
+        f"worker 0 (cpu:0) {KILLED} while starting; /a/script.py was edited during the run, so "
+        "no other worker can start; the run continues without this worker"
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_mistake_of_the_script_ends_the_run_only_before_it_has_worked() -> Non
     crew.done(1)
     crew.refuse(0)
     crew.exit(0, 1)
-    assert crew.lines == ["worker 0 (cpu:0) another dataset; the run goes on without it"]
+    assert crew.lines == ["worker 0 (cpu:0) another dataset; the run continues without this worker"]
 
 
 def test_what_the_script_raises_twice_ends_the_run_before_it_has_worked() -> None:
@@ -115,7 +115,8 @@ def test_what_the_script_raises_later_is_said_and_the_run_goes_on() -> None:
         if 0 in crew.to_start:
             crew.start(0)
     assert crew.lines[-1] == (
-        "worker 0 (cpu:0) raised ValueError: a while starting; the run goes on without it"
+        "worker 0 (cpu:0) raised ValueError: a while starting; the run continues without this "
+        "worker"
     )
 
 

@@ -83,7 +83,7 @@ def test_what_code_of_shards_reads_is_found_by_name() -> None:
     model = nn.Linear(1, 1)
     for loss in (reads_its_rank, calls_a_function):
         (doubt,) = place_doubts(model, loss)
-        assert doubt.startswith("RANK is read where shards are computed (test_process_group.py:")
+        assert doubt.startswith("the model or the loss reads RANK (test_process_group.py:")
     assert place_doubts(model, names_it_in_a_batch) == []
     makers = process_group.MAKERS
     assert [*reads_of_shards(model, reads_its_rank, makers)] == []

@@ -29,9 +29,7 @@ def test_what_follows_the_first_loop_runs_once(tmp_path: Path) -> None:
     ]
     first, second = ended.out.split("other data\n")
     assert "towers" not in first
-    assert (
-        "workers are towers (threads) from here on: worker processes exist for the first" in second
-    )
+    assert "computes on towers (threads), because worker processes compute only the first" in second
     # The same in one process; evaluation after the loop uses what was trained.
     expected = second_loop()
     assert last_json(ended.out) == expected

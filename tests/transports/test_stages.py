@@ -103,7 +103,7 @@ def test_a_model_that_is_cut_by_itself(unsplit: str, caplog: pytest.LogCaptureFi
     (line,) = [line for line in caplog.messages if "stages" in line]
     assert re.fullmatch(
         r"stages: the model is cut before \S+: \d+% \+ \d+% of a shard's time, "
-        r"\S+ \w+ \+ \S+ \w+ of parameters; \S+ \w+ per shard handed on",
+        r"\S+ \w+ \+ \S+ \w+ of parameters; \S+ \w+ of activations per shard between stages",
         line,
     ), line
 
@@ -416,4 +416,4 @@ def spot_checked(mark: Path, *, is_made: bool) -> list[str]:
 def test_a_spot_check_goes_through_the_stages(tmp_path: Path) -> None:
     assert spot_checked(tmp_path / "none", is_made=False) == []
     (doubt,) = spot_checked(tmp_path / "mark", is_made=True)
-    assert "another result through the stages than in one piece" in doubt
+    assert "a different result through the stages than in one piece" in doubt

@@ -85,6 +85,6 @@ class EarlyStopping(Callback):
         if self._waiting.since >= self._patience and self._trainer is not None:
             best = f"the best was {self._waiting.best:.4g} after step {self.best_step}"
             self._trainer.stop(
-                f"{self._waiting.metric} was not better for {self._waiting.since} evaluations: "
+                f"{self._waiting.metric} did not improve for {self._waiting.since} evaluations: "
                 f"{best}"
             )

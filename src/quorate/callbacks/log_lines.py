@@ -35,7 +35,7 @@ class LogLines(Callback):
 
     def started(self, trainer: Run) -> None:
         """Log the step at which training begins."""
-        self._log("training goes on after step %d", trainer.global_step)
+        self._log("training starts after step %d", trainer.global_step)
 
     def updated(self, report: Report) -> None:
         """Log a line every ``every_steps`` updates."""
@@ -49,7 +49,7 @@ class LogLines(Callback):
 
     def saved(self, global_step: int, path: Path) -> None:
         """Log a checkpoint."""
-        self._log("step %d is saved to %s", global_step, path)
+        self._log("saved step %d to %s", global_step, path)
 
     def stopped(self, reason: str) -> None:
         """Log the reason for the end of training."""

@@ -271,7 +271,7 @@ def _sampling(sampler: Any, rows: int, name: str) -> EpochRows:
 
 def _line(name: str, took: list[str], left: list[str]) -> str:
     not_used = f"; not used: {', '.join(left)}" if left else ""
-    return f"{name} is a DataLoader: taken: {', '.join(took)}{not_used}"
+    return f"{name} is a DataLoader; used: {', '.join(took)}{not_used}"
 
 
 def _refused(name: str, got: str, expected: str, fix: str) -> SettingError:

@@ -182,8 +182,8 @@ class Feed:
         self._thread.join(timeout=0.1 if at_once else GRACE_S)
         if self._thread.is_alive() and not at_once:
             logging.getLogger("quorate").warning(
-                "rows are still being loaded that nobody wants any more, and are left behind: the "
-                "dataset takes more than %g s for them",
+                "a thread still loads rows that no worker needs, and was abandoned: the dataset "
+                "takes more than %g s for the rows",
                 GRACE_S,
             )
         self._ready.clear()
@@ -200,7 +200,7 @@ class Feed:
             if not self._has_warned:
                 self._has_warned = True
                 logging.getLogger("quorate").warning(
-                    "batches are moved to %s without page-locked memory, which is slower (%s: %s)",
+                    "batches move to %s without page-locked memory, so copies are slower (%s: %s)",
                     *(self._moves_to, type(error).__name__, str(error).partition("\n")[0]),
                 )
             return None

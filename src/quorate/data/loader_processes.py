@@ -203,7 +203,7 @@ class _LoaderProcess:
             self._lost(f"{type(error).__name__}: {error}".splitlines()[0])
             return None
         if problem is not None:
-            _say(f"what the dataset gives cannot come from a loader process ({problem})")
+            _say(f"a loader process cannot send rows of this dataset ({problem})")
         return loaded
 
     def end(self) -> None:
@@ -236,7 +236,7 @@ class _LoaderProcess:
         self._is_lost = True
         if problem:
             self.kill()
-            _say(f"what loader process {self._process.pid} gives cannot be taken ({problem})")
+            _say(f"rows from loader process {self._process.pid} cannot be read ({problem})")
             return
         self._process.join(1.0)
         code = self._process.exitcode
@@ -285,4 +285,4 @@ def _say(line: str) -> None:
             return
         _said.add(line)
     errors = Steady(sys.stderr)
-    print(f"quorate: {line}; the workers load its rows themselves", file=errors, flush=True)
+    print(f"quorate: {line}; the workers load the rows themselves", file=errors, flush=True)

@@ -58,10 +58,10 @@ class Host:
         who = f"{workers} worker{'' if workers == 1 else 's'}"
         if devices > 1:
             who += f" of {devices} devices"
-            cure = "fewer devices for each, or fewer --workers"
+            cure = "use fewer devices for each worker, or lower --workers"
         else:
-            cure = "fewer --workers or --threads"
-        return Shortage(f"{who} x {each} on {cores}: they wait for one another", cure)
+            cure = "lower --workers or --threads"
+        return Shortage(f"{who} x {each} on {cores}: workers wait for one another", cure)
 
     def too_little_memory(self, workers: int) -> Shortage | None:
         """Return what to say of so many worker processes, with the smallest of models."""
@@ -72,9 +72,9 @@ class Host:
         whose = "of the machine" if free == self.memory_free_bytes else "to the container"
         return Shortage(
             f"{free / MIB:,.0f} MiB are left {whose}, and a run with {workers} "
-            f"worker{'' if workers == 1 else 's'} takes {need / MIB:,.0f} MiB with the smallest of "
-            "models",
-            "end other programs, raise the container's limit, or fewer --workers",
+            f"worker{'' if workers == 1 else 's'} takes {need / MIB:,.0f} MiB even with a "
+            "tiny model",
+            "end other programs, raise the container's limit, or lower --workers",
         )
 
 

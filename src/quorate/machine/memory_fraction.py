@@ -74,8 +74,8 @@ def fraction_remark(devices: Sequence[torch.device], fraction: float | None) -> 
     if fraction is None or not kinds:
         return []
     return [
-        f"memory_fraction={fraction:g} has no effect on {', '.join(sorted(kinds))}: torch bounds "
-        "no memory there"
+        f"memory_fraction={fraction:g} has no effect on {', '.join(sorted(kinds))}: torch cannot "
+        "limit memory there"
     ]
 
 

@@ -117,7 +117,7 @@ class ShardGraphs:
         device = self._record.device
         why = unfit(batch, device)
         if sum(graph is not None for graph in self._graphs.values()) >= MOST_GRAPHS:
-            why = f"more than {MOST_GRAPHS} shapes of a shard; the first {MOST_GRAPHS} have graphs"
+            why = f"shards have more than {MOST_GRAPHS} shapes; the first {MOST_GRAPHS} have graphs"
         if why is None:
             held = mapped(batch, torch.clone)
             try:
@@ -129,7 +129,7 @@ class ShardGraphs:
                     numbers.append(plain(made.returned))
                     why = why or unfit_result(made.returned, device)
                     if [tensor.data_ptr() for tensor in self._fixed_tensors()] != addresses:
-                        why = "the model puts other tensors in the place of its buffers"
+                        why = "the model replaces its buffers with new tensors"
                 if numbers[0] != numbers[-1]:
                     why = "the loss function returns Python numbers that change"
                 if why is None:
@@ -137,7 +137,7 @@ class ShardGraphs:
                     made, replay = self._record(lambda: step(mapped(held, _itself)))
                     return _Graph(held, made, replay, owner)
             except Exception as error:  # user code: without a graph it raises again, or works
-                why = f"it cannot be recorded: {reason(error)}"
+                why = f"recording failed: {reason(error)}"
         self._notes.add(f"shards are computed without a CUDA graph: {why}")
         return None
 
@@ -160,7 +160,7 @@ def unfit(batch: Any, device: torch.device) -> str | None:
     """Return why a graph cannot read a batch, if so: it must be tensors all through."""
     for leaf in leaves(batch):
         if not isinstance(leaf, torch.Tensor):
-            return f"there is a {type(leaf).__name__} in the batch, and not tensors alone"
+            return f"the batch contains a {type(leaf).__name__}, expected only tensors"
         if leaf.device != device:
             return f"a tensor of the batch is on {leaf.device}"
     return None
@@ -229,7 +229,7 @@ class CudaRecord:
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         if any("synchronizing CUDA operation" in str(each.message) for each in caught):
-            return made, "it waits for the GPU: to read a number, or for a mask as an index"
+            return made, "the shard waits for the GPU, to read a number or to index with a mask"
         return made, None
 
     def __call__(self, step: Callable[[], Step]) -> tuple[Step, Replay]:

@@ -44,9 +44,12 @@ def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
     filled = memory.fill_uninitialized_memory
     # With the flag torch refuses each product on a GPU without this variable, which is read once.
     warns = any(d.type == "cuda" for d in devices) and WORKSPACE not in device_environment()
-    said = "deterministic=True: operators that add in any order are held to one, which takes longer"
+    said = "deterministic=True: every operator adds in a fixed order, which takes longer"
     if warns:
-        said += f"; without {WORKSPACE}=:4096:8 in the environment torch only warns of the others"
+        said += (
+            "; torch only warns of operators without a fixed order, because the environment lacks "
+            f"{WORKSPACE}=:4096:8"
+        )
     try:
         if before != ERROR:
             torch.use_deterministic_algorithms(True, warn_only=warns)
@@ -95,7 +98,9 @@ def deterministic(devices: Sequence[torch.device]) -> Iterator[list[str]]:
     before = cudnn.deterministic, cudnn.benchmark
     said = []
     if cudnn.benchmark:
-        said.append("cudnn.benchmark is off: it chooses kernels by their time, and so other bits")
+        said.append(
+            "cudnn.benchmark is off now: a choice of kernels by measured time changes the bits"
+        )
     cudnn.deterministic, cudnn.benchmark = True, False
     try:
         yield said
@@ -126,6 +131,6 @@ def remarks(model: torch.nn.Module, devices: Sequence[torch.device]) -> list[str
     if not on_gpu or not recurrent or WORKSPACE in device_environment():
         return []
     return [
-        f"the model has recurrent layers: with some versions of cuDNN their bits are not repeatable"
-        f" unless the environment has {WORKSPACE}=:4096:2 before the program starts"
+        "the model has recurrent layers, and some versions of cuDNN compute different bits each "
+        f"time; set {WORKSPACE}=:4096:2 in the environment before the program starts"
     ]

@@ -203,10 +203,10 @@ def float32_products(precision: Precision) -> Iterator[list[str]]:
     on_cpu = "bf16" if precision.is_bf32 else "ieee"
     said = []
     if before[0] == "tf32" and torch.cuda.is_available() and not precision.tf32:
-        said.append(f"TF32 is off, as precision={precision.name!r} says: ask with precision='tf32'")
+        said.append(f"TF32 is off, because precision={precision.name!r}; pass 'tf32' to use TF32")
     # Of ``set_float32_matmul_precision("medium")``, say.
     if "bf16" in before[3:] and not precision.is_bf32 and rounds_factors():
-        said.append(f"BF32 is off, as precision={precision.name!r} says: ask with precision='bf32'")
+        said.append(f"BF32 is off, because precision={precision.name!r}; pass 'bf32' to use BF32")
     try:
         _set([on_gpu] * 3 + [on_cpu] * 3)
         yield said

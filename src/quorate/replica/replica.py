@@ -278,8 +278,8 @@ class Replica:
             if marks:
                 for name in self._buffers.drop_writes(marks, self._set_pulled):
                     self._notes.add(
-                        f"forward writes the buffer {name!r} in evaluation too, which is dropped: "
-                        "evaluations and predictions leave the model as training made it"
+                        f"forward writes the buffer {name!r} in evaluation too; the values are "
+                        "dropped, because evaluations and predictions do not change the model"
                     )
             return outcome
 

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 # The thread that computes has a stream of its own.
 RACE = (
-    "the model draws from torch's default generator in threads of its own, in whatever order they "
-    "run; draw before they start, and hand them the numbers"
+    "the model starts threads that draw from torch's default generator, and the order of the draws "
+    "depends on timing; draw the numbers before the threads start, and pass the numbers in"
 )
 Reseed = Callable[[Seed], None]
 
@@ -67,10 +67,10 @@ class Turns:
             return None
         self._is_said = True
         if self.reasons:
-            return f"workers compute in turn: {'; '.join(self.reasons)}"
+            return f"workers compute one at a time, because {'; '.join(self.reasons)}"
         return (
-            "the model draws from Python's random or NumPy, which threads share: workers compute "
-            "in turn; with torch's random functions they compute side by side"
+            "the model draws from Python's random or NumPy, whose generators all threads share, so "
+            "workers compute one at a time; draw with torch's functions to compute in parallel"
         )
 
     def tell(self, notes: Notes) -> None:
@@ -87,7 +87,7 @@ class Turns:
         the generators are afterwards what they were before.
         """
         if self.may_draw is not None and not self.draws and _turn.drawers:
-            self.require(f"{self.may_draw} may draw, and loading rows does")
+            self.require(f"{self.may_draw} may draw from a generator that loading rows draws from")
         beside = self.together(partial(work, leave_alone))
         if beside is not None:
             return beside[0]
@@ -128,7 +128,7 @@ class Turns:
                 self.race = RACE
             self.draws = True
             _turn.drawers += 1
-            self.reasons += [f"they set {name} and leave it so" for name in names]
+            self.reasons += [f"a shard changes {name} and does not restore it" for name in names]
         try:
             with _turn.taken():
                 switches.restore(stand)

@@ -54,7 +54,8 @@ class LineFile:
         self.write(b"")
         lost = self._lost + self._waiting.count(b"\n")
         if lost:
-            self._say(f"{self._path} lacks its last lines, {lost:,}: {self._failing}")
+            lines = "line" if lost == 1 else f"{lost:,} lines"
+            self._say(f"{self._path} lacks the last {lines}: {self._failing}")
         self._close()
 
     def write(self, line: bytes) -> None:
@@ -71,12 +72,12 @@ class LineFile:
                 del self._waiting[:written]
         except (OSError, UserError) as error:  # the latter: the directory is another run's now
             if self._failing is None:
-                self._say(f"{self._path.name} is not written, training goes on: {error}")
+                self._say(f"{self._path.name} cannot be written, training continues: {error}")
             self._failing = error
         else:
             if self._failing is not None:
                 lost = f", {self._lost:,} lines are lost" if self._lost else ""
-                self._say(f"{self._path.name} is written again{lost}")
+                self._say(f"{self._path.name} can be written again{lost}")
             self._failing, self._lost = None, 0
 
     def _opened(self) -> int:

@@ -115,12 +115,13 @@ class MetricsLog:
             if not done.is_a_log:
                 aside = _free_name(path)
                 path.rename(aside)
-                self._say(f"{path} is no log, or a damaged one; it is in {aside} now")
+                self._say(f"{path} is damaged or not a log; moved the file to {aside}")
                 return False
             if done.damaged:
-                where = "dropped" if done.kept_in is None else f"in {done.kept_in} now"
+                how = "dropped" if done.kept_in is None else "moved"
+                where = "" if done.kept_in is None else f" to {done.kept_in}"
                 lines = "line" if done.damaged == 1 else "lines"
-                self._say(f"{path}: {done.damaged:,} damaged {lines} {where}")
+                self._say(f"{path}: {how} {done.damaged:,} damaged {lines}{where}")
             return done.ends_in_a_line
         except OSError as error:
             self._say(f"{path} still has the lines of steps after {global_step:,}: {error}")

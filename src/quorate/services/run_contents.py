@@ -83,7 +83,7 @@ def require_usable(run_dir: Path, say: Callable[[str], None]) -> None:
             reason = error.strerror or str(error)
             if error.errno not in NO_ROOM:
                 raise _refused(run_dir, folder, f"it cannot be written to: {reason}") from error
-            say(f"{folder}: {reason}; training begins, and nothing is saved while that is so")
+            say(f"{folder}: {reason}; training begins, and nothing is saved until there is room")
     for folder in (run_dir, *(run_dir / name for name in FOLDERS)):
         if not folder.is_symlink() and folder.is_dir():  # a link's target may be others' too
             _remove_left(folder)
@@ -176,6 +176,6 @@ def set_log_aside(run_dir: Path, say: Callable[[str], None]) -> None:
     log = run_dir / "metrics.jsonl"
     if log.exists() and log.stat().st_size and (folder := set_aside(run_dir, LOGS)) is not None:
         say(
-            f"{run_dir} has the logs of a run, and no checkpoint of it; they are in {folder} now, "
+            f"{run_dir} has the logs of a run without a checkpoint; moved the logs to {folder}, "
             "and training begins at step 0"
         )

@@ -85,8 +85,8 @@ class RunLock:
         try:
             if lacking is not None:
                 say(
-                    f"{self._run_dir} cannot be locked ({lacking}): nothing keeps another run out, "
-                    "so see to it that there is none"
+                    f"{self._run_dir} cannot be locked ({lacking}), so another run could write "
+                    "there; make sure that no other run uses this run_dir"
                 )
             yield
         finally:
@@ -204,7 +204,7 @@ def _lock(descriptor: int) -> tuple[bool, str | None]:
     process could both have it, and whoever closes another descriptor of the file would release it.
     """
     if sys.platform == "win32":
-        return False, "there is no flock on this system"
+        return False, "this system has no flock"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

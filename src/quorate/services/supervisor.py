@@ -51,7 +51,9 @@ class Supervisor:
                 continue
             clock.join(GRACE_S)
             if clock.is_alive():
-                self._say(f"{clock.name} does not end, and is left behind")
+                self._say(
+                    f"the thread {clock.name} did not stop in {GRACE_S:g} s and was abandoned"
+                )
 
 
 class _Clock(threading.Thread):
@@ -80,7 +82,7 @@ class _Clock(threading.Thread):
         try:
             work(self._service)
         except Exception as error:  # the edge of a service: training does not depend on it
-            failure = f"{self._service.name} failed, training goes on: {_described(error)}"
+            failure = f"{self._service.name} failed, training continues: {_described(error)}"
             if failure != self._shown:
                 self._say(failure)
             self._shown = failure

@@ -48,7 +48,7 @@ def not_made(
         )
     state.update.skip()
     state.not_finite += 1
-    say(f"{said}; update {update} is skipped, {state.not_finite} so far")
+    say(f"{said}; update {update} is skipped ({state.not_finite} skipped in all)")
 
 
 def explained(
@@ -73,7 +73,7 @@ def explained(
         said.append(f"shard {share.shard} (worker {share.worker}), rows {rows}")
     if len(said) > SHARDS_SHOWN:
         said[SHARDS_SHOWN:] = [f"and {len(said) - SHARDS_SHOWN} more shards"]
-    where = "; ".join(said) or "each shard is finite by itself, together they are not"
+    where = "; ".join(said) or "each shard is finite, and the sum of the shards is not"
     what = "the loss"
     if names:
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""

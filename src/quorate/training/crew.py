@@ -199,7 +199,10 @@ class Crew:
         self.taken = [each.line for each in (data, validated) if each and each.line]
         if self.company is not None:
             if _loop_was_run:
-                why = "ranks follow the first training loop of a script: this one has towers"
+                why = (
+                    "this training loop computes on towers (threads), because ranks compute only "
+                    "the first training loop of a script"
+                )
                 self.stay_alone(why)
         elif (worker := here()) is not None:
             group, loading = self.groups[worker.number], self.recipe.loading
@@ -282,8 +285,8 @@ class Crew:
             return self._towers(state, say)
         if datasets is None or datasets["dataset"] is not source.dataset:
             once(say)(
-                "workers are towers (threads) from here on: worker processes exist for the first "
-                "training loop of a script, and this loop is a later one"
+                "this training loop computes on towers (threads), because worker processes compute "
+                "only the first training loop of a script"
             )
             if self.replicas.are_in_stages and len(self.groups) > 1:
                 fix = "one worker for a second training loop of a script, as these are towers"

@@ -36,7 +36,7 @@ def end_earlier_fit(
     if n == last_step:
         say(f"nothing to do: {n:,} of {last_step:,} updates are done")
         return
-    line = f"nothing to do: this fit ends after update {last_step:,} of the run, and {n:,} are done"
+    line = f"nothing to do: this fit ends after update {last_step:,}, and the run has made {n:,}"
     if run_dir is None or state.serving is not None:
         say(line)
         return
@@ -47,9 +47,9 @@ def end_earlier_fit(
         give_weights(path, lambda _: None, state)
     except CheckpointError:  # mostly: there is none
         say(
-            f"{line}; the model is that of update {n:,}, as no checkpoint of update {last_step:,} "
-            "is left: what the script makes from it between two fits (rollouts) is not the same "
-            "again; RunDir(keep=) keeps more of them"
+            f"{line}; the model has the weights of update {n:,}, because no checkpoint of update "
+            f"{last_step:,} is left, so code between two fits (rollouts) computes different "
+            "results; keep more checkpoints with RunDir(keep=)"
         )
         return
     prepared.newest_weights = newest

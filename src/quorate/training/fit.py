@@ -167,7 +167,7 @@ class Fit:
                 saver = Checkpoints(self._run_dir, policy(run_dir), renew)
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
-            stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} is over"))
+            stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
             # 2. The loop; and what ends, in this order, before it does.
             loop = stack.enter_context(prepared(self._stops))
             self.saved = loop.saved
@@ -246,9 +246,9 @@ class Fit:
         ]
         if names and self._services.run_dir.path is not None:
             once(self.say)(
-                f"callbacks that hear of no update of this fit, as all were made before: "
-                f"{', '.join(names)}; metrics.jsonl has the updates, and what a callback's "
-                "state_dict() returned is given back"
+                f"callbacks that receive no update, because an earlier run made all updates of "
+                f"this fit: {', '.join(names)}; read the updates in metrics.jsonl, or give the "
+                "callback a state_dict() and a load_state_dict()"
             )
 
     def _visitors(self, method: str) -> Iterator[Callback]:
@@ -330,11 +330,11 @@ class Fit:
             if path is None:
                 why = error.partition(": ")[0]  # the path may be a new one each time
                 if why != self._unsaved:
-                    self.say(f"step {n:,} is not saved, training goes on: {error}")
+                    self.say(f"step {n:,} was not saved, training continues: {error}")
                 self._unsaved = why
                 continue
             if self._unsaved is not None:
-                self.say(RunEvent(f"step {n:,} is saved again", NOTE))
+                self.say(RunEvent(f"step {n:,} was saved: checkpoints can be written again", NOTE))
             self._events.add(RunEvent(f"saved step {n:,}", SAVE), saved_step=n)
             self.saved, self._unsaved = (n, path), None
             for callback in self._visitors("saved"):
@@ -347,7 +347,10 @@ class Fit:
             self._saver.finish()
             self._note(self._saver.outcomes())
             if state.update.under_way:
-                self.say("nothing saved: an update was cut off, and the parameters are half of it")
+                self.say(
+                    "no checkpoint was saved: an update was interrupted, and only a part of the "
+                    "parameters has new values; resume from the newest checkpoint"
+                )
                 return
             if self.saved is None or self.saved[0] != state.global_step:
                 path = self._saver.write(self._contents(state, self._saver))
@@ -356,7 +359,7 @@ class Fit:
             if raised is None:
                 raise
             # The first exception is the one that is raised.
-            self.say(f"step {state.global_step:,} is not saved: {error}")
+            self.say(f"step {state.global_step:,} was not saved: {error}")
         else:
             assert self.saved is not None
             self._screen.say(f"saved step {state.global_step:,} to {self.saved[1]}")
@@ -423,11 +426,11 @@ class Fit:
         if self._output.fault is None or self._silence_noted or self._run_dir is None:
             return
         self._silence_noted = True
-        line = f"standard output: {self._output.fault}; from {where} on nothing is shown"
+        line = f"standard output: {self._output.fault} (found at {where}); nothing more is shown"
         with suppress(OSError):  # the same disk may be full: training goes on
             self._run_dir.mkdir(parents=True, exist_ok=True)
             with (self._run_dir / SILENCE).open("a", encoding="utf-8") as note:
-                note.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}, training goes on\n")
+                note.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}, training continues\n")
 
     def _tell_stopped(
         self,

@@ -95,8 +95,8 @@ def looping(
         )
         if again is None and state.optimizer.takes_closure:
             crew.replicas.notes.add(
-                f"{state.optimizer_state.kind}.step() takes a closure, and is given none "
-                f"under {crew.rule.name}, where workers go on while it steps"
+                f"{state.optimizer_state.kind}.step() accepts a closure and receives none under "
+                f"{crew.rule.name}, because workers compute while the optimizer steps"
             )
         whole = whole_batch(crew, state, transport, source, say)
         turns = turns_of(state, workers)
@@ -235,7 +235,7 @@ class Updates(NamedTuple):
             switched_off = state.user_changes.amendments.switched_off
             if new := applied.missing - named - switched_off:
                 named |= new
-                self.say(f"no gradient in step {step}, left alone: {', '.join(sorted(new))}")
+                self.say(f"no gradient in step {step}, so unchanged: {', '.join(sorted(new))}")
             if n == progress.first_step + 1:
                 begun = progress.begun_at or begun  # workers had to start
             if n == progress.first_step + 2:
@@ -281,8 +281,8 @@ class Updates(NamedTuple):
         if not self.crew.keeps_bits(plan.shards):
             self.say(RunEvent(state.tally.summary(), NOTE))
         elif doubts := self.crew.replicas.notes.doubts:  # said long ago, maybe
-            more = f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
-            self.say(f"in the end the same bits are in doubt, as was said: {doubts[0]}{more}")
+            reasons = "1 reason" if len(doubts) == 1 else f"{len(doubts)} reasons, the first"
+            self.say(f"the weights may have different bits in another run ({reasons}): {doubts[0]}")
         if state.global_step < self.last_step:
             stopped = f"stopped after step {state.global_step:,}: {progress.reason}"
             self.say(RunEvent(stopped, NOTE))

@@ -64,11 +64,11 @@ def opening(
         )
     if plan.shards < len(groups) > least_workers:
         lines.append(
-            f"a step has {plan.shards} shard{'s' if plan.shards > 1 else ''}, however many workers "
-            f"come: {len(groups)} of them have work with shards={len(groups)} or more"
+            f"a step has {plan.shards} shard{'s' if plan.shards > 1 else ''}, so at most "
+            f"{plan.shards} of {len(groups)} workers have work; pass shards={len(groups)} or more"
         )
     if len(sorts := kinds(groups)) > 1:
-        lines.append(f"bits depend on who computes a shard: {' and '.join(sorted(sorts))}")
+        lines.append(f"bits depend on the device of a shard: {' and '.join(sorted(sorts))}")
     return lines
 
 
@@ -82,7 +82,7 @@ def whence(plan: Plan, workers: int | None, rule: Rule) -> str:
         return ""
     first = "the first loop of the run"
     origin = first if workers is None else f"{workers} worker{'s' if workers > 1 else ''}"
-    fix = f"pass shards={plan.shards} for the same bits on any number"
+    fix = f"pass shards={plan.shards} for the same bits on any number of workers"
     return f"; V = {plan.shards}, from {origin}: {fix}"
 
 
@@ -109,12 +109,12 @@ def _epoch(plan: Plan) -> list[str]:
     said = []
     if plan.sampling is not None:
         how = "with" if plan.sampling.replacement else "without"
-        said.append(f"{plan.dealt_rows:,} rows, drawn of {plan.rows:,} {how} replacement")
+        said.append(f"{plan.dealt_rows:,} rows, drawn from {plan.rows:,} {how} replacement")
     left = plan.dealt_rows % plan.batch_size
     if left and plan.last == DROP:
-        said.append(f"its last {left:,} rows are in no batch")
+        said.append(f"the last {left:,} rows are in no batch")
     elif left and plan.last == JOIN:
-        said.append(f"its last batch has {plan.batch_size + left:,} rows")
+        said.append(f"the last batch has {plan.batch_size + left:,} rows")
     return [f"an epoch: {'; '.join(said)}"] if said else []
 
 

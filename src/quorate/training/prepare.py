@@ -308,7 +308,10 @@ def _restore(
         if plan.course.last_step < state.global_step < newest.record.get("last_step", 0):
             prepared.resumed = newest.record  # a later fit goes on from it
         if prepared.put_loaded is not None:
-            say("the weights that were loaded are of no use: the run goes on with its own")
+            say("the loaded weights are not used: the run resumes with the checkpoint's weights")
         if run_dir.init_from is not None:
-            say(f"init_from={str(run_dir.init_from)!r} is of no use: the run has its own weights")
+            say(
+                f"init_from={str(run_dir.init_from)!r} is not used: the run resumes with the "
+                "checkpoint's weights"
+            )
     return resume.kernels_of(newest)

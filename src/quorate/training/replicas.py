@@ -83,13 +83,16 @@ class Replicas:
         """Doubt a run whose rows are made by the model that is trained; note who waits in vain."""
         loads = {"the dataset": dataset, "collate": loading.collate, "augment": loading.augment}
         if (way := rows_use(model, loads)) is not None:
-            self.notes.doubt(f"{way}: rows are loaded ahead, while it is trained")
+            self.notes.doubt(
+                f"{way}, and workers load rows ahead while training changes the weights; load rows "
+                "with a copy of the model"
+            )
         inner: Any = dataset
         for _ in range(MOST_WRAPPED):
             if callable(getattr(type(inner), "set_epoch", None)):
                 self.notes.add(
-                    f"set_epoch() of {type(inner).__name__} is called by nobody, as rows of two "
-                    "epochs are loaded side by side; quorate.data.at().epoch says each row's"
+                    f"nothing calls {type(inner).__name__}.set_epoch(), because rows of two epochs "
+                    "load at the same time; read the epoch of a row from quorate.data.at().epoch"
                 )
             inner = getattr(inner, "dataset", None)
 

@@ -37,7 +37,7 @@ def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
         SettingError: it cannot.
     """
     if fresh and (folder := set_aside(run_dir)) is not None:
-        say(RunEvent(f"the run that was in {run_dir} is in {folder} now", NOTE))
+        say(RunEvent(f"moved the earlier run in {run_dir} to {folder}", NOTE))
     require_usable(run_dir, say)
     files.clear_up(run_dir)
 
@@ -88,7 +88,7 @@ def go_to_newest(
     if newest is None:
         return None
     for wrong in newest.passed_over:
-        say(f"passed over: {wrong}")
+        say(f"skipped a checkpoint: {wrong}")
     load(fitting[0], state)
     for line in fitting[0].lines:
         say(line)
@@ -141,13 +141,14 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     other = [row for row in other if rows[row] != before[row]]
     if other:
         found.append(
-            f"the dataset has other values: {len(other)} of the {len(rows)} rows that were looked "
-            f"at, row {other[0]} the first,"
+            f"the dataset has different values in {len(other)} of {len(rows)} compared rows, first "
+            f"in row {other[0]},"
         )
     asked = was.get("progress") or now.get("progress")
     if asked and not is_later and "last_step" in was and was["last_step"] != now["last_step"]:
         found.append(
-            f"at.progress was of {was['last_step']:,} updates in all and is of {now['last_step']:,}"
+            f"at.progress counted to {was['last_step']:,} updates and counts to "
+            f"{now['last_step']:,}"
         )
     found += _other_values(was, now, "")
     for before_it, phase in zip(was.get("phases") or (), now.get("phases", ()), strict=False):

@@ -291,10 +291,10 @@ def _fitting(
         if target is not None and (target.shape, target.dtype) == (value.shape, value.dtype):
             fitting[name] = value
         else:
-            now = "is there no more" if target is None else f"is {tuple(target.shape)}"
+            now = "no such tensor" if target is None else str(tuple(target.shape))
             lines.append(
-                f"{printable(name)} was {tuple(value.shape)} and {now}: it is as the script makes "
-                "it, and not as it was saved"
+                f"{printable(name)}: the checkpoint has {tuple(value.shape)}, the model {now}; the "
+                "saved values are dropped"
             )
     for name in targets.keys() - fitting.keys():
         if name.startswith("averaged.") or name.removeprefix("model.") in trained:

@@ -217,5 +217,5 @@ class _Insistence:
             if came >= 3:
                 break
         with suppress(OSError):
-            os.write(2, f"quorate: signal {last} once more: left at once\n".encode())
+            os.write(2, f"quorate: signal {last} again, stopped at once\n".encode())
         os._exit(128 + last)

@@ -63,8 +63,8 @@ class UnsavedAttributes:
     def _note(self, name: str, *, is_doubt: bool) -> None:
         kind = name.partition(".")[0]
         line = (
-            f"{name} of a callback changes as training goes on and is not saved: after a resume it "
-            f"is as the script makes it; give {kind} a state_dict() and a load_state_dict()"
+            f"{name} of a callback changes during training, and no checkpoint saves it: after a "
+            f"resume it has its first value; give {kind} a state_dict() and a load_state_dict()"
         )
         if is_doubt:  # a schedule, a generator: training goes by it
             self._state.notes.doubt(line)

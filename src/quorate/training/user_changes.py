@@ -239,9 +239,9 @@ class UserChanges:
         is_of_a_shard = by_shards != self._disturbances
         if self._drawn != before and not (first or is_of_a_shard):
             self._notes.doubt(
-                "Python's random or NumPy is drawn from between shards, by the optimizer, a "
-                "callback or a loop's body: after a resume its numbers are others; draw from "
-                "torch, whose numbers are keyed, or from a generator made for each step"
+                "the optimizer, a callback or the loop body draws from Python's random or NumPy: "
+                "after a resume the numbers differ; draw from torch, which quorate seeds for each "
+                "update, or from a generator made for each step"
             )
 
     def _look_at_trained(self) -> frozenset[str]:
@@ -303,10 +303,9 @@ class UserChanges:
                 elif others.get(name) is not value:
                     others[name] = value
                     self._notes.add(
-                        f"{type(module).__name__}.{name} of {prefix or 'the model'!r} is another "
-                        f"{type(value).__name__} since user code ran between two updates: numbers, "
-                        "strings and tensors that are buffers go to workers and into checkpoints, "
-                        "this does not"
+                        f"{type(module).__name__}.{name} of {prefix or 'the model'!r} was set to a "
+                        f"new {type(value).__name__} between two updates: no worker and no "
+                        "checkpoint gets the value; use a number, a string or a buffer"
                     )
         return changed
 
@@ -329,8 +328,8 @@ class UserChanges:
             else:
                 self._notes.doubt(
                     f"a hook of {where} was registered or removed between two updates: workers "
-                    "compute without that; register it before training, and switch it by an "
-                    "attribute of the module"
+                    "compute without the change; register the hook before training, and switch it "
+                    "on and off by an attribute of the module"
                 )
 
     def _simple(self) -> dict[str, dict[str, Any]]:
@@ -357,7 +356,7 @@ class UserChanges:
                 )
             elif value.dtype != home.tensor.dtype:
                 self._notes.add(
-                    f"parameter {home.name!r} was given values of {value.dtype}; it stays "
+                    f"parameter {home.name!r} received values of {value.dtype} and stays "
                     f"{home.tensor.dtype}, as when training began"
                 )
         bring_home(left(homes))

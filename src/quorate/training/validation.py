@@ -76,8 +76,8 @@ class LossTrend:
         if not 0 < lowest * self.RISE < last or lowest > min(loss for _, loss in self._losses):
             return None
         return (
-            f"the validation loss was lowest at {when} ({lowest:.4f}) and is {last:.4f} now; train "
-            "for less, or keep the best checkpoint: Validation(best='min:loss')"
+            f"the validation loss was lowest at {when} ({lowest:.4f}) and is {last:.4f} now; stop "
+            "earlier, or keep the best checkpoint: Validation(best='min:loss')"
         )
 
 

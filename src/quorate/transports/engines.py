@@ -100,4 +100,8 @@ def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:
         raise refused(obstacle, FIX)
     if script is None:
         raise refused(obstacle, f"put the program into a file: {FIX}")
-    return Chosen(PROCESSES, script, f"workers are processes and not towers: {obstacle}")
+    return Chosen(
+        PROCESSES,
+        script,
+        f"workers are processes, because towers (threads) need copies: {obstacle}",
+    )

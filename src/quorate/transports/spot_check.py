@@ -207,8 +207,8 @@ class SpotCheck(Job):
         rows = [row for row, text, changed in pairs if text != changed]
         if not rows and not self.source.has_defaults:
             return (
-                "collate or augment makes another batch of the same rows each time: it draws from "
-                "a generator of its own, reads the clock, or counts its calls"
+                "collate or augment makes a different batch of the same rows each time: the "
+                "function draws from its own generator, reads the clock, or counts its calls"
             )
         return self._other_values("each time a row is loaded", abridged(first.rows))
 
@@ -223,15 +223,15 @@ class SpotCheck(Job):
         again = source.load(given.ticket)
         if fingerprint(again.data) == given.text:
             return None
-        when = "when rows that it has given are loaded again"
+        when = "when the same rows are loaded again"
         return self._other_values(when, abridged(again.rows))
 
     def _other_values(self, when: str, rows: str) -> str:
         who = f"the dataset ({type(self.source.dataset).__name__})"
         who += " gives" if self.source.has_defaults else ", or its collate or augment, gives"
         return (
-            f"{who} other values {when} (rows {rows}): it draws from a generator of its own, reads "
-            "the clock, counts how often it is asked, or changes what it holds"
+            f"{who} different values {when} (rows {rows}): the code draws from its own generator, "
+            "reads the clock, counts its calls, or changes the data that it holds"
         )
 
 
@@ -246,13 +246,13 @@ def _answer_in_stages(answer: Answer, whole: Computed, through: Sequence[str]) -
     found = list(answer.doubts)
     if len({*through}) > 1:
         found.append(
-            "the same shard gives other results each time it flows through the stages: the clock, "
-            "or a state of the process or the thread of a stage, which no checkpoint has"
+            "the same shard gives different results each time through the stages: a stage reads "
+            "the clock, or keeps state in its process or thread that no checkpoint saves"
         )
     elif not found and through[-1] != whole.result:
         found.append(
-            "the same shard gives another result through the stages than in one piece: what a "
-            "module or the loss computes depends on the process or the thread that computes it"
+            "the same shard gives a different result through the stages than in one piece: a "
+            "module or the loss depends on the process or the thread that computes it"
         )
     return replace(answer, result=through[-1], doubts=found)
 

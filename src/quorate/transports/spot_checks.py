@@ -205,8 +205,8 @@ def _parting(answers: Mapping[int, Answer]) -> str:
     """Return where the results of two workers part, in words."""
     if not _differ(answers):
         return (
-            "two workers gave different results for the same shard, and the same when they were "
-            "asked again: something that workers share is changed while a shard is computed"
+            "two workers gave different results for the same shard, and equal results the second "
+            "time: the code changes an object that workers share while a shard is computed"
         )
     numbers = sorted(answers)
     first = answers[numbers[0]]
@@ -217,19 +217,19 @@ def _parting(answers: Mapping[int, Answer]) -> str:
     )
     who = f"workers {numbers[0]} and {number}"
     if first.data != other.data:
-        return f"{who} have other rows: what the dataset holds is not the same for both"
+        return f"{who} have different rows: the dataset holds different data on the two workers"
     if names := changed(first.kept, other.kept):
-        text = f"{who} give other results for the same shard, and do not keep the same: "
+        text = f"{who} give different results for the same shard, and have different values of "
         return text + ", ".join(names[:4])
     for mine, theirs in zip(first.forward, other.forward, strict=False):
         if (mine.what, mine.path) != (theirs.what, theirs.path):
-            return f"{who} call other modules in the same shard: {_of(theirs)}"
+            return f"{who} call different modules in the same shard: {_of(theirs)}"
         if mine.hash != theirs.hash:
-            did = "returns something else" if mine.what == "out" else "is given something else"
-            return f"{who} give other results for the same shard: {_of(mine)} {did} first"
+            did = "return different values" if mine.what == "out" else "receive different inputs"
+            return f"{who} give different results for the same shard: {_of(mine)} is first to {did}"
     names = [name for name, text in first.gradient.items() if other.gradient.get(name) != text]
     of = f"the gradient of {names[0]}" if names else "the loss"
-    return f"{who} give other results for the same shard: {of} differs, outputs of modules do not"
+    return f"{who} give different results for the same shard: {of} differs, module outputs do not"
 
 
 def _of(event: Event) -> str:

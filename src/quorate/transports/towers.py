@@ -138,7 +138,7 @@ class Towers:
             if tower.is_alive():
                 # It may be in a long operator, and an interpreter that ends meanwhile aborts.
                 atexit.register(tower.join, GRACE_S)
-                self._say(f"worker {tower.number} is left behind, {tower.held_by()}")
+                self._say(f"worker {tower.number} did not stop, {tower.held_by()}")
 
 
 def workers_here(
@@ -312,6 +312,6 @@ class _Tower(threading.Thread):
                 where = f": {file}, line {frame.f_lineno}, in {frame.f_code.co_name}"
             frame = frame.f_back
         return (
-            f"as user code holds it{where}; a thread of yours that is still running keeps the "
-            "program from ending"
+            f"because your code is still running{where}; the program can exit only after your code "
+            "returns"
         )

@@ -147,7 +147,7 @@ def test_rows_that_are_asked_for_from_all_over_are_said(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING, "quorate"):
         for n in range(stream.LOOKED_AT):
             rows[n * 4000]
-    assert "asked for rows from all over, and reads 1000 for each" in caplog.text
+    assert "reads 1000 rows for each row that training uses" in caplog.text
 
 
 def test_a_fork_reads_for_itself() -> None:

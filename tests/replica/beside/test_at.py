@@ -180,7 +180,7 @@ def test_a_longer_run_says_that_progress_is_another(tmp_path: Any, capsys: Any) 
     for epochs in (2, 3):
         weight(devices=["cpu"], run_dir=tmp_path).fit(ROWS, epochs=epochs)
     said = capsys.readouterr()
-    line = "at.progress was of 6 updates in all and is of 9 since step 6"
+    line = "at.progress counted to 6 updates and counts to 9 since step 6"
     assert line in said.out + said.err
     strict = weight(devices=["cpu"], run_dir=tmp_path, compute=quorate.Compute(strict=True))
     with pytest.raises(SameBitsError, match="progress"):
@@ -276,4 +276,4 @@ def test_a_dataset_with_set_epoch_is_told_that_nobody_calls_it(capsys: Any) -> N
     trainer = weight(loss=lambda model, batch: model(batch[:, :1]).mean(), devices=["cpu"])
     trainer.fit(Subset(Old(), range(8)), epochs=1)
     said = capsys.readouterr()
-    assert "set_epoch() of Old is called by nobody" in said.out + said.err
+    assert "nothing calls Old.set_epoch()" in said.out + said.err

@@ -170,6 +170,6 @@ def test_what_is_new_or_gone_is_said_at_a_resume(tmp_path: Any, capsys: Any) -> 
     training = trainer(lambda model, batch: model(batch[0]).mean(), run_dir=tmp_path)
     training.fit(ROWS, steps=2)
     said = "".join(capsys.readouterr())
-    assert "Shared 'a' was saved and is made no more: it is left out" in said
-    assert "Shared b.z was not saved: it is as the script makes it" in said
+    assert "the checkpoint has Shared 'a', the script does not; the values are dropped" in said
+    assert "the checkpoint lacks Shared b.z; the script's value is used" in said
     del other

@@ -130,8 +130,8 @@ def test_what_to_do_depends_on_what_holds_the_state() -> None:
     found = kept(model, loss)
     texts = {name: advice(name, found) for name in found}
     assert texts["calls (Module)"] == "make it a buffer (register_buffer)"
-    closed = "that the loss function closes over"
+    closed = "in the closure of the loss function"
     for name in ("own (Module)", "random (Module)", f"'numbers' {closed}"):
-        assert texts[name].startswith("draw without a generator of your own"), name
+        assert texts[name].startswith("draw from the default generators"), name
     for name in ("count (Module)", f"'counter' {closed}"):
         assert texts[name].startswith("compute it from at.step"), name

@@ -106,13 +106,13 @@ STATES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Loss], str]] = {
     "largest": (lambda: Largest(4, 2), lambda: plain, "largest (Largest, test_history.py:"),
     "first batch": (lambda: FirstBatch(4, 2), lambda: plain, "mean (FirstBatch, test_history.py:"),
     "first norm": (lambda: FirstNorm(4, 2), lambda: plain, "first (FirstNorm) is set"),
-    "basis": (lambda: Basis(4, 2), lambda: plain, "Basis.basis (of the class) is set"),
+    "basis": (lambda: Basis(4, 2), lambda: plain, "Basis.basis (class attribute) is set"),
     "anchored": (
         lambda: nn.Linear(4, 2),
         anchored,
-        "'start' that the loss function closes over is",
+        "'start' in the closure of the loss function is",
     ),
-    "variable": (lambda: nn.Linear(4, 2), anchored_by_a_variable, "'start' that the loss function"),
+    "variable": (lambda: nn.Linear(4, 2), anchored_by_a_variable, "'start' in the closure of"),
     "attribute": (lambda: nn.Linear(4, 2), warms_up, "the attribute 'calls' of the loss function"),
 }
 

@@ -33,7 +33,7 @@ def test_a_changed_dict_is_named_once(alone: bool) -> None:
         with outside.looking():
             settings["gamma"] += 1
     (doubt,) = notes.doubts
-    assert "'settings' that the loss function closes over" in doubt
+    assert "'settings' in the closure of the loss function" in doubt
 
 
 def test_a_change_between_two_looks_is_seen_where_no_shard_is_computed() -> None:

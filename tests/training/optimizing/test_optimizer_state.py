@@ -335,7 +335,7 @@ def test_what_cannot_be_saved_is_said_or_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(3, lambda p: Deque(p, lr=0.05), tmp_path / "said")
-    assert "because Deque.recent, a deque, changes as the optimizer" in capsys.readouterr().out
+    assert "because Deque.recent, a deque, changes when the optimizer" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match=r"state_dict.*recent is a deque, and only tensors"):
         trained(1000, lambda p: InState(p, lr=0.05), tmp_path / "refused")
     trained(3, lambda p: InState(p, lr=0.05))  # nothing is to be saved

@@ -178,11 +178,11 @@ def of_hook(params: Params) -> Optimizer:
 
 
 NAMED: dict[str, tuple[Callable[[Params], Optimizer], str]] = {
-    "class": (OfClass, "OfClass.count (of the class)"),
+    "class": (OfClass, "OfClass.count (class attribute)"),
     "script": (OfScript, "'MEMORY' (test_optimizers_of_odd_kinds.py)"),
     "parameter": (OfParameter, "attribute kept of parameter '0.weight'"),
     "helper": (OfHelper, "OfHelper.helper, a Helper,"),
-    "hook": (of_hook, "'seen' that SGD._optimizer_step_post_hooks closes over"),
+    "hook": (of_hook, "'seen' in the closure of SGD._optimizer_step_post_hooks"),
 }
 
 
@@ -233,7 +233,7 @@ def test_state_where_nobody_saves_it_is_named(
     MEMORY.clear()
     make, named = NAMED[name]
     trained(3, make, tmp_path)
-    assert f"same bits: no, because {named} changes as the optimizer" in capsys.readouterr().out
+    assert f"same bits: no, because {named} changes when the optimizer" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -267,5 +267,5 @@ def test_an_optimizer_that_keeps_parameters_in_memory_of_its_own_is_refused(late
 
 def test_where_no_closure_is_given_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     trained(3, Late, update="async")
-    line = "Late.step() takes a closure, and is given none under async"
+    line = "Late.step() accepts a closure and receives none under async"
     assert line in capsys.readouterr().out

@@ -126,8 +126,8 @@ def test_a_forged_checkpoint_is_passed_over(
     forged.write()
     trainer(run_dir=run_dir).fit(dataset(), steps=9)
     said = capsys.readouterr().out
-    (passed_over,) = [line for line in said.splitlines() if line.startswith("passed over: ")]
-    assert why in passed_over
+    (skipped,) = [s for s in said.splitlines() if s.startswith("skipped a checkpoint: ")]
+    assert why in skipped
     assert "a round of updates is d, d, g, on 2 batches; an epoch has 9 updates" in said
     assert "resumed step 4 " in said
     assert main(["inspect", str(run_dir)]) == 0

@@ -146,8 +146,8 @@ class Stream(Dataset[Any]):
         self._read, self._loads = self._read + len(rows), self._loads + 1
         if self._loads == LOOKED_AT and self._read > FEW * self._asked:
             logging.getLogger("quorate").warning(
-                "a Stream is asked for rows from all over, and reads %d for each: leave "
-                "Loading(order=) out, or pass its order",
+                "a Stream reads %d rows for each row that training uses, because the order jumps "
+                "between files; remove Loading(order=), or pass the stream's own `order`",
                 self._read // self._asked,
             )
         return rows

@@ -176,6 +176,6 @@ def _keep(fresh: Index) -> None:
         except OSError as error:
             reasons.append(f"{place}: {error.strerror or error}")
     logging.getLogger("quorate").warning(
-        "the index of %s cannot be kept, and is made at every start (%s)",
+        "the index of %s cannot be saved, so every start builds it again (%s)",
         *(fresh.path, "; ".join(reasons)),
     )

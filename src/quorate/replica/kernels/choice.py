@@ -34,20 +34,20 @@ def chosen(
         devices: of all workers.
     """
     if asked == MEASURED and was == TORCH:
-        return TORCH, ["kernels: torch's, which this run began with; 'measured' is for new runs"]
+        return TORCH, ["kernels: torch's, as when this run began; 'measured' is for new runs"]
     measures = asked == MEASURED and was is None
     named = asked if asked in (TORCH, ONEDNN) else was or TORCH
     if named == TORCH and not measures:
         return TORCH, []
     if (reason := _nothing_to_choose(computing, model, devices)) is not None:
-        return TORCH, [f"kernels: torch's, as {reason}"]
+        return TORCH, [f"kernels: torch's, because {reason}"]
     if not measures:
         return ONEDNN, []
     times = measured.how_much_faster()
-    text = f"oneDNN makes products of float32 {times:.1f} times as fast as torch's on this CPU"
+    text = f"oneDNN multiplies float32 matrices {times:.1f} times as fast as torch on this CPU"
     if times < measured.CLEARLY:
-        return TORCH, [f"kernels: torch's, as {text}, and {measured.CLEARLY:g} is the least"]
-    return ONEDNN, [f"kernels: {text}, and does so in linear layers"]
+        return TORCH, [f"kernels: torch's, because {text}, below {measured.CLEARLY:g} times"]
+    return ONEDNN, [f"kernels: oneDNN's in linear layers, because {text}"]
 
 
 def _nothing_to_choose(
@@ -57,10 +57,10 @@ def _nothing_to_choose(
     if computing.compile:
         return "the model is compiled"
     if computing.precision.working is not None or computing.precision.is_bf32:
-        return f"products are in {computing.precision.name}"
+        return f"precision is {computing.precision.name}"
     if all(device.type != "cpu" for device in devices):
         return "no worker is on a CPU"
     sides = [min(p.shape) for p in model.parameters() if p.dim() == 2]
     if max(sides, default=0) < products.LEAST_SIDE:
-        return "the model has no linear layer that is large enough"
+        return "no linear layer of the model is large enough"
     return products.lacking()

@@ -28,9 +28,9 @@ _forward_ad: Any = torch.autograd.forward_ad
 def lacking() -> str | None:
     """Return why this torch cannot make products by oneDNN; None: it can."""
     if not _switches.is_available():
-        return f"torch {torch.__version__} is without oneDNN here"
+        return f"torch {torch.__version__} has no oneDNN here"
     if _PRODUCT is None or _transform is None or not hasattr(_forward_ad, "_current_level"):
-        return f"torch {torch.__version__} lacks the private parts that they are made of"
+        return f"torch {torch.__version__} lacks private functions that the oneDNN kernels need"
     return None
 
 

@@ -45,7 +45,7 @@ def is_large(rows: int, inputs: int, outputs: int) -> bool:
 def lacking() -> str | None:
     """Return why this process cannot make products by oneDNN; None: it can."""
     if not torch_internals.holds(Promise.STREAMS):
-        return f"torch {torch.__version__} lacks what random streams are made of"
+        return f"torch {torch.__version__} lacks private functions that random streams need"
     return onednn.lacking()
 
 

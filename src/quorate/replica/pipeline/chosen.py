@@ -64,7 +64,7 @@ def described(made: Chosen) -> str:
     handed = _joined([size(cost.given_bytes) for cost in made.costs[:-1]])
     return (
         f"stages: the model is cut before {listed(made.names)}: {shares} of a shard's time, "
-        f"{sizes} of parameters; {handed} per shard handed on"
+        f"{sizes} of parameters; {handed} of activations per shard between stages"
     )
 
 

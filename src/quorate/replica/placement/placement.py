@@ -74,7 +74,7 @@ class Placement:
         self._logs = False
         with PlacementLog(model, self._until) as log:
             self._done(work, stream, watched=True)
-        about = f"where the operators of a shard ran, on a {self._kind} worker"
+        about = f"where the operators of a shard ran on a {self._kind} worker"
         self._notes.add(f"{about}:\n{log.table()}")
         # torch makes a few operators of others when it is watched: this result has the usual bits.
         return self._done(work, stream)
@@ -105,7 +105,7 @@ class Placement:
                 continue
             if runs:
                 for lacking in [*found.values()][len(self._known) :]:
-                    self._notes.add(f"{lacking.kernel}: it runs on the CPU\n  {lacking.caller}")
+                    self._notes.add(f"{lacking.kernel} and runs on the CPU\n  {lacking.caller}")
                 self._known = found
             return result
         raise first

@@ -64,14 +64,14 @@ class Sharing:
                 originals |= {id(b): f"the buffer {name!r}" for name, b in model.named_buffers()}
                 result = found({"the model": copied}, {"the loss function": loss}, originals)
                 if result.originals:
-                    self.obstacle = f"{result.originals[0]}, of which a tower has a copy"
+                    self.obstacle = f"{result.originals[0]}, and a tower computes with a copy"
                 return result
         return found({"the model": model}, {"the loss function": loss}, {})
 
     def tell(self, turns: Turns) -> None:
         """Tell the turns of a process what is known of the code."""
         if self._found.switches:
-            turns.require(f"{self._found.switches[0]} sets what the whole process has once")
+            turns.require(f"{self._found.switches[0]} changes a setting of the whole process")
         if self._found.draws:
             turns.may_draw = self._found.draws[0]
 
@@ -103,15 +103,13 @@ class Sharing:
             except Exception as error:  # perhaps for what was written to another copy
                 failed = error
         if watch is not None and watch.found:
-            turns.require(f"{watch.found[0]} is set while a shard is computed, for all threads")
+            turns.require(f"a shard changes {watch.found[0]} for all threads of the process")
         for container in changed:
             if id(container.owner) in self._copied:
                 raise refused(
                     f"{container.way} is written to, of which a tower has a copy"
                 ) from failed
             if towers > 1:
-                turns.require(
-                    f"{container.way} is written to while a shard is computed, and towers share it"
-                )
+                turns.require(f"a shard writes to {container.way}, and all towers share it")
         if failed is not None:
             raise failed

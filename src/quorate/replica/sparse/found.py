@@ -41,9 +41,9 @@ def dense_text(names: Collection[str]) -> str:
     """Return what to say of gradients that come by rows, and are made dense for an optimizer."""
     listed = ", ".join(map(repr, sorted(names)[:3])) + (" and others" if len(names) > 3 else "")
     return (
-        f"the gradient of {listed} comes by rows (sparse=True) and is made dense: the optimizer "
-        "keeps a momentum for it, which moves rows that a batch does not read; without momentum, "
-        "or with Adagrad or SparseAdam, it stays by rows"
+        f"the gradient of {listed} comes by rows (sparse=True) and is made dense, because momentum "
+        "also moves rows that a batch does not read; to keep gradients by rows, use an optimizer "
+        "without momentum, Adagrad or SparseAdam"
     )
 
 

@@ -24,7 +24,7 @@ from quorate.replica.witness.kept import GENERATOR, ITERATOR, Kept, changed
 from quorate.replica.witness.operator_trace import traced
 
 MOST_NAMED = 3  # attributes that one look names
-CURE = "each worker has its own, and no checkpoint has it"
+CURE = "each worker has its own value, and no checkpoint saves it"
 
 
 NONE_FOUND = Found()
@@ -92,22 +92,22 @@ def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | Non
     if names := changed(last.before, last.after):
         return [
             f"{place(model, name)} changes in each forward pass: {CURE}; "
-            f"{advice(name, last.after)}, or leave it out"
+            f"{advice(name, last.after)}, or remove it"
             for name in names[:MOST_NAMED]
         ]
     if first.result == last.result:
         return []
     if names := changed(first.before, first.after):
         return [
-            f"{place(model, name)} is set in the first forward pass, and the result is another "
-            f"from then on: {CURE}; {advice(name, first.after)}"
+            f"{place(model, name)} is set in the first forward pass and changes later results: "
+            f"{CURE}; {advice(name, first.after)}"
             for name in names[:MOST_NAMED]
         ]
     found = None if shard is None else _blamed(replica, shard)
     return [
         found
-        or "the same shard gave other results when it was computed again: the clock, or a "
-        "generator or a state of the script's own"
+        or "the same shard gave different results when computed twice: the code reads the clock, "
+        "draws from its own generator, or keeps state between shards"
     ]
 
 
@@ -123,9 +123,9 @@ def _blamed(replica: Replica, shard: Shard) -> str | None:
     if blamed is None:
         return None
     # Without the values, which are others each time: what is said once is known by its text.
-    both = "{}, then {}" if blamed.why == OPERATOR else "another value each time"
+    both = "{}, then {}" if blamed.why == OPERATOR else "a different value each time"
     reason, *where = words.call(blamed, both)
-    return f"the same shard gives other results each time: {reason}, {', '.join(where)}"
+    return f"the same shard gives different results each time: {reason}, {', '.join(where)}"
 
 
 def advice(name: str, kept: Kept) -> str:
@@ -138,14 +138,14 @@ def advice(name: str, kept: Kept) -> str:
     kind = kept.get(name, "")
     if kind.startswith(GENERATOR):
         return (
-            "draw without a generator of your own (torch.rand, random.random, np.random.rand): "
-            "such draws are seeded for each shard"
+            "draw from the default generators, seeded by quorate for each shard (torch.rand, "
+            "random.random, np.random.rand)"
         )
     if _ATTRIBUTE.fullmatch(name) and not kind.startswith(ITERATOR):
         return "make it a buffer (register_buffer)"
     return (
-        "compute it from at.step (a loss or a forward that takes at is told the step), or keep it "
-        "in a buffer of the model"
+        "compute it from at.step (add an argument `at` to the loss or to forward), or keep it in a "
+        "buffer of the model"
     )
 
 

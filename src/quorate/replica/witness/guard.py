@@ -141,9 +141,9 @@ def tell_late(notes: Notes, model: torch.nn.Module, names: Sequence[str]) -> Non
     """Doubt a run whose forward pass writes parameters that it did not write at first."""
     if texts := [parameter_text(model, name) for name in names]:
         notes.doubt(
-            f"{abridged_names(texts)} {'is' if len(texts) == 1 else 'are'} written in forward, "
-            "and not when a shard was tried: what was written is lost, or seen by other workers; "
-            "write it from the first shard on, or make it a buffer (register_buffer)"
+            f"forward writes {abridged_names(texts)} now and did not in the first shard: the "
+            "written values are lost, or other workers see the values; write from the first shard "
+            "on, or use a buffer (register_buffer)"
         )
 
 

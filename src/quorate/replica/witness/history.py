@@ -56,7 +56,7 @@ def history_doubts(model: torch.nn.Module, since: Kept, one: Pair, another: Pair
     pairs = zip(one, another, strict=True)
     parted = {name for mine, its in pairs for name in changed(mine.after, its.after)}
     return [
-        f"{place(model, name)} is set while shards are computed, and what others give depends on "
-        f"which came first: {CURE}; set it before training, or {advice(name, one.first.after)}"
+        f"{place(model, name)} is set while shards are computed, and results depend on the order "
+        f"of shards: {CURE}; set it before training, or {advice(name, one.first.after)}"
         for name in ([name for name in names if name in parted] or names)[:MOST_NAMED]
     ]

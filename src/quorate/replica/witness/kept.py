@@ -205,7 +205,7 @@ class _Look:
                 continue
             for name, value in vars(base).items():
                 if not name.startswith("__") and not _is_code(value):
-                    self._note(f"{base.__name__}.{name} (of the class)", value)
+                    self._note(f"{base.__name__}.{name} (class attribute)", value)
             for value in vars(base).values():
                 if isinstance(value, types.FunctionType):
                     self._function(f"{base.__name__}.{value.__name__}", value)
@@ -232,7 +232,7 @@ class _Look:
             for named, called in function.functions.items():
                 self._function(named, called, depth + 1)
         elif not isinstance(function, _NAMES) and id(function) not in self._carried:
-            self._note(f"the object that is {name} ({type(function).__name__})", function)
+            self._note(f"{name} (an object of class {type(function).__name__})", function)
             called = vars(type(function)).get("__call__")
             if isinstance(called, types.FunctionType):
                 self._function(f"{type(function).__name__}.__call__", called, depth + 1)
@@ -247,9 +247,9 @@ class _Look:
                 value = cell.cell_contents
             except ValueError:  # nothing yet
                 continue
-            self._variable(f"{variable!r} that {name} closes over", value, depth)
+            self._variable(f"{variable!r} in the closure of {name}", value, depth)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._variable(f"a default value of {name}", value, depth)
+            self._variable(f"a default argument of {name}", value, depth)
         for attribute, value in [*vars(function).items()]:
             self._note(f"the attribute {attribute!r} of {name}", value)
         file = Path(code.co_filename).name

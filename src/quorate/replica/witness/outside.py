@@ -43,7 +43,7 @@ class Outside:
             self._last = after
         for name in changed(before, after):
             self._notes.doubt(
-                f"{name}, which the loss function reads, is changed between updates: worker "
-                "processes do not see it, and no checkpoint has it; make it a buffer or an "
-                "attribute of the model, or a value of quorate.Shared, which are carried"
+                f"{name} changes between updates, and the loss function reads it: worker processes "
+                "do not see the change, and no checkpoint saves the value; use a buffer or an "
+                "attribute of the model, or a value of quorate.Shared"
             )

@@ -34,20 +34,19 @@ MOST_BYTES = 1_000_000  # of a module that is looked at
 def place_doubts(model: torch.nn.Module, loss: Loss) -> list[str]:
     """Return what to say of code that reads a place, one line for each place in the code."""
     found = [
-        f"{name} is read where shards are computed ({where}): it is another on other ranks; leave "
-        "it out, as a shard is the same whoever computes it"
+        f"the model or the loss reads {name} ({where}): the value differs between ranks; remove "
+        "the read, because a shard must not depend on the rank that computes it"
         for name, where in reads_of_shards(model, loss, _PLACES, by=(READ_BY_ITEM, READ_BY_CALL))
     ]
     found += [
-        f"{name}() is called where shards are computed ({where}): it is another on other ranks; "
-        "leave it out, as a shard is the same whoever computes it"
+        f"the model or the loss calls {name}() ({where}): the result differs between ranks; remove "
+        "the call, because a shard must not depend on the rank that computes it"
         for name, where in reads_of_shards(model, loss, _FUNCTIONS)
     ]
     if not found:
         found = [
-            f"{name} is read by the script ({where}): what follows from it is another on another "
-            "number of ranks; leave it out, as batch_size and the learning rate are those of all "
-            "ranks together"
+            f"the script reads {name} ({where}): values computed from it change with the number of "
+            "ranks; remove it, because batch_size and the learning rate hold for all ranks together"
             for file in _files_of_script()
             for name, where in _sizes_in(file)
         ]

@@ -95,8 +95,8 @@ def written_text(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
         return []
     texts = [parameter_text(model, name) for name in sorted(names)]
     return [
-        f"forward writes {abridged_names(texts)}: each shard computes from the same values, and "
-        "what the first of a step's shards wrote is put into the parameters before the update"
+        f"forward writes {abridged_names(texts)}: all shards of a step compute from the same "
+        "values, and the values that the first shard wrote enter the parameters before the update"
     ]
 
 

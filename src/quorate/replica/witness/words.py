@@ -9,7 +9,7 @@ from quorate.replica.witness.calls import CallRecord
 def call(
     blamed: CallRecord,
     both: str = "{}, then {}",
-    origins: str = "the clock, or a generator or a state of the script's own",
+    origins: str = "the clock, a generator of the script, or state kept between shards",
 ) -> list[str]:
     """Say which operator is to blame, why, in which module, on which line.
 
@@ -21,29 +21,34 @@ def call(
     match blamed.why:
         case calls.NUMBER:
             reason = (
-                f"{blamed.operator} was given {both.format(first, second)}, which no operator "
-                f"made: {origins}"
+                f"{blamed.operator} received {both.format(first, second)}, which no operator "
+                f"computed (possible sources: {origins})"
             )
         case calls.TENSOR:
             reason = (
-                f"{blamed.operator} was given another tensor, which no operator made "
-                f"({_plain(first)}): it came from outside of torch, or was kept from before"
+                f"{blamed.operator} received a different tensor, which no operator computed "
+                f"({_plain(first)}): from outside torch, or kept from an earlier shard"
             )
         case calls.OPERATOR:
-            reason = "another operator was called: " + both.format(blamed.operator, blamed.other)
+            reason = "different operators were called: " + both.format(
+                blamed.operator, blamed.other
+            )
         case calls.MEMORY:
-            reason = f"what {blamed.operator} returned was read, and it is not initialised"
+            reason = f"{blamed.operator} returned uninitialised memory, and the memory was read"
         case _ if blamed.own_generator:
-            reason = f"{blamed.operator} drew from a generator that the script made, which goes on"
+            reason = (
+                f"{blamed.operator} drew from a generator that the script made; each draw changes "
+                "the generator"
+            )
         case _ if blamed.is_random:
             reason = (
-                f"{blamed.operator} drew other numbers: the script seeds torch's generator, with "
-                "another number each time (torch.manual_seed, torch.seed)"
+                f"{blamed.operator} drew different numbers: the script seeds torch's generator "
+                "with a different number each time (torch.manual_seed, torch.seed)"
             )
         case _:
-            reason = f"{blamed.operator} made other results of the same inputs"
+            reason = f"{blamed.operator} returned different results for the same inputs"
     where = (
-        module_text(blamed.module, blamed.kind) if blamed.kind else "outside of the model's modules"
+        module_text(blamed.module, blamed.kind) if blamed.kind else "outside the model's modules"
     )
     back = "in the backward pass of " if blamed.in_backward else ""
     lines = [

@@ -53,13 +53,16 @@ def read(path: Path, record: Mapping[str, Any]) -> tuple[SavedShared, list[str]]
         saved.setdefault(name, set()).add(key)
     here = everyone()
     lines = [
-        f"Shared {printable(name)!r} was saved and is made no more: it is left out"
+        f"the checkpoint has Shared {printable(name)!r}, the script does not; the values are "
+        "dropped"
         for name in saved.keys() - here.keys()
     ]
     for name, shared in here.items():
         for key, value in live(shared).items():
             if key not in saved.get(name, ()):
-                lines.append(f"Shared {name}.{key} was not saved: it is as the script makes it")
+                lines.append(
+                    f"the checkpoint lacks Shared {name}.{key}; the script's value is used"
+                )
             elif misfit := _misfit(f"{name}.{key}", value, key in plain.get(name, {}), stored):
                 raise MisfitError(f"{path}: {misfit}; use the script that it was saved by")
     return SavedShared(plain, stored), sorted(lines)

@@ -64,7 +64,7 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
     names = {name: name for name in weights}
     for prefix in _prefixes_of(weights):
         if prefix not in own_prefix:
-            say(f"{path}: the prefix {prefix!r} was taken off every name")
+            say(f"{path}: removed the prefix {prefix!r} from every name")
         names = {name.removeprefix(prefix): there for name, there in names.items()}
     weights = {name: weights[there] for name, there in names.items()}
     wrong = [
@@ -101,7 +101,7 @@ def _file_in(folder: Path, say: Callable[[str], None]) -> Path:
     if sound is None:
         raise CheckpointError(f"weights of {folder}: there is no checkpoint in it; give a file")
     for wrong in sound.passed_over:
-        say(f"passed over: {wrong}")
+        say(f"skipped a checkpoint: {wrong}")
     return sound.path / file
 
 
@@ -197,7 +197,7 @@ def _conversions(
                 )
             others.setdefault((value.dtype, own[name].dtype), []).append(name)
     for (was, now), names in others.items():
-        yield f"{len(names)} tensors, {names[0]} the first, were {was} and are {now}"
+        yield f"converted {len(names)} tensors (first: {names[0]}) from {was} to {now}"
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:

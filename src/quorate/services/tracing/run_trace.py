@@ -35,9 +35,9 @@ def traced(run_dir: RunDir, say: Callable[[str], None]) -> Iterator[None]:
         try:
             write_atomically(path, as_json(trace))
         except OSError as error:
-            say(f"no trace is written: {error}")
+            say(f"the trace was not written: {error}")
         else:
-            more = f", and {trace.left_out:,} later ones left out" if trace.left_out else ""
+            more = f" ({trace.left_out:,} later spans were dropped)" if trace.left_out else ""
             say(f"trace: {len(trace.spans):,} spans{more} in {path}")
 
 

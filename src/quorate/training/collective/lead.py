@@ -74,8 +74,8 @@ def leading(
             crew.replicas.notes.doubt(doubt)
         if (factor := member.slowest_factor(plan.shards)) > 1:
             say(
-                f"{plan.shards} shards on {ranks.size} ranks: the busiest has {factor:.2f} times "
-                "as many as if all had equally many; a power of two for either gives 1"
+                f"{plan.shards} shards on {ranks.size} ranks: the busiest rank computes "
+                f"{factor:.2f} times an equal share; a power of two for shards or ranks gives 1"
             )
         if (order := company.native_order) is not None:
             crew.replicas.notes.doubt(order)
@@ -172,11 +172,14 @@ def _leave(
     try:
         company.leave(take_all, stops.exit_code or 0)
     except RankError as error:
-        say(f"{error}: go on from the newest checkpoint")
+        say(f"{error}: resume from the newest checkpoint")
     state.saves = None
     if not is_whole:
         state.update.under_way = True  # a part of the optimizer's state is lost
-    crew.stay_alone("the ranks have ended with their training loop: this one has towers")
+    crew.stay_alone(
+        "this training loop computes on towers (threads), because the ranks ended with the first "
+        "loop"
+    )
 
 
 class _Lead:

@@ -89,12 +89,12 @@ class Saves:
                 file.seek(rank * BLOCK_BYTES)
                 why = answers[rank]
                 if not why and file.read(len(token)) != token[::-1]:
-                    why = f"rank {rank} writes there, and rank 0 does not see it"
+                    why = f"rank 0 does not see what rank {rank} writes there"
                 writes.append(not why)
                 if why:
                     self._say(
-                        f"{folder.parent}: {why}; its part of each checkpoint is sent to rank 0, "
-                        "which writes it"
+                        f"{folder.parent}: {why}; rank 0 receives and writes the part of rank "
+                        f"{rank} in each checkpoint"
                     )
         path.unlink()
         self._writes = writes

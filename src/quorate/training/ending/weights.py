@@ -77,7 +77,7 @@ def load(
         prepared.put_loaded = partial(give_weights, path, say)
     else:
         give_weights(path, say, state)
-    say(f"the weights are those of {path}")
+    say(f"loaded the weights from {path}")
     return path
 
 
@@ -103,7 +103,7 @@ def _found(run_dir: Path | None, which: str, say: Say) -> Path:
     if newest is None:
         raise CheckpointError(f"load: there is no checkpoint in {run_dir}; train first")
     for wrong in newest.passed_over:
-        say(f"passed over: {wrong}")
+        say(f"skipped a checkpoint: {wrong}")
     if which == NEWEST:
         return newest.path
     best = newest.record["account"]["best"]

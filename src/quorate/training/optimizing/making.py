@@ -46,7 +46,7 @@ class Making(NamedTuple):
             if not parted.flat and self.notes is not None:
                 kind = type(parted.inner).__name__
                 self.notes.add(
-                    f"updates are made in one process, which has all of the optimizer's state: "
+                    f"one process makes all updates and holds the whole optimizer state, because "
                     f"{kind} does not work element by element"
                 )
             return parted

@@ -141,8 +141,8 @@ class OptimizerState:
         """Name what changes as the optimizer steps, and is in none of its attributes' values."""
         for name in changed(self._elsewhere, now := self._kept_elsewhere()):
             self._notes.doubt(
-                f"{name} changes as the optimizer steps and is not saved: after a resume it is as "
-                "the script makes it"
+                f"{name} changes when the optimizer steps, and no checkpoint saves it: after a "
+                "resume it has its first value; keep the value in an attribute of the optimizer"
             )
         self._elsewhere = now
 
@@ -155,7 +155,9 @@ class OptimizerState:
         except CheckpointError as error:
             if not self._update.can_replay:
                 raise
-            self._notes.add(f"a resume steps through the schedule from its beginning: {error}")
+            self._notes.add(
+                f"checkpoints lack the schedule, so a resume replays it from step 0: {error}"
+            )
             return None
 
     # --- loading ----------------------------------------------------------------------------------

@@ -43,8 +43,9 @@ VALIDATION = "validation/"  # before the names of metrics of the validation set,
 _NOTHING = nullcontext()
 
 LATE_HOOK = (
-    "a hook of the optimizer's step was registered after training began: it is given the vectors "
-    "that parameters lie in, and not the parameters; register it where the optimizer is made"
+    "a hook of the optimizer's step was registered after training began, so the hook receives the "
+    "vectors that hold the parameters instead of the parameters; register hooks where the "
+    "optimizer is made"
 )
 
 
@@ -243,10 +244,10 @@ class Update:
         if total.buffers is None and total.integer_buffers is None and total.written is None:
             return []
         questions = [
-            f"buffer {name!r}: each of {present} shards writes a part of it, as of a queue or a "
-            "memory of rows, and the buffer becomes the mean of what they wrote, in which no "
-            "shard's rows are left; pass shards=1, or keep the rows in quorate.Shared and have a "
-            "callback write them: see docs/state-outside-the-model.md"
+            f"buffer {name!r} looks like a queue of rows: each of {present} shards writes a part, "
+            "and the mean over shards, which quorate keeps, destroys the rows; pass shards=1, or "
+            "keep the rows in quorate.Shared and write the rows in a callback: see "
+            "docs/state-outside-the-model.md"
             for name in self._buffers.take(total.buffers, total.integer_buffers, present)
         ]
         if total.written is not None:

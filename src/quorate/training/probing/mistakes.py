@@ -105,9 +105,9 @@ def _without_optimizer(state: State) -> str | None:
     elements = sum(parameters[name].numel() for name in left)
     return (
         f"no optimizer has {len(left)} of the model's {len(parameters)} trainable parameters "
-        f"({elements:,} elements), which are never trained: {abridged_names([*map(repr, left)])}; "
-        "give the optimizer the parameters that its function is called with, or switch those off "
-        "with requires_grad_(False)"
+        f"({elements:,} elements), so training never changes {abridged_names([*map(repr, left)])}; "
+        "give the optimizer all parameters that its function receives, or call "
+        "requires_grad_(False) on the others"
     )
 
 
@@ -134,9 +134,9 @@ def _outside_text(crew: Crew, state: State, outside: Sequence[torch.Tensor]) -> 
     ]
     are, them = ("a tensor", "it") if len(texts) == 1 else (f"{len(texts)} tensors", "them")
     return (
-        f"the loss depends on {are} outside of the model that nothing trains, though requires_grad "
-        f"is True: {abridged_names(texts)}; make {them} part of the model (a torch.nn.Parameter or "
-        f"module in it), or call requires_grad_(False)"
+        f"the loss depends on {are} outside the model with requires_grad=True, and no optimizer "
+        f"trains {them}: {abridged_names(texts)}; make {them} part of the model (a "
+        "torch.nn.Parameter or a module), or call requires_grad_(False)"
     )
 
 
@@ -145,11 +145,11 @@ def _outside_text(crew: Crew, state: State, outside: Sequence[torch.Tensor]) -> 
 
 def _sum_text(summed: Summed) -> str:
     whole, share = summed.whole, summed.share
-    of = "the loss is" if share > 0.95 else f"{share:.0%} of the loss are"
+    of = "the loss is" if share > 0.95 else f"{share:.0%} of the loss is"
     calls = f" ({summed.calls})" if summed.calls else ""
     return (
         f"{of} a sum over the rows of a shard{calls}: {whole:.6g} for {summed.rows} rows, "
-        f"{summed.halves[0]:.6g} and {summed.halves[1]:.6g} for their halves; the gradient of a "
-        "step is the mean over shards, and so depends on shards=; return the mean over the rows, "
-        'or {"loss": sum / n, "weight": n} with n rows, tokens or pixels'
+        f"{summed.halves[0]:.6g} and {summed.halves[1]:.6g} for the two halves; the gradient of a "
+        "step is the mean over shards, so it depends on shards=; return the mean over the rows, or "
+        '{"loss": sum / n, "weight": n} with n rows, tokens or pixels'
     )

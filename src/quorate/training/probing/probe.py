@@ -79,7 +79,7 @@ def probed(
         Whatever the user's code raises, with a note that names the rows.
     """
     if training and any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()):
-        say("SyncBatchNorm normalises over each shard by itself, as BatchNorm does here")
+        say("SyncBatchNorm normalises over each shard separately, as BatchNorm does in quorate")
     at_first, kept_at_first = contents(), kept(model, loss)
     if convolves(model):
         _set_best_format(
@@ -156,12 +156,12 @@ def _set_best_format(
             except Exception:  # the user's code
                 if not yields:
                     raise
-                say("channels_last is off: the model does not work with it")
+                say("channels_last is off: the model raises an error with channels_last")
                 break
     else:
         if yields[0].agrees(yields[1]):
             return
-        say("channels_last is off: the model has another loss or gradient with it")
+        say("channels_last is off: the model has a different loss or gradient with channels_last")
     set_format(model, torch.contiguous_format)
 
 

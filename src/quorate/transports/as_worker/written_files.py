@@ -49,9 +49,10 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
         return  # a descriptor
     with suppress(OSError, ValueError):  # there is none yet
         if identity(os.stat(path)) in _files:  # noqa: PTH116
-            what = "empties it once more" if flags & os.O_TRUNC else "writes to it too"
+            what = "empties" if flags & os.O_TRUNC else "writes to"
             line = line_of_caller(sys._getframe(1))
             _found.append(
-                f"{os.fsdecode(path)}: each worker process {what} ({line}), while the script's own "
-                "process has it open for writing; open it only where quorate.is_worker() is False"
+                f"{os.fsdecode(path)}: each worker process {what} the file ({line}) while the main "
+                "process has the file open for writing; open it only where quorate.is_worker() is "
+                "False"
             )

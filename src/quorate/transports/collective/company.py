@@ -127,7 +127,7 @@ class Company:
         if self._workers.exchange != NATIVE or self.ranks is None:
             return None
         return (
-            f"exchange='native': torch.distributed adds gradients, in an order that depends on "
+            f"exchange='native' has torch.distributed add gradients in an order that depends on "
             f"the number of ranks, here {self.ranks.size}"
         )
 

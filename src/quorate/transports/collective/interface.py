@@ -26,7 +26,7 @@ class Interface(NamedTuple):
 
     def __str__(self) -> str:
         where = f"{self.name}, {self.address}"
-        return f"{where}: this machine alone" if _is_loopback(self.address) else where
+        return f"{where} (this machine alone)" if _is_loopback(self.address) else where
 
 
 def route(endpoint: tuple[str, int] | None) -> str:
@@ -48,7 +48,7 @@ def chosen(endpoint: tuple[str, int] | None, own: str, others: Sequence[str]) ->
     if endpoint is not None and far is not None and _is_loopback(own):
         own = towards(far, endpoint[1]) or LOOPBACK
     if (named := gloo_interface()) is not None:
-        return Interface(named, f"as GLOO_SOCKET_IFNAME says, and not {own}")
+        return Interface(named, f"from GLOO_SOCKET_IFNAME, instead of {own}")
     for name, addresses in psutil.net_if_addrs().items():
         if own in (address.address.partition("%")[0] for address in addresses):
             return Interface(name, own)

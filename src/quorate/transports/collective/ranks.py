@@ -170,7 +170,7 @@ class Ranks:
         """What is bound where, in words."""
         at = "this machine's own address" if self._interface is None else str(self._interface)
         if self._place.endpoint is None:
-            return f"{self.size} ranks met by a file; gloo listens on {at}"
+            return f"{self.size} ranks met through a file; gloo listens on {at}"
         host, port = self._place.endpoint
         return (
             f"{self.size} ranks met at {host}:{port} (torchrun's store, on all interfaces); "

@@ -163,8 +163,8 @@ class Agreement:
             return False
         agreed.add(GRADIENT)
         self._say(
-            f"worker {worker} is not compared with the coordinator: the model is changed while it "
-            "computes, again and again"
+            f"worker {worker} was not compared with the coordinator: the script changed the model "
+            "during every comparison"
         )
         return True
 
@@ -191,8 +191,8 @@ class Agreement:
             return None
         if first != second:
             self._say(
-                f"the {self._name(job)} gives other values each time it is loaded: bits are not "
-                "repeatable (it draws from a generator of its own?)"
+                f"the {self._name(job)} gives different values each time it is loaded, so the bits "
+                "are not repeatable; look for a generator of your own in the dataset"
             )
             return None
         return first
@@ -226,8 +226,8 @@ class Agreement:
         free_cache([device for group in self._groups for device in group])
         if len(set(prints)) > 1:
             self._say(
-                "the same shard gives another gradient each time it is computed: bits are not "
-                "repeatable (the model draws from a generator of its own, or keeps state?)"
+                "the same shard gives a different gradient each time, so the bits are not "
+                "repeatable; look for a generator of your own or kept state in the model"
             )
             return None
         return prints[0] if prints else None

@@ -41,8 +41,8 @@ class Ending(NamedTuple):
             return f"cannot be started{where}: {self.error}"
         if self.is_kill and self.is_out_of_memory:
             return (
-                f"was killed by the kernel{where} (signal 9, SIGKILL), as memory ran out: "
-                f"{self.helps}, or a higher limit for the container"
+                f"was killed by the kernel{where} (signal 9, SIGKILL), because memory ran out "
+                f"(use {self.helps}, or a higher limit for the container)"
             )
         if self.code < 0:
             return f"was killed by signal {-self.code}{_name(-self.code)}{where}"

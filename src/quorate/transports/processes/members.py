@@ -129,7 +129,7 @@ class Members:
             decisions.append(Say(RunEvent(back, BACK, number)))
         elif is_late and is_new and member.attempt.joined:
             there = sum(m.attempt is not None and bool(m.attempt.joined) for m in self._members)
-            come = f"worker {number} has come: {there} take part"
+            come = f"worker {number} has joined: {there} take part"
             decisions.append(Say(RunEvent(come, JOINED, number)))
         return decisions
 
@@ -266,9 +266,7 @@ class Members:
     def _short_text(self) -> str:
         assert self._growth is not None
         there, enough = self._there, self._enough
-        here = f"{there or 'none'} {'is' if there < 2 else 'are'} here"
-        if self.is_gathering:
-            here += f" of the {enough} that it takes to begin" if enough > 1 else ""
+        here = f"{there} of at least {enough} here"
         attempts = [m.attempt for m in self._members if m.attempt is not None]
         pending = sum(not attempt.is_placed for attempt in attempts)
         return f"waiting for workers: {here}; {pending} start as soon as {self._growth.room}"
@@ -307,9 +305,9 @@ class Members:
         delay_s = member.restarts.ended(killed=killed) if can_restart else None
         if changed is not None:
             delay_s = None
-            what += f"; {changed} has changed since, so that no other can take its place"
+            what += f"; {changed} was edited during the run, so no other worker can start"
         elif delay_s is None and killed:
-            what += "; if this is nobody's doing, memory ran out"
+            what += "; if nobody killed the worker, memory ran out"
         if delay_s is not None:
             member.restart_at = now + delay_s
             return [Say(RunEvent(f"{what}; another is starting", LOST, member.number))]
@@ -317,4 +315,5 @@ class Members:
         if all(m.given_up is not None for m in self._members):
             reasons = "\n".join(f"  {m.given_up}" for m in self._members)
             return [Fail(WorkerError(f"no worker is left, and no other is started:\n{reasons}"))]
-        return [Say(RunEvent(f"{what}; the run goes on without it", LOST, member.number))]
+        without = f"{what}; the run continues without this worker"
+        return [Say(RunEvent(without, LOST, member.number))]

@@ -114,7 +114,7 @@ class Driver:
                 break
             name = signal.Signals(-code).name
             self._say(
-                f"quorate: the coordinator was killed ({name}), and starts again "
+                f"quorate: the coordinator was killed ({name}) and starts again "
                 f"({number} of {MOST_STARTS - 1})\n".encode()
             )
             code = self._run_once()

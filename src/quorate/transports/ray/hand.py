@@ -263,7 +263,7 @@ class RayHand(Hand):
         """Report that it is to go, once. Any thread may.
 
         Args:
-            why: of its node or actor: "which Ray drains".
+            why: of its node or actor: "because Ray drains the node".
         """
         if not self._leaves:
             self._leaves = True
@@ -356,7 +356,7 @@ class RayHand(Hand):
                     self.place = self.node_id
                 return
             case "leaves":
-                self.leave("where its actor was asked to end")
+                self.leave("because its actor was asked to end")
                 return
             case "cut":
                 self._is_cut = True
@@ -385,7 +385,7 @@ class RayHand(Hand):
         differs = difference(self._same, hello["same"])
         if differs is not None:
             fix = "every node needs the same, at the same path"
-            self.take({"kind": "refuses", "message": f"on {self._node} differs {differs}; {fix}"})
+            self.take({"kind": "refuses", "message": f"cannot use {self._node}: {differs}; {fix}"})
             self.kill()
         else:
             self.take({"kind": "placed"})

@@ -77,7 +77,7 @@ class Notices:
                 heard_at = time.monotonic()
                 for resident in self._residents():
                     if resident.node_id in answer:
-                        resident.leave("which Ray drains")
+                        resident.leave("because Ray drains the node")
             elif answer is not None and time.monotonic() - heard_at > GONE_S:
                 self._head_gone = (
                     f"the Ray cluster at {self._address} has not answered for {GONE_S:g} s "

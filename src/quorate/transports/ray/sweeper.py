@@ -47,8 +47,8 @@ def ended_with_raylet(path: str) -> str | None:
             connection.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             return (
-                "quorate: Ray's raylet on this machine has ended, and Ray has ended the run with "
-                "it; the same command goes on from the newest checkpoint"
+                "quorate: Ray's raylet on this machine has ended, so Ray has ended the run; run "
+                "the same command again to resume from the newest checkpoint"
             )
         except OSError:  # it cannot be asked
             return None

@@ -131,8 +131,8 @@ class Pipelined(Staged):
                 stage, how = self._processes.ended(gone.number)
                 self.close()
                 self._notes.add(
-                    f"the process of stage {stage} of a replica {how}; the replica has new ones, "
-                    "and computes its shards anew"
+                    f"the process of stage {stage} of a replica {how}; the replica starts new "
+                    "processes and computes its shards again"
                 )
             except BaseException:
                 self.close()  # they may be anywhere in the run
