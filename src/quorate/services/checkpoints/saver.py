@@ -156,9 +156,10 @@ class Checkpoints:
         cure = "make room there" if error.errno in NO_ROOM else "mend that"
         start = f"step {older[0][1]:,}" if older else "the beginning"
         return SaveError(
-            f"step {global_step:,} is not saved: {error}; {cure}, and start the run again: it goes "
-            f"on from {start}",
+            f"step {global_step:,} is not saved",
             error.errno,
+            why=error,
+            fix=f"{cure}, and run the same command again: it resumes from {start}",
         )
 
     def _has_thread(self) -> bool:
