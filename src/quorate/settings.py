@@ -175,12 +175,14 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
             if len(args) - 1 > unnamed:
                 those = ", ".join(known[:unnamed])
                 raise UserError(
-                    f"{called}: got {len(args) - 1} arguments without a name, expected at most "
-                    f"{unnamed} ({those}); pass the others by name"
+                    called,
+                    got=f"{len(args) - 1} arguments without a name",
+                    expected=f"at most {unnamed} ({those})",
+                    fix="pass the others by name",
                 )
             for name in required[len(args) - 1 :]:
                 if name not in kwargs:
-                    raise UserError(f"{name}: got nothing; pass it, see help(quorate.Trainer)")
+                    raise UserError(name, got="nothing", fix="pass it, see help(quorate.Trainer)")
             return function(*args, **kwargs)
 
         return checked

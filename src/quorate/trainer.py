@@ -283,7 +283,10 @@ class Trainer:
         look: Callable[..., None] = lambda *_: None,
     ) -> Iterator[Loop]:
         if self._stops is not None:
-            raise UserError("a loop over updates is under way; close it before another is begun")
+            raise UserError(
+                "a loop over updates is under way",
+                fix="close it before another is begun",
+            )
         begun = self._crew, self._prepared, data, duration
         preparing = prepare(*begun, stops=stops, say=self._say, look=look)
         self._stops = stops
@@ -310,7 +313,7 @@ class Trainer:
         with self._stoppable() as stops:
             values = self._evaluated(data, averaged, stops)
         if values is None:
-            raise UserError(f"evaluate: it was stopped before its last row: {stops.reason}")
+            raise UserError("evaluate", f"it was stopped before its last row: {stops.reason}")
         return values
 
     @contextmanager
@@ -414,7 +417,7 @@ class Trainer:
         """
         prepared, run_dir = self._prepared, self._recipe.run_dir
         if run_dir.path is None or prepared.state is None or prepared.plan is None:
-            raise UserError("nothing to save: set run_dir, and train first")
+            raise UserError("nothing to save", "set run_dir, and train first")
         refuse_half_an_update(prepared.state)
         begin_fit(prepared)
         with prepared.lock.held(self._say):

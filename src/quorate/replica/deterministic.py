@@ -74,8 +74,9 @@ def refusals(*, named: bool) -> Iterator[None]:
         where = f" ({line})" if (line := user_line_of(error)) else ""
         raise UserError(
             f"{operator}{where} adds in another order each time, and torch has no version of it "
-            "that does not: use another operator, or deterministic=False (--no-deterministic), and "
-            "the bits may be others each time"
+            "that does not",
+            "use another operator, or deterministic=False (--no-deterministic), and the bits "
+            "may be others each time",
         ) from error
 
 

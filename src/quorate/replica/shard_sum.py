@@ -67,7 +67,8 @@ class ShardSum:
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
                 f"one shard's metrics are {sorted(self.metrics)}, another's "
-                f"{sorted(right.metrics)}; return the same names for every shard"
+                f"{sorted(right.metrics)}",
+                fix="return the same names for every shard",
             )
         if self.totals or right.totals:
             add(self.totals, right.totals)

@@ -103,8 +103,8 @@ def numbers(name: str, returned: Any, taken: Collection[str] = ()) -> dict[str, 
     for each, value in (returned if isinstance(returned, Mapping) else {name: returned}).items():
         if not isinstance(each, str) or each in ("", "loss") or each in taken:
             raise LossError(
-                f"totals[{name!r}] returned a number under {each!r}; expected a name that is not "
-                "taken: rename it there"
+                f"totals[{name!r}] returned a number under {each!r}",
+                fix="expected a name that is not taken: rename it there",
             )
         found[each] = _number(name, each, value)
     return found
@@ -120,8 +120,9 @@ def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[st
         return dict(means)
     if taken := sorted(means.keys() & finished.keys()):
         raise LossError(
-            f"totals: a number is called {taken[0]!r}, and so is a mean that the loss function "
-            "returns; rename one of them"
+            "totals",
+            f"a number is called {taken[0]!r}, and so is a mean that the loss function returns",
+            fix="rename one of them",
         )
     return {**means, **finished}
 
@@ -139,8 +140,10 @@ def counts(name: str, value: object) -> torch.Tensor:
     if tensor is None or tensor.dtype not in DTYPES:
         got = type(value).__name__ if tensor is None else f"dtype {tensor.dtype}"
         raise LossError(
-            f"total {name!r}: got {got}, expected a tensor of integers, which add up exactly; "
-            "return counts, with torch.bincount, .sum() or .long() for example"
+            f"total {name!r}",
+            got=got,
+            expected="a tensor of integers, which add up exactly",
+            fix="return counts, with torch.bincount, .sum() or .long() for example",
         )
     return tensor.to("cpu", torch.int64, copy=True)
 
@@ -153,15 +156,17 @@ def add(left: Counts, right: Counts) -> None:
     """
     if left.keys() != right.keys():
         raise LossError(
-            f"one shard's totals are {sorted(left)}, another's {sorted(right)}; return the same "
-            "names for every shard"
+            f"one shard's totals are {sorted(left)}, another's {sorted(right)}",
+            fix="return the same names for every shard",
         )
     for name, total in left.items():
         if total.shape != right[name].shape:
             raise LossError(
-                f"total {name!r}: shape {tuple(total.shape)} from one shard and "
-                f"{tuple(right[name].shape)} from another; return the same shape for every shard: "
-                "torch.bincount, for example, needs minlength"
+                f"total {name!r}",
+                f"shape {tuple(total.shape)} from one shard and {tuple(right[name].shape)} from "
+                "another",
+                fix="return the same shape for every shard: torch.bincount, for example, needs "
+                "minlength",
             )
         total += right[name]
 
@@ -189,7 +194,7 @@ def _number(total: str, name: str, value: object) -> float:
         value = value.item()
     if not isinstance(value, Real):
         raise LossError(
-            f"totals[{total!r}] returned {type(value).__name__} {value!r:.60} for {name!r}; "
-            "expected a number, or a dict of numbers by name"
+            f"totals[{total!r}] returned {type(value).__name__} {value!r:.60} for {name!r}",
+            fix="expected a number, or a dict of numbers by name",
         )
     return float(value)

@@ -62,8 +62,8 @@ def refuse_half_an_update(state: State) -> None:
     """
     if state.update.under_way:
         raise UserError(
-            f"update {state.global_step + 1} was cut off, and the parameters are half of it; "
-            "make a new Trainer, which resumes from run_dir"
+            f"update {state.global_step + 1} was cut off, and the parameters are half of it",
+            fix="make a new Trainer, which resumes from run_dir",
         )
 
 

@@ -150,10 +150,10 @@ class UserChanges:
         """
         modules = dict(self._modules)
         if odd := sorted(set(saved["switched_off"]) - self.trained().keys()):
-            raise CheckpointError(f"amendments: {odd[0]!r:.80} is no trained parameter")
+            raise CheckpointError("amendments", f"{odd[0]!r:.80} is no trained parameter")
         for name, attributes in saved["attributes"].items():
             if name not in modules:
-                raise CheckpointError(f"amendments: there is no module {name!r:.80}")
+                raise CheckpointError("amendments", f"there is no module {name!r:.80}")
             for attribute in attributes:
                 there = getattr(modules[name], attribute, None)
                 if (
@@ -161,7 +161,7 @@ class UserChanges:
                     or attribute in _INTERNAL
                     or not (isinstance(there, _SIMPLE) or attribute in vars(modules[name]))
                 ):
-                    raise CheckpointError(f"amendments: {attribute!r:.80} is no plain attribute")
+                    raise CheckpointError("amendments", f"{attribute!r:.80} is no plain attribute")
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Amend the model as it was when a checkpoint was written."""

@@ -1,9 +1,9 @@
 """Exceptions across processes: what a worker's user code raised, raised again in the coordinator.
 
-An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. The types
-of Python, torch and quorate keep their type; those of quorate keep their parts (name, got, expected,
-fix). Any other type arrives as a ``WorkerError`` that names the type, because its constructor may do
-anything. Long texts are cut: a wire is for small messages.
+An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. Types of
+Python, torch and quorate stay the same type; those of quorate keep their parts (name, got, expected,
+fix). Any other arrives as a ``WorkerError`` that names the type: a constructor may do anything. Long
+texts are cut: a wire is for small messages.
 """
 
 from __future__ import annotations

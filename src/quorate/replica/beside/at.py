@@ -107,7 +107,9 @@ def at() -> At:
     """
     if _loading.at is None:
         raise UserError(
-            "quorate.data.at(): got a call outside of a dataset's __getitem__, collate or augment, "
-            "expected one within; a loss function is given the same as its third argument"
+            "quorate.data.at()",
+            got="a call outside of a dataset's __getitem__, collate or augment",
+            expected="one within",
+            fix="a loss function is given the same as its third argument",
         )
     return _loading.at

@@ -65,8 +65,9 @@ class View:
             if version(tensor) != written:
                 raise SharedError(
                     f"Shared {name} is written while a shard is computed, which no other worker "
-                    "would see; set it between updates, and let a module that keeps statistics "
-                    "evaluate: teacher.eval()"
+                    "would see",
+                    fix="set it between updates, and let a module that keeps statistics "
+                    "evaluate: teacher.eval()",
                 )
 
     def value(self, name: str, key: str) -> Any:
@@ -78,8 +79,8 @@ class View:
         plain = self._plain.get(name)
         if plain is None:
             raise SharedError(
-                f"Shared {name!r} is not the coordinator's; make it before training, on every run "
-                "of the script alike"
+                f"Shared {name!r} is not the coordinator's",
+                fix="make it before training, on every run of the script alike",
             )
         if key in plain:
             return plain[key]
@@ -119,7 +120,9 @@ class View:
             return copy.deepcopy(original, memo)
         except Exception as error:
             raise SharedError(
-                f"Shared {where}: the module cannot be copied: {error}; share its tensors"
+                f"Shared {where}",
+                f"the module cannot be copied: {error}",
+                fix="share its tensors",
             ) from error
 
     def _bind(self, where: str, module: torch.nn.Module) -> None:

@@ -75,12 +75,18 @@ class PhaseLosses(Composed):
             for key, value in values.items():
                 label = key if key in self._totals else f"{name}/{key}"
                 if label in joined:
-                    raise LossError(f"totals: two phases return {key!r}; have one return it")
+                    raise LossError(
+                        "totals",
+                        f"two phases return {key!r}",
+                        fix="have one return it",
+                    )
                 joined[label] = value
         if weights and (len(set(weights.values())) > 1 or len(weights) < len(self.by_name)):
             raise LossError(
-                f"weight: the phases returned {weights}, expected the same of each where all "
-                "are computed over one batch, in an evaluation; return the same of each"
+                "weight",
+                f"the phases returned {weights}, expected the same of each where all are "
+                "computed over one batch, in an evaluation",
+                fix="return the same of each",
             )
         total = losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
         return {"loss": total, **joined, **({"weight": max(weights.values())} if weights else {})}

@@ -86,6 +86,6 @@ class Turn:
         """
         of = "" if self.phase is None else f" of phase {self.phase!r}"
         raise LossError(
-            f"the loss{of} has no gradient with respect to the model it was given; use the `model` "
-            "argument of the loss function and not a model from outside it"
+            f"the loss{of} has no gradient with respect to the model it was given",
+            fix="use the `model` argument of the loss function and not a model from outside it",
         )

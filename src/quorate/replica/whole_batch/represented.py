@@ -78,8 +78,9 @@ def joined(shards: Sequence[Represented]) -> Represented:
     for number, shard in enumerate(shards):
         if _form(shard) != first:
             raise LossError(
-                f"represent returned {first} of shard 0 and {_form(shard)} of shard {number}; "
-                "return the same names, dtypes and shapes but for the number of rows, of any rows"
+                f"represent returned {first} of shard 0 and {_form(shard)} of shard {number}",
+                fix="return the same names, dtypes and shapes but for the number of rows, of "
+                "any rows",
             )
     names = shards[0].tensors
     return shards[0]._replace(tensors={n: torch.cat([s.tensors[n] for s in shards]) for n in names})
@@ -115,6 +116,6 @@ def _form(shard: Represented) -> dict[str, str]:
 
 def _no_rows(got: str) -> LossError:
     return LossError(
-        f"represent must return a tensor whose first dimension is rows, or a tuple or dict of "
-        f"such; it returned {got}"
+        "represent must return a tensor whose first dimension is rows, or a tuple or dict of such",
+        fix=f"it returned {got}",
     )

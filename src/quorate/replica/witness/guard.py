@@ -93,10 +93,12 @@ class Guard:
                 if table.get(name) is not held.get(name):
                     label = f"{path}.{name}".lstrip(".")
                     raise UserError(
-                        f"parameter {label!r} is {'another object' if name in held else 'new'} "
-                        "after a forward pass, and no optimizer has it; make it before training, "
-                        "and write into the one that there is: p.data.copy_(values); or tie it to "
-                        "another before, and not in forward"
+                        f"parameter {label!r} is "
+                        f"{'another object' if name in held else 'new'} after a forward pass, "
+                        "and no optimizer has it",
+                        fix="make it before training, and write into the one that there is: "
+                        "p.data.copy_(values); or tie it to another before, and not in "
+                        "forward",
                     )
 
     def _ids_now(self) -> tuple[int, ...]:

@@ -177,8 +177,10 @@ class Update:
         total = tree_sum(parts, leaves, join, present)
         if total.weight == 0:
             raise LossError(
-                f"weight: it is 0 in all {present} shards of update {n}; a mean over nothing has "
-                "no gradient: give at least one row of a batch a weight"
+                "weight",
+                f"it is 0 in all {present} shards of update {n}",
+                fix="a mean over nothing has no gradient: give at least one row of a batch a "
+                "weight",
             )
         began = time.monotonic()
         mean = self._mean(total, additions)
@@ -275,8 +277,9 @@ class Update:
                 if not mean.is_finite:
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
-                        f"the loss or its gradient is not finite where {name} moved to in update "
-                        f"{n}; lower the learning rate, or go on from the newest checkpoint"
+                        f"the loss or its gradient is not finite where {name} moved to in "
+                        f"update {n}",
+                        fix="lower the learning rate, or go on from the newest checkpoint",
                     )
                 self._take_beside(total, present)
                 self._clip(mean)

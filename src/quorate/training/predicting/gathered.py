@@ -39,8 +39,8 @@ class Gathered:
                 self._names = list(values)
             if list(values) != self._names:
                 raise OutputError(
-                    f"one shard's totals are {sorted(self._names)}, another's {sorted(values)}; "
-                    "return the same names for every shard"
+                    f"one shard's totals are {sorted(self._names)}, another's {sorted(values)}",
+                    fix="return the same names for every shard",
                 )
             for name, value in values.items():
                 if isinstance(kept := self._kept[name], Collect):
