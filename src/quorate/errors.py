@@ -155,8 +155,8 @@ class DataError(UserError):
         fix: str = "",
     ) -> None:
         at = "" if offset is None else f" at byte {offset:,}"
-        super().__init__(f"{where}{at}", got=got, expected=expected, fix=fix)
-        self.where, self.offset = where, offset
+        super().__init__(f"{where}{at}", got=str(got), expected=expected, fix=fix)
+        self.where, self.offset, self.got = where, offset, got
 
 
 class LossError(UserError):
@@ -219,9 +219,10 @@ class SaveError(OneLineError, OSError):
         super().__init__(name, why, fix=fix)
         self.errno = errno  # of the failed write
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        restored, arguments, parts = super().__reduce__()
-        return restored, arguments, {**parts, "errno": self.errno}  # a slot of OSError
+    @property
+    def parts(self) -> dict[str, object]:
+        """The parts by name; ``errno`` is a slot of OSError."""
+        return {**super().parts, "errno": self.errno}
 
 
 class SameBitsError(OneLineError):

@@ -345,7 +345,11 @@ def directory(name: str, value: object) -> Path | None:
     if not is_directory:
         # Not seeing is not the same as not being there: nothing is begun in its place.
         is_link = nearest.is_symlink() and not nearest.exists()
-        why = "is a link that leads nowhere: is a disk not mounted?" if is_link else "is none"
+        why = (
+            "is a link that leads nowhere: is a disk not mounted?"
+            if is_link
+            else "is not a directory"
+        )
         raise SettingError(name, str(value), expected, f"{nearest} {why}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")

@@ -56,10 +56,10 @@ def receive_descriptors(
         most, opened = limit()[0], _open()
         raise UserError(
             "descriptors",
-            got="a message between processes without those that it was sent with, as process "
+            got="a message between processes without the descriptors sent with it, because process "
             f"{os.getpid()} has {'too many' if opened is None else opened} of "
             f"{'its' if most is None else most} open (ulimit -n)",
-            fix="raise it, or close files that the script leaves open",
+            fix="raise the limit, or close files that the script leaves open",
         )
     return data, list(fds)
 

@@ -79,7 +79,9 @@ class Segment:
         flags = mmap.MAP_SHARED | _MAP_FIXED
         if libc.mmap(address, self.nbytes, access, flags, other.fd, 0) != address:
             why = os.strerror(ctypes.get_errno())
-            raise UserError("shared memory", f"it cannot be mapped in the place of other ({why})")
+            raise UserError(
+                "shared memory", f"another segment cannot be mapped at this address ({why})"
+            )
         os.ftruncate(self.fd, 0)  # the map has a descriptor of its own, which would keep it
         os.dup2(other.fd, self.fd, inheritable=False)
 

@@ -37,8 +37,9 @@ def require_current_folder() -> None:
     except FileNotFoundError:
         raise UserError(
             "the current folder",
-            "it was deleted, expected one that is there, as torch does not compute without",
-            fix="cd to another, or cd .. and back if it was made anew",
+            got="a deleted folder",
+            expected="an existing folder, which torch needs to compute",
+            fix="cd to another folder, or cd .. and back if the folder was made again",
         ) from None
 
 

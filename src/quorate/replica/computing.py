@@ -48,7 +48,7 @@ class Computing:
             raise UserError(
                 "kernels",
                 got=f"no products by oneDNN ({reason})",
-                expected="them as the coordinator has",
+                expected="oneDNN, which the coordinator uses",
                 fix="install the same torch on all machines, or pass kernels='torch'",
             )
         split = decided["split"]  # a list, in JSON

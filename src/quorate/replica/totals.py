@@ -103,8 +103,10 @@ def numbers(name: str, returned: Any, taken: Collection[str] = ()) -> dict[str, 
     for each, value in (returned if isinstance(returned, Mapping) else {name: returned}).items():
         if not isinstance(each, str) or each in ("", "loss") or each in taken:
             raise LossError(
-                f"totals[{name!r}] returned a number under {each!r}",
-                fix="expected a name that is not taken: rename it there",
+                f"totals[{name!r}]",
+                got=f"a number under the name {each!r}",
+                expected="a name that no other metric has",
+                fix="rename the number",
             )
         found[each] = _number(name, each, value)
     return found
@@ -121,8 +123,9 @@ def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[st
     if taken := sorted(means.keys() & finished.keys()):
         raise LossError(
             "totals",
-            f"a number is called {taken[0]!r}, and so is a mean that the loss function returns",
-            fix="rename one of them",
+            got=f"a number under the name {taken[0]!r}",
+            expected="a name that no mean of the loss function has",
+            fix="rename one of the two",
         )
     return {**means, **finished}
 
@@ -156,17 +159,19 @@ def add(left: Counts, right: Counts) -> None:
     """
     if left.keys() != right.keys():
         raise LossError(
-            f"one shard's totals are {sorted(left)}, another's {sorted(right)}",
-            fix="return the same names for every shard",
+            "totals",
+            got=f"{sorted(left)} from one shard and {sorted(right)} from another",
+            expected="the same names from every shard",
+            fix="return each total for every shard",
         )
     for name, total in left.items():
         if total.shape != right[name].shape:
             raise LossError(
                 f"total {name!r}",
-                f"shape {tuple(total.shape)} from one shard and {tuple(right[name].shape)} from "
-                "another",
-                fix="return the same shape for every shard: torch.bincount, for example, needs "
-                "minlength",
+                got=f"shape {tuple(total.shape)} from one shard and {tuple(right[name].shape)} "
+                "from another",
+                expected="the same shape from every shard",
+                fix="torch.bincount, for example, needs minlength",
             )
         total += right[name]
 
@@ -194,7 +199,8 @@ def _number(total: str, name: str, value: object) -> float:
         value = value.item()
     if not isinstance(value, Real):
         raise LossError(
-            f"totals[{total!r}] returned {type(value).__name__} {value!r:.60} for {name!r}",
-            fix="expected a number, or a dict of numbers by name",
+            f"totals[{total!r}]",
+            got=f"{type(value).__name__} {value!r:.60} for {name!r}",
+            expected="a number, or a dict of numbers by name",
         )
     return float(value)

@@ -127,5 +127,9 @@ def _sum(
         return None
     assert total.root is not None
     if total.root.weight == 0:
-        raise LossError("weight", "it is 0 in all shards of the evaluation: nothing to average")
+        raise LossError(
+            "weight",
+            got="0 in all shards of the evaluation",
+            expected="a positive weight in at least one shard",
+        )
     return total.root

@@ -260,7 +260,7 @@ def _callbacks(path: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     decoder = Decoder(kept, {})
     found = {name: decoder.decode(tree) for name, tree in record.get("callbacks", {}).items()}
     if odd := next((name for name, value in found.items() if not isinstance(value, dict)), None):
-        raise CheckpointError(path, f"what callback {printable(odd)} kept is no dict")
+        raise CheckpointError(path, f"the saved state of callback {printable(odd)} is not a dict")
     return found
 
 

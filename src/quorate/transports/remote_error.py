@@ -1,9 +1,9 @@
 """Exceptions across processes: what a worker's user code raised, raised again in the coordinator.
 
-An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. Types of
-Python, torch and quorate stay the same type; those of quorate keep their parts (name, got, expected,
-fix). Any other arrives as a ``WorkerError`` that names the type: a constructor may do anything. Long
-texts are cut: a wire is for small messages.
+An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. Types
+of Python, torch and quorate stay the same type; those of quorate keep their parts (name, got,
+expected, fix). Any other arrives as a ``WorkerError`` that names the type: a constructor may do
+anything. Long texts are cut: a wire is for small messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def to_json(error: BaseException, depth: int = 0) -> Raised:
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     notes = getattr(error, "__notes__", ())
     os_error = None
-    if isinstance(error, OSError) and error.errno is not None:
+    is_plain = not isinstance(error, OneLineError)
+    if is_plain and isinstance(error, OSError) and error.errno is not None:
         os_error = [error.errno, error.strerror, _name(error.filename)]
     return {
         "type": kind.__qualname__,
@@ -79,7 +80,8 @@ def _rebuilt(raised: Raised) -> BaseException:
                 pass
             else:
                 error.args = (text,)
-                vars(error).update(raised["parts"])
+                for part, value in raised["parts"].items():
+                    setattr(error, part, value)
                 return error
     name = f"{raised['module']}.{raised['type']}".removeprefix("__main__.")
     return errors.WorkerError(f"{name}: {raised['text']}" if raised["text"] else name)

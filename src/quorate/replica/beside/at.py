@@ -109,7 +109,7 @@ def at() -> At:
         raise UserError(
             "quorate.data.at()",
             got="a call outside of a dataset's __getitem__, collate or augment",
-            expected="one within",
-            fix="a loss function is given the same as its third argument",
+            expected="a call inside one of these",
+            fix="in a loss function use the third argument, which has the same value",
         )
     return _loading.at

@@ -95,27 +95,31 @@ class Shared:
         where = f"Shared {self._name!r}: {key}"
         if is_loading() or _local.reader is not None:
             raise SharedError(
-                f"{where} is set while a shard is computed, which no other worker would see",
-                fix="set it in a callback, or in the body of a loop over trainer.updates",
+                where,
+                "the value is set while a shard is computed, and no other worker would see the "
+                "new value",
+                fix="set the value in a callback, or in the body of a loop over trainer.updates",
             )
         if key not in self._live:
             raise SharedError(
-                f"{where} is not there",
-                got=f"{key!r}",
+                where,
+                got=f"the name {key!r}",
                 expected=_listed(self._live),
-                fix="name it where the Shared is made",
+                fix="name the value where the Shared is made",
             )
         value, before = _checked(self._name, key, value), self._live[key]
         if isinstance(before, torch.nn.Module) and value is not before:
             raise SharedError(
-                f"{where} is another module now, which no worker has",
-                fix="load_state_dict into the one that there was",
+                where,
+                got="another module",
+                expected="the module that the Shared was made with, which the workers have",
+                fix="call load_state_dict of that module",
             )
         if isinstance(before, torch.Tensor) is not isinstance(value, torch.Tensor):
             raise SharedError(
                 where,
                 got=type(value).__name__,
-                expected=f"{_kind(before)} as it was made with",
+                expected=f"{_kind(before)}, as when the Shared was made",
             )
         self._live[key] = value
 
@@ -146,8 +150,9 @@ class Shared:
 
     def __reduce__(self) -> NoReturn:
         raise SharedError(
-            f"Shared {self._name!r} cannot be pickled",
-            fix="every process makes its own",
+            f"Shared {self._name!r}",
+            "a Shared cannot be pickled",
+            fix="make the Shared in every process",
         )
 
     def _value(self, key: str, missing: type[LookupError | AttributeError]) -> Any:
@@ -158,16 +163,17 @@ class Shared:
         if is_loading():
             raise SharedError(
                 f"Shared {self._name!r}",
-                f"{key} is read where rows are loaded, which is ahead of the updates that set it",
-                fix="read it in the loss function, or ask quorate.data.at()",
+                f"{key} is read while rows are loaded, before the updates that set {key}",
+                fix="read the value in the loss function, or use quorate.data.at()",
             )
         reader = _local.reader or _of_autograd()
         if reader is None:
             return self._live[key]
         if _known.get(self._name) is not self:
             raise SharedError(
-                f"Shared {self._name!r} was made again since, and this one is set by nobody",
-                fix="use the newest, or give each a name of its own",
+                f"Shared {self._name!r}",
+                "a newer Shared has the same name, and this Shared receives no values",
+                fix="use the newer one, or give each Shared a different name",
             )
         return reader.value(self._name, key)
 
@@ -280,8 +286,9 @@ def _require_shared(module: torch.nn.Module, _args: Any) -> None:
             if value is module:
                 raise SharedError(
                     f"Shared {name!r}",
-                    f"the module {key!r} is called itself while a shard is computed, with the "
-                    "values of this process",
+                    f"the module {key!r} is called directly while a shard is computed, and would "
+                    "use the values "
+                    "of this process",
                     fix=f"call {name}.{key}(...) of the Shared",
                 )
 
@@ -307,7 +314,7 @@ def _checked(name: str, key: str, value: Any) -> Any:
         f"Shared {name!r}: {key}",
         got=type(value).__name__,
         expected="a number, a text, a dense tensor or a module",
-        fix="take it apart into such",
+        fix="share the parts of the value",
     )
 
 

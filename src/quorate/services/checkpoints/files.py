@@ -146,7 +146,7 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
         raise CheckpointError(
             f"no sound checkpoint in {run_dir}",
             "; ".join(wrong),
-            fix="begin anew with --fresh, which moves all this aside",
+            fix="start again with --fresh, which moves all of this aside",
         )
     return None
 
@@ -304,7 +304,7 @@ def _check_at(path: Path, step: int) -> dict[str, Any]:
         raise CheckpointError(path.parent, got=f"{path.name!r}", expected=f"the name {expected!r}")
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
-            raise CheckpointError(path, "it is no directory")
+            raise CheckpointError(path, "not a directory")
     except OSError as error:  # a link that leads nowhere
         raise CheckpointError(path, _reason(error)) from error
     return check(path, step)

@@ -153,7 +153,7 @@ class Checkpoints:
         older: list[tuple[Path, int]] = []
         with suppress(UserError, OSError):
             older = files.newest_first(self._run_dir)
-        cure = "make room there" if error.errno in NO_ROOM else "mend that"
+        cure = "make room there" if error.errno in NO_ROOM else "fix that"
         start = f"step {older[0][1]:,}" if older else "the beginning"
         return SaveError(
             f"step {global_step:,} is not saved",

@@ -61,7 +61,7 @@ def read(path: Path, record: Mapping[str, Any]) -> tuple[SavedShared, list[str]]
             if key not in saved.get(name, ()):
                 lines.append(f"Shared {name}.{key} was not saved: it is as the script makes it")
             elif misfit := _misfit(f"{name}.{key}", value, key in plain.get(name, {}), stored):
-                raise MisfitError(path, misfit, fix="use the script that it was saved by")
+                raise MisfitError(path, misfit, fix="use the script that saved the checkpoint")
     return SavedShared(plain, stored), sorted(lines)
 
 

@@ -48,7 +48,7 @@ class Encoder:
             CheckpointError: there is something in it that is no such value.
         """
         if depth > MOST_DEEP:
-            raise CheckpointError(path, f"it is nested more than {MOST_DEEP} deep", fix="not saved")
+            raise CheckpointError(path, f"nested more than {MOST_DEEP} deep, which is not saved")
         if value is None or type(value) in (bool, int, str):
             return value
         if isinstance(value, float) and not isinstance(value, np.generic):
@@ -74,11 +74,12 @@ class Encoder:
             return {"complex": [inner(value.real, "real"), inner(value.imag, "imag")]}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
-        kind = type(value).__name__
         raise CheckpointError(
-            f"{path} is a {kind}, and only tensors, numbers, strings, and lists, tuples and "
-            "dicts of these are saved",
-            fix="keep such, use another optimizer, or no run_dir",
+            path,
+            got=type(value).__name__,
+            expected="a tensor, number or string, or lists, tuples and dicts of these, which can "
+            "be saved",
+            fix="keep such values, use another optimizer, or pass no run_dir",
         )
 
     def _once(self, value: object, encode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -92,8 +93,10 @@ class Encoder:
         if value.layout is not torch.strided or value.is_quantized:
             kind = "quantized" if value.is_quantized else f"of layout {value.layout}"
             raise CheckpointError(
-                f"{path} is a tensor {kind}, and only dense ones are saved",
-                fix="use another optimizer, or no run_dir",
+                path,
+                got=f"a tensor {kind}",
+                expected="a dense tensor, which can be saved",
+                fix="use another optimizer, or pass no run_dir",
             )
         # What is complex lies in memory as it is, and not as its conjugate.
         plain = plain.resolve_conj().resolve_neg()
@@ -103,7 +106,9 @@ class Encoder:
         if dtype not in tensor_file.DTYPES:
             # Files of tensors have no such elements: those of complex128 are saved as pairs.
             if plain.dtype is not torch.complex128:
-                raise CheckpointError(f"{path} is a tensor of {dtype}, which no checkpoint holds")
+                raise CheckpointError(
+                    path, got=f"a tensor of {dtype}", expected="a dtype that safetensors has"
+                )
             plain, strides = torch.view_as_real(plain), {**strides, "dtype": dtype}
         key = self._name(path)
         self.tensors[key] = plain
@@ -116,9 +121,10 @@ class Encoder:
             tensor = torch.from_numpy(copy)
         except TypeError:
             raise CheckpointError(
-                f"{path} is a NumPy value of dtype {copy.dtype}, and only numbers of dtypes "
-                "that torch has are saved",
-                fix="keep such",
+                path,
+                got=f"a NumPy value of dtype {copy.dtype}",
+                expected="numbers of a dtype that torch has, which can be saved",
+                fix="keep such values",
             ) from None
         # Without dimensions, an array and a number are two things.
         is_array = {"is_array": True} if isinstance(value, np.ndarray) and not copy.ndim else {}

@@ -129,7 +129,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"weights of {path}",
             got=reason,
-            fix="expected a .safetensors file, or a state dict of tensors by torch.save",
+            expected="a .safetensors file, or a state dict of tensors by torch.save",
         ) from error
 
 
@@ -199,16 +199,17 @@ def _conversions(
         value = weights[name]
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             raise CheckpointError(
-                "weights",
-                f"{name} is no dense tensor with values",
-                fix="save it as one",
+                f"weights: {name}",
+                "not a dense tensor with values",
+                fix="save the parameter as such a tensor",
             )
         if value.dtype != own[name].dtype:
             if not torch.can_cast(value.dtype, own[name].dtype):
                 raise CheckpointError(
-                    "weights",
-                    f"{name} is {value.dtype}, and the model has {own[name].dtype}, which "
-                    "cannot hold it",
+                    f"weights: {name}",
+                    got=f"{value.dtype}",
+                    expected=f"{own[name].dtype} as in the model, or a dtype that can be "
+                    "converted to it",
                 )
             others.setdefault((value.dtype, own[name].dtype), []).append(name)
     for (was, now), names in others.items():

@@ -45,7 +45,7 @@ def put_back(copies: dict[str, torch.Tensor], state: State | None) -> None:
         if mine is None or other is None or (mine.shape, mine.dtype) != (other.shape, other.dtype):
             raise UserError(
                 "weights",
-                f"{name} is not the same in both",
+                f"{name} differs from what weights() returned",
                 fix="put back what weights() returned",
             )
     parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in Weights._fields}
@@ -112,8 +112,8 @@ def _found(run_dir: Path | None, which: str, say: Say) -> Path:
     if best is None:
         raise CheckpointError(
             "load",
-            f"no checkpoint in {run_dir} is the best of anything",
-            fix="train with Validation(best='min:loss'), say",
+            f"no checkpoint in {run_dir} was saved as the best",
+            fix="train with Validation(best='min:loss'), for example",
         )
     path = files.checkpoint_of(run_dir, best["global_step"])
     files.check(path, best["global_step"])
@@ -122,5 +122,7 @@ def _found(run_dir: Path | None, which: str, say: Say) -> Path:
 
 def _there(state: State | None) -> State:
     if state is None:
-        raise UserError("there are no weights of a state yet", "train or evaluate first")
+        raise UserError(
+            "weights", "there are no trained weights yet", fix="train or evaluate first"
+        )
     return state

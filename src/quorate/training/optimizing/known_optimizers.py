@@ -142,7 +142,8 @@ def require_state_of(
                 continue
             raise CheckpointError(
                 f"optimizer state: {entry!r} of {name!r}",
-                got=f"{got}, and this run has {expects}",
+                got=got,
+                expected=f"{expects} as in this run",
                 fix="use the optimizer of the first run",
             )
 

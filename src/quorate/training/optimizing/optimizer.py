@@ -210,9 +210,10 @@ class FlatOptimizer:
             if memory.is_written:
                 raise UserError(
                     "optimizer",
-                    f"{type(self.inner).__name__} put parameter {memory.name!r} into memory of "
-                    "its own (p.data = ...), and writes there in another step",
-                    fix="workers read the parameter elsewhere: write into it, p.data.copy_(values)",
+                    f"{type(self.inner).__name__} moved parameter {memory.name!r} to other memory "
+                    "(p.data = ...) and writes there in a later step, but workers read the first "
+                    "memory",
+                    fix="write into the parameter: p.data.copy_(values)",
                 )
         away = left(self._homes)
         self._memories = [Memory(home.name, home.parameter.detach()) for home in away]
@@ -250,7 +251,8 @@ class FlatOptimizer:
                 raise UserError(
                     "optimizer",
                     f"group {number} has other parameters than when training began",
-                    fix="leave them there, and change the values of groups, group['lr'] say",
+                    fix="leave the parameters in their groups, and change values such as "
+                    "group['lr']",
                 )
         self._same_groups = ids
 
@@ -397,7 +399,7 @@ class FlatOptimizer:
         if name is None:
             raise UserError(
                 "optimizer",
-                "it holds a parameter that is not a trainable one of the model",
-                fix="use the parameters that the function is given",
+                "a parameter in its groups is not a trainable parameter of the model",
+                fix="use the parameters that the function receives",
             )
         return name

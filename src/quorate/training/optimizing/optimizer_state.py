@@ -280,7 +280,7 @@ class OptimizerState:
             )
             raise CheckpointError(
                 path,
-                f"the optimizer had parameter {odd[0]!r} where it has {odd[1]!r} now",
+                f"the optimizer had parameter {odd[0]!r} where this run has {odd[1]!r}",
                 fix="use the groups and the frozen parameters of the first run",
             )
 

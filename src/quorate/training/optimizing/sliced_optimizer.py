@@ -340,9 +340,10 @@ class SlicedOptimizer(CutOptimizer):
         if not self.is_sharded and not self._is_alone and marks(self.inner.state) != self._noted:
             raise UserError(
                 "optimizer",
-                f"the state of {type(self.inner).__name__} was changed between updates, and "
-                "each rank has it by itself",
-                fix="change it in the optimizer's step(), or pass engine='processes'",
+                f"the state of {type(self.inner).__name__} was changed between updates, but each "
+                "rank holds "
+                "its own part of the state",
+                fix="change the state in the optimizer's step(), or pass engine='processes'",
             )
 
     def _lend(self) -> None:

@@ -178,9 +178,9 @@ class Update:
         if total.weight == 0:
             raise LossError(
                 "weight",
-                f"it is 0 in all {present} shards of update {n}",
-                fix="a mean over nothing has no gradient: give at least one row of a batch a "
-                "weight",
+                got=f"0 in all {present} shards of update {n}",
+                expected="a positive weight in at least one shard",
+                fix="give at least one row of each batch a weight",
             )
         began = time.monotonic()
         mean = self._mean(total, additions)
@@ -277,9 +277,9 @@ class Update:
                 if not mean.is_finite:
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
-                        f"the loss or its gradient is not finite where {name} moved to in "
-                        f"update {n}",
-                        fix="lower the learning rate, or go on from the newest checkpoint",
+                        f"the loss or its gradient is not finite where {name} moved the "
+                        f"parameters in update {n}",
+                        fix="lower the learning rate, or resume from the newest checkpoint",
                     )
                 self._take_beside(total, present)
                 self._clip(mean)

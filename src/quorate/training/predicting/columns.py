@@ -63,8 +63,8 @@ class Columns:
         if structure != self.structure:
             raise OutputError(
                 "predict",
-                f"rows {self._rows} to {self._rows + rows - 1} gave {structure}, and rows "
-                f"before them {self.structure}",
+                got=f"{structure} for rows {self._rows} to {self._rows + rows - 1}",
+                expected=f"{self.structure} as for the rows before",
                 fix="return the same outputs for every batch",
             )
         for (path, leaf), first, column in zip(found, self._first, self._columns, strict=True):

@@ -130,7 +130,7 @@ class _Array:
         except TypeError as error:
             raise OutputError(
                 f"predict: {name}",
-                got=f"{dtype}, which files of NumPy do not have",
+                got=f"{dtype}, which NumPy's files do not support",
                 fix="return .float()",
             ) from error
         self._file, self.name = file, name
@@ -205,10 +205,11 @@ class _Lines:
                 self._file.write(json.dumps(item, ensure_ascii=False) + "\n")
             except TypeError as error:
                 raise OutputError(
-                    "predict",
-                    f"{self._name}: {error}",
-                    fix="a list that goes to files has tensors alone, or numbers, texts, and "
-                    "dicts and lists of these",
+                    f"predict: {self._name}",
+                    error,
+                    fix="a list that is written to files may contain tensors only, or numbers, "
+                    "texts, and dicts "
+                    "and lists of these",
                 ) from error
 
     def finish(self) -> str:

@@ -65,15 +65,15 @@ def predict(
     if function is not None and not callable(function):
         raise OutputError(
             "predict",
-            got=f"{type(function).__name__} as function",
-            expected="function(model, batch)",
+            got=type(function).__name__,
+            expected="a function(model, batch)",
         )
     if function is not None and asks_for_at(function):
         raise OutputError(
             "predict",
-            got="a function that asks for at",
+            got="a function with the argument at",
             expected="function(model, batch)",
-            fix="a prediction is no part of a run",
+            fix="leave the argument out, because a prediction belongs to no step",
         )
     if to is not None and crew.follows:
         return to  # rank 0 writes it
@@ -178,4 +178,4 @@ def _drive(
         for _ in drive(coordinator, channel, take, say=say, job="the prediction"):
             pass
     if taken < plan.steps_per_epoch:
-        raise UserError("predict", f"it was stopped before its last row: {stops.reason}")
+        raise UserError("predict", f"stopped before the last row: {stops.reason}")

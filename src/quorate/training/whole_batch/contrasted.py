@@ -111,9 +111,9 @@ class Contrast:
             if outcome.weight == 0:
                 raise LossError(
                     "weight",
-                    f"it is 0 for the whole batch of step {step}",
-                    fix="a mean over nothing has no gradient: give at least one row of a batch "
-                    "a weight",
+                    got=f"0 for the whole batch of step {step}",
+                    expected="a positive weight",
+                    fix="give at least one row of each batch a weight",
                 )
             own = {n: p for n, p in self._trained.items() if p.requires_grad}
             inputs = [*wanted.values(), *own.values()]
@@ -122,7 +122,7 @@ class Contrast:
         if not of_rows:
             raise LossError(
                 "the loss has no gradient with respect to what represent returned",
-                fix="have contrast compute it from its second argument, without detach() or "
+                fix="compute the loss from the second argument of contrast, without detach() or "
                 "no_grad()",
             )
         return Contrasted(outcome, cut(of_rows, shards), _named(own, found[len(wanted) :]))
@@ -150,8 +150,8 @@ class Contrast:
         for name, buffer in now.items():
             if buffers.get(name) is not buffer or version(buffer) != before[name]:
                 raise LossError(
-                    f"contrast writes buffer {name!r}, and only a shard may",
-                    fix="call the module that has it (BatchNorm, say) in represent",
+                    f"contrast writes buffer {name!r}, but only represent may write buffers",
+                    fix="call the module of the buffer (BatchNorm, for example) in represent",
                 )
 
 

@@ -153,9 +153,9 @@ class Agreement:
             return True
         if self._changes() == self._known_at:
             raise UserError(
-                "a worker that ran the script again computes another gradient from the same "
-                "rows and parameters",
-                "its model or loss differs in what is no parameter",
+                "a worker that ran the script again computes another gradient from the same rows "
+                "and parameters",
+                "its model or loss differs in something that is not a parameter",
                 fix="seed what the script draws, or use engine='towers'",
             )
         # User code changed the model meanwhile: it may have computed with the one or the other.
