@@ -156,7 +156,7 @@ class DataError(UserError):
     ) -> None:
         at = "" if offset is None else f" at byte {offset:,}"
         super().__init__(f"{where}{at}", got=str(got), expected=expected, fix=fix)
-        self.where, self.offset, self.got = where, offset, got
+        self.name, self.where, self.offset, self.got = str(where), where, offset, got
 
 
 class LossError(UserError):

@@ -171,9 +171,9 @@ def test_a_resume_without_augmentation_is_said(
 
 def test_what_is_no_augmentation_is_refused() -> None:
     source = Source(NUMBERS, Plan(rows=ROWS, batch_size=8, shards=2), None, lambda *_: None)
-    with expect_error(DataError):
+    with expect_error(DataError, name="what augment returned"):
         source.load((0, 0))
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="augment", got="int"):
         seen(augment=3)
 
 

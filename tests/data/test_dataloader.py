@@ -289,8 +289,8 @@ class Uneven(Sampler[int]):
         "batch sampler",
         "careless",
         "outside",
-        "a",
-        "[]",
+        "texts",
+        "empty",
         "twice",
     ],
 )
@@ -302,14 +302,14 @@ def test_what_cannot_be_asked_by_position_is_refused_in_a_line(loader: Any) -> N
 
 
 def test_a_sampler_that_has_other_rows_in_each_epoch_is_refused_when_it_has() -> None:
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="dataset.sampler: DataLoader", got="19 rows in epoch 1"):
         trainer().fit(DataLoader(DATA, 5, sampler=Uneven()), epochs=2)
 
 
 @pytest.mark.parametrize("sampler", [WeightedRandomSampler(WEIGHTS, 30), Halves()])
 def test_an_evaluation_of_some_rows_is_refused(sampler: Any) -> None:
     run = trainer()
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="dataset: DataLoader"):
         run.evaluate(DataLoader(DATA, 5, sampler=sampler))
     run.evaluate(DataLoader(Subset(DATA, range(3)), 5, sampler=SequentialSampler(range(3))))
 

@@ -113,7 +113,7 @@ def test_the_bits_follow_from_the_order_and_not_from_the_workers(tmp_path: Path)
 
 
 def test_a_wrong_order_is_found_before_anything_starts() -> None:
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="order", got="row 0, 2 times"):
         trainer(order=lambda rows: np.where(rows == 7, 0, rows)).fit(DATA)
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="order", got="list"):
         trainer(order=[1, 2])

@@ -147,7 +147,7 @@ def test_an_epoch_that_is_not_each_row_once_is_said(
 
 
 def test_sampled_rows_have_no_order_of_their_own() -> None:
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="shuffle", got=False):
         trainer(sampling=WEIGHTS).fit(DATA, shuffle=False)
 
 

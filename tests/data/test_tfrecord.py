@@ -120,7 +120,7 @@ def test_compressed_files_are_refused(files: Path) -> None:
 def test_no_record_at_all(files: Path) -> None:
     with expect_error(DataError):
         TFRecordDataset(files / "empty.tfrecord", FEATURES)
-    with expect_error(DataError):
+    with expect_error(DataError, name="paths", got="no record"):
         TFRecordDataset([], FEATURES)
 
 
@@ -390,7 +390,7 @@ def test_a_feature_that_cannot_be() -> None:
     for kind, shape in (("uint8", ()), ("int64", (-1,)), ("bytes", (1.5,)), ("float", ("a",))):
         with expect_error(SettingError):
             Feature(kind, shape)  # type: ignore[arg-type]
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="features"):
         Features({})
 
 

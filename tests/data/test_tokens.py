@@ -137,7 +137,7 @@ def test_types_that_make_reals_together_are_kept_as_they_are(path: Path) -> None
 
 
 def test_a_type_that_torch_does_not_have_is_refused(path: Path) -> None:
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="dtype", got="complex64"):
         write_tokens(path, PAIRS, dtype="c8")
 
 

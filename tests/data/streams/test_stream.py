@@ -124,11 +124,11 @@ def test_files_of_other_rows_than_were_counted_are_refused() -> None:
         rows = Stream("abcd", lambda f: Files().rows("abcd".index(f)), counts=counts, window=8)
         with expect_error(DataError, name="Stream, file 2 (c)"):
             [rows[n] for n in range(len(rows))]
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="Stream.counts", got="3 counts"):
         Stream(range(4), Files().rows, counts=[1, 2, 3])
-    with expect_error(DataError):
+    with expect_error(DataError, name="Stream", got="no row in any file"):
         Stream(range(2), lambda _: iter([]))
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="Stream.rows", got="list"):
         Stream(range(2), [1, 2])  # type: ignore[arg-type]
 
 

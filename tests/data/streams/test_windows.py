@@ -77,7 +77,7 @@ def test_what_it_depends_on_has_a_hash() -> None:
 
 
 def test_wrong_windows_are_refused() -> None:
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="Windows.rows", got=0):
         Windows([0, 3], rows=0)
-    with expect_error(SettingError):
+    with expect_error(SettingError, name="windows(dataset)", got="list"):
         windows([1, 2])

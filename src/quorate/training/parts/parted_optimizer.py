@@ -145,7 +145,7 @@ class PartedOptimizer(FlatOptimizer):
             raise ServerError(
                 f"the process of part {gone.number} of the optimizer ended in the middle of an "
                 "update",
-                fix="run the same command again: it goes on from the newest checkpoint",
+                fix="run the same command again: the run resumes from the newest checkpoint",
             ) from None
         if key == "failed":
             self.close()

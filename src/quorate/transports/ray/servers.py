@@ -147,7 +147,7 @@ class RayServers:
         return ServerError(
             f"server {number} of {self.count} on {self.where[number]} is lost, and its slice of "
             "the parameters with it",
-            fix="run the same command again: it goes on from the newest checkpoint, with as "
+            fix="run the same command again: the run resumes from the newest checkpoint, with as "
             "many servers as you like",
         )
 
